@@ -1,0 +1,57 @@
+"""`hone sft`: supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from pydantic_config import BaseConfig
+
+from hone.config.shared import EnvConfig, OptimConfig, RunConfig, SchedulerConfig
+
+
+class SFTDataConfig(BaseConfig):
+    """What to imitate: a data set (`name` or `path`) or an environment's demonstrations (`env`)."""
+
+    name: str | None = None
+    """Hub id of a data set with `messages`, or `prompt` and `completion`, columns."""
+    path: str | None = None
+    """Local JSONL or Parquet file (or folder of them) with the same columns."""
+    split: str = "train"
+    """Split of the data set."""
+    env: EnvConfig | None = None
+    """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
+    seq_len: int = Field(4096, ge=2)
+    """Row length in tokens when packing; the longest example otherwise."""
+    batch_size: int = Field(16, ge=1)
+    """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
+    pack: bool = True
+    """Lay examples end to end in rows; attention never crosses from one to the next."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Tokens per forward and backward pass; a larger batch accumulates gradients."""
+    too_long: str = Field("error", pattern="^(error|drop|truncate)$")
+    """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
+
+
+class ValConfig(BaseConfig):
+    """Validation loss on held-out data."""
+
+    interval: int = Field(50, ge=1)
+    """Steps between validations; the last step is always validated."""
+    fraction: float = Field(0.05, gt=0, lt=1)
+    """Share of the data set that is held out (environments use their own eval split)."""
+    max_examples: int = Field(256, ge=1)
+    """Most examples in one validation."""
+
+
+class SFTConfig(RunConfig):
+    """Supervised fine-tuning: imitate a data set or an environment's demonstrations."""
+
+    data: SFTDataConfig = SFTDataConfig()
+    """What to imitate."""
+    optim: OptimConfig = OptimConfig(lr=2e-5)
+    """AdamW."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """Learning rate schedule."""
+    val: ValConfig | None = None
+    """Validation; off unless given."""

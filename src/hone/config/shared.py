@@ -1,0 +1,145 @@
+"""Pieces that several commands share. Each field's docstring becomes its line in `--help`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_config import BaseConfig
+
+Precision = Literal["fp32", "bf16_linear", "bf16"]
+
+
+class InitConfig(BaseConfig):
+    """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
+
+    layers: int = Field(2, ge=1)
+    """Number of decoder layers."""
+    hidden: int = Field(128, ge=8)
+    """Width of the residual stream."""
+    heads: int = Field(4, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(2, ge=1)
+    """Key/value heads; must divide `heads`."""
+    head_dim: int = Field(32, ge=2)
+    """Width of one head; even."""
+    intermediate: int = Field(384, ge=8)
+    """Width of the SwiGLU layer."""
+    max_positions: int = Field(1024, ge=16)
+    """Longest sequence in tokens."""
+
+
+class ModelConfig(BaseConfig):
+    """Which model."""
+
+    name: str = "hone/tiny"
+    """A folder in Hugging Face layout, a hub id, or `hone/tiny` (random weights, made from the seed)."""
+    chat_template: str | None = None
+    """Overrides the model's chat template: a file path, or the Jinja text itself."""
+    device: str = "auto"
+    """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
+    init: InitConfig = InitConfig()
+    """Size of `hone/tiny`."""
+
+
+class OptimConfig(BaseConfig):
+    """AdamW."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the gradient's first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, applied to matrices (not to norms, biases, embeddings)."""
+    max_norm: float = Field(1.0, gt=0)
+    """The gradient's global L2 norm is clipped to this."""
+
+
+class SchedulerConfig(BaseConfig):
+    """Learning rate over steps: a linear warm-up, then constant, linear or cosine decay to `min_ratio` of the peak."""
+
+    type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up from 0."""
+    min_ratio: float = Field(0.0, ge=0, le=1)
+    """Final learning rate as a share of the peak (linear and cosine)."""
+
+
+class CkptConfig(BaseConfig):
+    """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
+
+    interval: int | None = Field(None, ge=1)
+    """Steps between checkpoints; without it, only at the end and on a signal."""
+    keep: int | None = Field(None, ge=1)
+    """Keep the newest this many; without it, all."""
+
+
+class ResumeConfig(BaseConfig):
+    """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete one."""
+
+    step: int | None = Field(None, ge=0)
+    """Resume from this step's checkpoint instead of the newest."""
+
+
+class WandbConfig(BaseConfig):
+    """Weights & Biases (extra `wandb`). Any of these flags turns it on."""
+
+    project: str = "hone"
+    """W&B project."""
+    name: str | None = None
+    """Name of the W&B run."""
+    mode: Literal["online", "offline", "disabled"] = "online"
+    """`offline` writes to the run directory, for `wandb sync` later."""
+
+
+class SamplingConfig(BaseConfig):
+    """How completions are sampled."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    """Most new tokens per completion; without it, what the sequence length leaves."""
+    temperature: float = Field(1.0, ge=0)
+    """Logits are divided by this; 0 is greedy (evaluation only)."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling (evaluation only: the RL ratio needs the full distribution)."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k likeliest tokens; 0 is off (evaluation only)."""
+
+
+class EnvConfig(BaseConfig):
+    """Which task."""
+
+    id: str = "reverse-text"
+    """Module name of the environment, with dashes: found in `environments/`, the current directory, installed packages."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of its `load_environment`."""
+
+
+class RunConfig(BaseConfig):
+    """What every training command has."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model."""
+    max_steps: int = Field(100, ge=1)
+    """Optimiser steps to take."""
+    seed: int = Field(0, ge=0)
+    """The one seed: data order, sampling and initial weights derive from it."""
+    output_dir: Path = Path("outputs")
+    """The run directory."""
+    ckpt: CkptConfig | None = None
+    """Checkpoints; off unless given."""
+    resume: ResumeConfig | None = None
+    """Resume; off unless given."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; off unless given."""
+    precision: Precision = "bf16_linear"
+    """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
+    deterministic: bool = True
+    """Pin threads and kernels so that the same config, seed and machine give the same bytes."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
+    display: Literal["auto", "plain", "none"] = "auto"
+    """`auto`: live table on a terminal, plain lines elsewhere."""

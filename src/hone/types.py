@@ -1,0 +1,176 @@
+"""The records that flow between hone's rooms. This module imports nothing of hone, and torch only for type checking.
+
+Shapes: T tokens of one sequence, G completions of one group, N tokens of one packed batch, S sequences of one packed batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Message = dict[str, Any]
+
+
+class Outcome(StrEnum):
+    """What grading found out about one completion. Listed by precedence: the first that applies is the outcome."""
+
+    GRADER_ERROR = "grader_error"
+    GRADER_TIMEOUT = "grader_timeout"
+    CORRECT = "correct"
+    WRONG = "wrong"
+    TRUNCATED = "truncated"
+    UNPARSABLE = "unparsable"
+
+    @property
+    def is_failure(self) -> bool:
+        """True if the grader failed: the sample has no reward, and leaves its group's statistics and the loss."""
+        return self in (Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT)
+
+
+def content_hash(value: Any) -> str:
+    """First 16 hex digits of the SHA-256 of `value` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One task instance. `id` is the hash of prompt, answer and info, so equal content has an equal id everywhere."""
+
+    prompt: list[Message]
+    answer: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "an example needs at least one prompt message"
+        if not self.id:
+            object.__setattr__(self, "id", content_hash([self.prompt, self.answer, self.info]))
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout, exactly as sampled: what is trained on is this list of ids, never a re-encoding of its text.
+
+    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs` `[T]`
+    float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy version
+    that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
+    """
+
+    token_ids: np.ndarray
+    sampled_mask: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    messages: list[Message]
+    stop_reason: str
+    sample_id: str
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        assert len(self.sampled_mask) == len(self.logprobs) == len(self.versions) == length
+        assert self.token_ids.dtype == np.int64 and self.sampled_mask.dtype == np.bool_
+        assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
+        assert self.stop_reason in ("stop", "length"), self.stop_reason
+        assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason == "length"
+
+    @property
+    def num_sampled(self) -> int:
+        return int(self.sampled_mask.sum())
+
+    @property
+    def completion_text(self) -> str:
+        return self.messages[-1]["content"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What grading made of one completion: reward = sum over components of weight x value, in the rubric's order.
+
+    A component that abstained (returned None) is absent from `components`. When `outcome.is_failure`, the reward is NaN
+    and must not be used. `detail` says in words why; `seconds` is wall time, never written to exact logs.
+    """
+
+    reward: float
+    components: dict[str, float]
+    weights: dict[str, float]
+    outcome: Outcome
+    detail: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert math.isnan(self.reward) == self.outcome.is_failure, (self.reward, self.outcome)
+
+
+@dataclass(frozen=True)
+class Group:
+    """G trajectories of one example with their scores and advantages `[G]` float32.
+
+    `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
+    """
+
+    example: Example
+    draw: int
+    trajectories: list[Trajectory]
+    scores: list[Score]
+    advantages: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
+        assert np.isfinite(self.advantages).all()
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sequences laid end to end, with everything the train step needs. All tensors are 1-D of N tokens.
+
+    `token_ids`, `positions`, `segment_ids` int64 (segments count 0, 1, …, each a contiguous run: attention never crosses
+    them); `loss_mask` bool marks the tokens whose prediction is trained; `sampling_logprobs`, `advantages` float32;
+    `group_ids`, `sample_ids`, `versions` int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the sampler's are used;
+    ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in its segment.
+    `num_loss_tokens` is the global denominator: the loss tokens of the whole step, over all micro-batches and ranks.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    segment_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    sampling_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    group_ids: torch.Tensor
+    sample_ids: torch.Tensor
+    versions: torch.Tensor
+    num_loss_tokens: int
+    old_logprobs: torch.Tensor | None = None
+    ref_logprobs: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        n = self.token_ids.shape[0]
+        for name in (
+            "positions",
+            "segment_ids",
+            "loss_mask",
+            "sampling_logprobs",
+            "advantages",
+            "group_ids",
+            "sample_ids",
+            "versions",
+        ):
+            assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
+        assert self.num_loss_tokens >= int(self.loss_mask.sum())
+        assert not bool((self.loss_mask & (self.positions == 0)).any()), "a first token cannot carry loss"
+
+    def __len__(self) -> int:
+        return self.token_ids.shape[0]
