@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_config import BaseConfig
 
+from hone.config.base import BaseConfig
 from hone.config.shared import InitConfig
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from pydantic_config import BaseConfig
 
+from hone.config.base import BaseConfig
 from hone.config.shared import (
     CkptConfig,
     EnvConfig,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
-from pydantic_config import BaseConfig
 
+from hone.config.base import BaseConfig
 from hone.config.shared import EnvConfig, OptimConfig, RunConfig, SchedulerConfig
 
 

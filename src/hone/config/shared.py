@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from pydantic_config import BaseConfig
+
+from hone.config.base import BaseConfig
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 
