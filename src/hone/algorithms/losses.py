@@ -1,0 +1,50 @@
+"""Per-token losses `[M]`, M the loss tokens of a micro-batch. The caller sums and divides by the step's token count.
+
+Dividing by all loss tokens of the step (not per sequence) is the token-level loss of DAPO (arXiv:2503.14476): every token
+weighs the same, so long completions are not favoured or punished for their length.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MAX_LOG_RATIO = 10.0
+"""|log ratio| is clamped here before exp: a single token of a stale or broken sample must not overflow the batch."""
+
+
+def nll_loss(logprobs_M: torch.Tensor) -> torch.Tensor:
+    """Supervised fine-tuning: the negative log-likelihood of each target token `[M]`."""
+    return -logprobs_M
+
+
+def importance_ratio(logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:
+    """r_t = pi(o_t) / pi_old(o_t) `[M]`, with |log r_t| clamped to 10."""
+    return (logprobs_M - old_logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_policy_loss(
+    logprobs_M: torch.Tensor,
+    old_logprobs_M: torch.Tensor,
+    advantages_M: torch.Tensor,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's clipped surrogate with an asymmetric range (clip-higher, DAPO, arXiv:2503.14476).
+
+    loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
+
+    Returns the loss `[M]` and a bool `[M]` that is True where the clip is active, so that the token has no gradient.
+    """
+    ratio_M = importance_ratio(logprobs_M, old_logprobs_M)
+    unclipped_M = ratio_M * advantages_M
+    clipped_M = ratio_M.clamp(1 - eps_low, 1 + eps_high) * advantages_M
+    return -torch.minimum(unclipped_M, clipped_M), clipped_M < unclipped_M
+
+
+def k3_kl(logprobs_M: torch.Tensor, ref_logprobs_M: torch.Tensor) -> torch.Tensor:
+    """Schulman's k3 estimate of KL(pi || pi_ref) per sampled token `[M]`: exp(d) - d - 1 with d = log pi_ref - log pi.
+
+    Non-negative, unbiased under samples of pi (http://joschu.net/blog/kl-approx.html).
+    """
+    delta_M = (ref_logprobs_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return delta_M.exp() - delta_M - 1

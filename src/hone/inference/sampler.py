@@ -1,0 +1,41 @@
+"""From logits to tokens. Randomness is handed in: one uniform number per token, so a draw is a pure function."""
+
+from __future__ import annotations
+
+import torch
+
+from hone.inference.types import SamplingParams
+
+
+def sample_tokens(
+    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids `[B]` int64 and their logprobs `[B]` float32.
+
+    Inverse-CDF sampling: the first token whose cumulative probability exceeds u. The cumulative sum is taken in float64
+    along each row alone, so a row's token doesn't depend on its neighbours and a token of probability 0 is never drawn.
+    """
+    if params.temperature == 0:
+        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+        tokens_B = logits_BV.argmax(dim=-1)
+    else:
+        scaled_BV = logits_BV if params.temperature == 1 else logits_BV / params.temperature
+        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
+        cumulative_BV = _truncate(logprobs_BV, params).exp().cumsum(-1, dtype=torch.float64)
+        thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
+        tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1)
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1)
+
+
+def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """-inf outside the `top_k` likeliest tokens and outside the smallest set whose probability reaches `top_p`."""
+    if params.top_k == 0 and params.top_p == 1:
+        return logprobs_BV
+    sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
+    keep_BV = torch.ones_like(sorted_BV, dtype=torch.bool)
+    if params.top_k:
+        keep_BV[:, params.top_k :] = False
+    if params.top_p < 1:
+        probs_BV = sorted_BV.exp()
+        keep_BV &= probs_BV.cumsum(-1, dtype=torch.float64) - probs_BV < params.top_p
+    return logprobs_BV.masked_fill(~torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV), float("-inf"))

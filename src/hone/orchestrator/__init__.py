@@ -1,0 +1,1 @@
+"""The driver: draws examples, samples groups, grades, packs, and runs the RL loop."""

@@ -1,0 +1,47 @@
+"""The policy of colocated mode: the engine on the trainer's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hone.inference.engine import Engine, Job
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import ChatRenderer
+from hone.orchestrator.types import Request
+from hone.types import Trajectory
+
+
+class EnginePolicy:
+    """Samples in process. `version` is asked at each call: the weights are the trainer's, so they are always current."""
+
+    def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        return self._version()
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        """One trajectory per request; stops at the end-of-turn tokens of the chat template as well as at eos."""
+        params = replace(sampling, stop=tuple({*sampling.stop, *self.renderer.stop_ids}))
+        jobs = [Job(r.prompt_ids, r.key, r.max_tokens) for r in requests]
+        completions = self.engine.run(jobs, params)
+        return [self._trajectory(r, c) for r, c in zip(requests, completions, strict=True)]
+
+    def _trajectory(self, request: Request, completion: Completion) -> Trajectory:
+        prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
+        text = self.renderer.decode(completion.token_ids)
+        return Trajectory(
+            token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
+            sampled_mask=np.repeat([False, True], [prompt, sampled]),
+            logprobs=np.concatenate([np.zeros(prompt), completion.logprobs]).astype(np.float32),
+            versions=np.repeat([-1, self.version], [prompt, sampled]).astype(np.int32),
+            messages=[*request.messages, {"role": "assistant", "content": text}],
+            stop_reason=completion.stop_reason,
+            sample_id=request.sample_id,
+        )

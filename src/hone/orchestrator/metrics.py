@@ -1,0 +1,44 @@
+"""What a step's groups amount to, in the names of the run's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hone.orchestrator.groups import group_state, rewards, valid
+from hone.types import Group, Outcome
+
+
+def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Metrics over all sampled completions of a step; samples whose grading failed are counted, and leave the means."""
+    scores = [score for group in groups for score in group.scores]
+    trajectories = [t for group in groups for t in group.trajectories]
+    graded = rewards(scores)[valid(scores)]
+    states = [group_state(group) for group in groups]
+    lengths = np.array([t.num_sampled for t in trajectories])
+    metrics: dict[str, float] = {}
+    if len(graded):
+        metrics["reward/mean"] = float(graded.mean())
+        metrics["reward/std"] = float(graded.std())
+        metrics |= component_means([score.components for score in scores])
+    metrics["frac_reward_zero_std"] = states.count("filtered") / len(groups)
+    metrics |= outcome_shares([score.outcome for score in scores])
+    metrics["completion/length/mean"] = float(lengths.mean())
+    metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
+    staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
+    metrics["staleness/mean"] = float(staleness.mean())
+    for state in ("trained", "filtered", "failed"):
+        metrics[f"groups/{state}"] = states.count(state)
+    return metrics
+
+
+def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
+    """`reward/<component>/mean` over the samples in which the component did not abstain."""
+    names = dict.fromkeys(name for sample in components for name in sample)
+    return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
+
+
+def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """`outcome/<name>`: share of the samples, for each of the six outcomes; they add up to 1."""
+    return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

@@ -1,0 +1,34 @@
+"""The protocols between the orchestrator and what it drives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hone.inference.types import SamplingParams
+from hone.types import Message, Trajectory
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does."""
+
+    prompt_ids: tuple[int, ...]
+    messages: list[Message]
+    key: int
+    sample_id: str
+    max_tokens: int
+
+
+class Policy(Protocol):
+    """Something that samples: the engine in this process, or a server."""
+
+    @property
+    def version(self) -> int:
+        """Updates behind the weights that sample now."""
+        ...
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        """One trajectory per request, in their order."""
+        ...

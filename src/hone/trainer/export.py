@@ -1,0 +1,16 @@
+"""Writing the policy as a folder that transformers, vLLM and `hf upload` take as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hone.model.chat import ChatRenderer
+from hone.model.decoder import Decoder
+from hone.model.hf import save_model
+
+
+def export_weights(folder: Path, model: Decoder, renderer: ChatRenderer, card: str) -> None:
+    """Writes config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`."""
+    save_model(model, folder)
+    renderer.save(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")

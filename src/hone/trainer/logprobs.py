@@ -1,0 +1,52 @@
+"""Log-probabilities of given tokens under the model, without ever holding all logits when the vocabulary is large."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hone.model.attention import PackedAttention
+from hone.model.decoder import Decoder
+from hone.types import PackedBatch
+
+MAX_LOGITS = 2**25
+"""Logits held at once (128 MiB in fp32); beyond that, rows are processed in chunks and recomputed in the backward pass."""
+
+
+def loss_indices(batch: PackedBatch) -> torch.Tensor:
+    """Indices `[M]` of the tokens that carry loss, in order."""
+    return batch.loss_mask.nonzero().squeeze(1)
+
+
+def segment_lengths(batch: PackedBatch) -> list[int]:
+    """Length of each segment, in order."""
+    return torch.bincount(batch.segment_ids).tolist()
+
+
+def token_logprobs(
+    model: Decoder, batch: PackedBatch, indices_M: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
+
+    Both are of softmax(logits / temperature), in nats; the logprobs carry gradient, the entropies do not.
+    """
+    attention = PackedAttention(segment_lengths(batch))
+    hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
+    hidden_MD = hidden_ND.index_select(0, indices_M - 1)
+    targets_M = batch.token_ids[indices_M]
+
+    def head(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model.logits(hidden)
+        if temperature != 1.0:
+            logits = logits / temperature
+        logprobs_V = torch.log_softmax(logits, dim=-1)
+        with torch.no_grad():
+            entropy = -(logprobs_V.exp() * logprobs_V).sum(-1)
+        return logprobs_V.gather(1, targets[:, None]).squeeze(1), entropy
+
+    rows = max(1, MAX_LOGITS // model.config.vocab_size)
+    if len(targets_M) <= rows:
+        return head(hidden_MD, targets_M)
+    chunks = zip(hidden_MD.split(rows), targets_M.split(rows), strict=True)
+    logprobs, entropies = zip(*(checkpoint(head, h, t, use_reentrant=False) for h, t in chunks), strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)

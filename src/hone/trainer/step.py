@@ -1,0 +1,116 @@
+"""The train step: forward and backward over micro-batches, one optimiser update.
+
+Every micro-batch's loss is divided by the step's global token count, so splitting a batch never changes its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hone.config.shared import OptimConfig, SchedulerConfig
+from hone.model.decoder import Decoder
+from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.objectives import Objective
+from hone.trainer.optim import Optimizer
+from hone.trainer.schedule import lr_at
+from hone.types import PackedBatch
+
+
+class Trainer:
+    """Owns the optimiser of `model` and the step counter (= the policy version: updates so far, skipped ones included).
+
+    `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
+    distributions that the tokens were really drawn from.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        optim: OptimConfig,
+        scheduler: SchedulerConfig,
+        max_steps: int,
+        objective: Objective,
+        temperature: float = 1.0,
+        reference: Decoder | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = Optimizer(model, optim)
+        self.scheduler = scheduler
+        self.max_steps = max_steps
+        self.objective = objective
+        self.temperature = temperature
+        self.reference = reference
+        self.version = 0
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next update."""
+        return lr_at(self.version, self.optimizer.config.lr, self.scheduler, self.max_steps)
+
+    def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
+        """One update on the micro-batches of one step (all carry the same `num_loss_tokens`, the step's denominator).
+
+        Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
+        tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they are,
+        the counter and the schedule go on, and `optimizer/skipped` is 1.
+        """
+        sums: dict[str, float] = {}
+        for batch in micro_batches:
+            for name, value in self._accumulate(batch).items():
+                sums[name] = max(sums.get(name, 0.0), value) if name.endswith("/max") else sums.get(name, 0.0) + value
+        metrics = {"lr": self.lr}
+        if sums:
+            metrics["grad_norm"] = self.optimizer.step(self.lr)
+            self.model.refresh()
+            count = micro_batches[0].num_loss_tokens
+            metrics |= {name: v if name.endswith("/max") else v / count for name, v in sums.items()}
+        finite = metrics.get("grad_norm", float("nan")) < float("inf")
+        metrics["optimizer/skipped"] = 0.0 if finite else 1.0
+        self.version += 1
+        return metrics
+
+    def _accumulate(self, batch: PackedBatch) -> dict[str, float]:
+        """Adds one micro-batch's gradient; returns its summed statistics."""
+        indices_M = loss_indices(batch)
+        if not len(indices_M):
+            return {}
+        batch = self._with_reference(batch, indices_M)
+        logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature)
+        loss, sums = self.objective(logprobs_M, batch, indices_M)
+        (loss / batch.num_loss_tokens).backward()
+        return {"loss": float(loss), "entropy": float(entropies_M.sum()), **{k: float(v) for k, v in sums.items()}}
+
+    @torch.no_grad()
+    def _with_reference(self, batch: PackedBatch, indices_M: torch.Tensor) -> PackedBatch:
+        if self.reference is None:
+            return batch
+        ref_logprobs = torch.zeros_like(batch.sampling_logprobs)
+        ref_logprobs[indices_M] = token_logprobs(self.reference, batch, indices_M, self.temperature)[0]
+        return replace(batch, ref_logprobs=ref_logprobs)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
+        """Mean objective per loss token, without an update (validation loss)."""
+        total = 0.0
+        for batch in micro_batches:
+            indices_M = loss_indices(batch)
+            logprobs_M, _ = token_logprobs(self.model, batch, indices_M, self.temperature)
+            total += float(self.objective(logprobs_M, batch, indices_M)[0])
+        return total / micro_batches[0].num_loss_tokens
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Everything an exact resume needs, as named tensors: model and optimiser."""
+        model = {name: p.detach() for name, p in self.model.named_parameters()}
+        return {"model": model, "optimizer": self.optimizer.state()}
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]], version: int) -> None:
+        """Restores what `tensors` returned at `version`, bit for bit."""
+        for name, param in self.model.named_parameters():
+            param.copy_(tensors["model"][name])
+        self.model.refresh()
+        self.optimizer.load_state(tensors["optimizer"])
+        self.version = version
