@@ -1,0 +1,96 @@
+"""Checkpoints: everything an exact resume needs, in `checkpoints/step_N`, where N updates have been made.
+
+step_N/<group>.safetensors   one per group of tensors
+step_N/state.json            counters, ledger, cursors: plain JSON
+step_N/COMPLETE              size and SHA-256 of each, written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.errors import UserError
+from hone.runs.files import dumps, is_complete, new_dir, remove_dir, verify, write_file
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, dict[str, "torch.Tensor"]]
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+def step_of(path: Path) -> int | None:
+    """The N of a name like `step_12` or `step_000012.parquet`; None for other names."""
+    match = _STEP.fullmatch(path.name.split(".")[0])
+    return int(match.group(1)) if match else None
+
+
+class Checkpoints:
+    """The checkpoints of one run; `keep` is how many of the newest `prune` leaves (None: all)."""
+
+    def __init__(self, folder: Path, keep: int | None = None):
+        self.folder = folder
+        self.keep = keep
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step}"
+
+    def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:
+        """Write step `step`, complete or not at all. Equal content gives equal bytes; a step can be saved again."""
+        from safetensors.torch import save_file
+
+        with new_dir(self.path(step)) as folder:
+            for group, named in tensors.items():
+                contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+                save_file(contiguous, folder / f"{group}.safetensors")
+            write_file(folder / "state.json", dumps(state) + "\n")
+        return self.path(step)
+
+    def load(self, step: int) -> tuple[Tensors, dict[str, Any]]:
+        """The tensors, on the CPU, and the state of step `step`. UserError if it is missing, incomplete or damaged."""
+        from safetensors.torch import load_file
+
+        folder = self.path(step)
+        if problems := self.problems(step):
+            raise UserError(f"{folder} cannot be resumed from: {problems[0]}; {self.remedy(but=step)}")
+        tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
+        return tensors, json.loads((folder / "state.json").read_text())
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint (by names and sizes), ascending."""
+        return [step for step in self._all() if is_complete(self.path(step))]
+
+    def problems(self, step: int) -> list[str]:
+        """Why step `step` can't be loaded, after reading every byte of it; empty if it can."""
+        return verify(self.path(step)) if self.path(step).is_dir() else ["there is no such checkpoint"]
+
+    def newest(self) -> tuple[int | None, list[str]]:
+        """Newest step that is intact to the last byte, and a sentence on each newer one that isn't."""
+        warnings = []
+        for step in reversed(self._all()):
+            if not (problems := self.problems(step)):
+                return step, warnings
+            warnings.append(f"checkpoint step_{step} is damaged ({problems[0]}) and is not used")
+        return None, warnings
+
+    def remedy(self, but: int | None = None) -> str:
+        """What one can resume from instead, as the end of a sentence."""
+        steps = [step for step in self.steps() if step != but]
+        if not steps:
+            return "there is no complete checkpoint: leave out --resume to start again"
+        return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
+
+    def prune(self) -> list[int]:
+        """Delete all but the newest `keep` complete checkpoints; returns the deleted steps."""
+        gone = self.steps()[: -self.keep] if self.keep else []
+        for step in gone:
+            remove_dir(self.path(step))
+        return gone
+
+    def _all(self) -> list[int]:
+        found = [step_of(path) for path in self.folder.glob("step_*") if path.is_dir()]
+        return sorted(step for step in found if step is not None)

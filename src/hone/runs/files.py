@@ -1,0 +1,216 @@
+"""Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
+
+A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TMP_PREFIX = ".tmp-hone-"
+_NEW = TMP_PREFIX + "new-"
+_OLD = TMP_PREFIX + "old-"
+MARKER = "COMPLETE"
+
+
+def dumps(value: Any) -> str:
+    """One line of canonical JSON: keys in insertion order, floats by repr. NaN and infinity are refused: write None."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f"{_NEW}{path.name}")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_file` of indented JSON; NaN is refused."""
+    write_file(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+
+
+@contextmanager
+def new_dir(path: Path) -> Iterator[Path]:
+    """A temporary directory to fill, which becomes `path` in one step when the block ends, replacing an earlier one.
+
+    Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, the
+    temporary directory is removed and `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_NEW}{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    files = {
+        name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)}
+        for name in _files(temporary)
+    }
+    for name in files:
+        _fsync(temporary / name)
+    for folder in {(temporary / name).parent for name in files}:
+        fsync_dir(folder)
+    write_file(temporary / MARKER, dumps({"files": files}) + "\n")
+    _swap_in(temporary, path)
+
+
+def _swap_in(temporary: Path, path: Path) -> None:
+    """Rename a finished directory into place. Killed between the two renames, `sweep` does the second."""
+    if path.exists():
+        old = path.with_name(f"{_OLD}{path.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(path, old)
+        os.rename(temporary, path)
+        shutil.rmtree(old)
+    else:
+        os.rename(temporary, path)
+    fsync_dir(path.parent)
+
+
+def remove_dir(path: Path) -> None:
+    """Delete a directory so that a crash midway leaves only a leftover, never a directory with files missing."""
+    old = path.with_name(f"{_OLD}{path.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(path, old)
+    shutil.rmtree(old)
+
+
+def sweep(folder: Path) -> None:
+    """Clean up what a killed process left in `folder`: finished directories move into place, the rest is deleted."""
+    if not folder.is_dir():
+        return
+    for leftover in sorted(folder.glob(TMP_PREFIX + "*")):
+        target = folder / leftover.name.removeprefix(_NEW)
+        if leftover.name.startswith(_NEW) and is_complete(leftover) and not target.exists():
+            os.rename(leftover, target)
+        elif leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
+def is_complete(folder: Path) -> bool:
+    """True if `folder` has its completion marker and every file it lists, at the right size. Reads no content."""
+    return folder.is_dir() and not _problems(folder, content=False)
+
+
+def verify(folder: Path) -> list[str]:
+    """What is wrong with a directory made by `new_dir`, in words; empty if every byte is as it was written."""
+    return _problems(folder, content=True)
+
+
+def _problems(folder: Path, content: bool) -> list[str]:
+    try:
+        listed = json.loads((folder / MARKER).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"{folder.name} has no readable completion marker"]
+    problems = []
+    for name, facts in listed.items():
+        file = folder / name
+        if not file.is_file():
+            problems.append(f"{name} is missing")
+        elif file.stat().st_size != facts["bytes"]:
+            problems.append(f"{name} has {file.stat().st_size} bytes instead of {facts['bytes']}")
+        elif content and sha256(file) != facts["sha256"]:
+            problems.append(f"{name} has changed since it was written (SHA-256 differs)")
+    return problems
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(folder: Path) -> None:
+    """Flush a directory's entries, so that a rename in it survives a power loss."""
+    _fsync(folder)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file, `[]` if there is none. A torn last line is ignored; nothing is written."""
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+class JsonlLog:
+    """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        whole = sum(map(len, _whole_lines(path)))
+        if whole != os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, whole)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one line. Raises OSError, leaving the file as it was, if the disk takes only part of it."""
+        line = (dumps(record) + "\n").encode()
+        size = os.fstat(self._fd).st_size
+        written = os.write(self._fd, line)
+        if written != len(line):
+            os.ftruncate(self._fd, size)
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written: is the disk full?")
+
+    def rewind(
+        self, goes: int | Callable[[dict[str, Any]], bool], moved_to: Path | None = None
+    ) -> list[dict[str, Any]]:
+        """Remove the lines of step `goes` and later (or those for which `goes(record)`), and return them.
+
+        With `moved_to` they are written to that file before they are removed here, so that a crash loses none of them
+        and doing it again gives the same two files.
+        """
+        if isinstance(goes, int):
+            first = goes
+            goes = lambda record: record["step"] >= first  # noqa: E731
+        kept, removed = [], []
+        for line in _whole_lines(self.path):
+            (removed if goes(json.loads(line)) else kept).append(line)
+        if removed:
+            if moved_to is not None:
+                write_file(moved_to, b"".join(removed))
+            write_file(self.path, b"".join(kept))
+            self.close()
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        return [json.loads(line) for line in removed]
+
+    def sync(self) -> None:
+        """Flush to the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,126 @@
+"""Whose output directory is it? What hone wrote is recognised by its run.json; anything else is never touched."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+from hone.runs.files import TMP_PREFIX, sweep
+
+NAMES = (
+    "config.toml",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "events.jsonl",
+    "rollouts",
+    "checkpoints",
+    "weights",
+    "logs",
+    "superseded",
+    "report.html",
+    "card.md",
+    "curve.svg",
+    "wandb",
+    "run.json",
+)
+"""What hone writes in a run directory; run.json last, so that it is also the last to be moved away."""
+
+FORMAT = "hone-run-1"
+PREVIOUS = ".previous"
+LOCK = ".hone.lock"
+_FINE = {PREVIOUS, LOCK, "curve.svg", ".gitignore", ".gitkeep", ".DS_Store"}
+
+
+def run_info(folder: Path) -> dict[str, Any] | None:
+    """The run.json of a run of hone; None if `folder` isn't one."""
+    try:
+        info = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return info if isinstance(info, dict) and info.get("format") == FORMAT else None
+
+
+def is_hones(path: Path) -> bool:
+    """True for what hone makes inside an output directory: runs, evaluations, created models, folders of only those."""
+    if path.name in _FINE or path.name.startswith(TMP_PREFIX):
+        return True
+    if path.is_symlink() or not path.is_dir():
+        return False
+    if run_info(path) or _is_model(path):
+        return True
+    return all(is_hones(entry) for entry in path.iterdir())
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def check(folder: Path, protect: list[Path]) -> None:
+    """UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
+    if not folder.exists():
+        return
+    if run_info(folder) is None:
+        foreign = sorted(entry.name for entry in folder.iterdir() if not is_hones(entry))
+        if foreign:
+            shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+            raise UserError(
+                f"{folder} holds files that are not a run of hone ({shown}) and is left untouched: "
+                "choose an empty or new --output-dir"
+            )
+    for source in protect:
+        _check_source(folder.resolve(), folder, source)
+
+
+def _check_source(resolved: Path, folder: Path, source: Path) -> None:
+    kept = source.resolve()
+    moved = [resolved / name for name in NAMES if (resolved / name).exists()]
+    if kept == resolved or any(kept == path or path in kept.parents for path in moved):
+        raise UserError(
+            f"{source} is needed by this run, but lies in the output directory {folder}, which a fresh start clears: "
+            f"choose another, such as --output-dir {folder}-2"
+        )
+
+
+def clear(folder: Path) -> Path | None:
+    """Move the earlier run in `folder` to `.previous/<its id>` and return that place; None if there was none.
+
+    A crash midway is recovered by the next call: run.json goes last.
+    """
+    sweep(folder)
+    info = run_info(folder)
+    if info is None:
+        return None
+    place = folder / PREVIOUS / info["id"]
+    place.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        if os.path.lexists(folder / name):
+            os.rename(folder / name, place / name)
+    return place
+
+
+class Lock:
+    """Held by the process that writes a run; released by the system when it ends, however it ends.
+
+    A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
+    """
+
+    def __init__(self, folder: Path):
+        self._file = open(folder / LOCK, "a")  # noqa: SIM115 (held until release)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            self._file.close()
+            raise UserError(
+                f"another process is writing a run in {folder}: wait for it, or choose another --output-dir"
+            ) from None
+        except OSError:
+            pass  # a file system without locks: nothing to hold
+
+    def release(self) -> None:
+        self._file.close()

@@ -1,0 +1,81 @@
+"""Where a run comes from: code revision, package versions, hardware. Facts only, gathered once at start."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("hone-rl", "torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
+
+
+def now() -> str:
+    """The time as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_id() -> str:
+    """A name for a run: readable, sorts by time, unique. Not from the seed, for equal runs are still two runs."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def git() -> dict[str, Any] | None:
+    """Revision of the repository around the current directory, and whether tracked files differ from it, or None."""
+    revision = _git("rev-parse", "HEAD")
+    if not revision:
+        return None
+    return {"revision": revision, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(*args: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that can change a run's numbers; None for one that isn't installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, usable cores, memory in GiB, and the GPU if torch is loaded and has one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: dict[str, Any] = {"cpu": _cpu_model(), "cores": cores, "memory_gib": _memory_gib(), "gpu": None}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        facts["gpu"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return facts
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def threads() -> int | None:
+    """CPU threads that torch uses; None while torch isn't loaded."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else None

@@ -1,0 +1,95 @@
+"""Reading a run directory. Writes nothing into it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.errors import UserError
+from hone.runs.checkpoint import Checkpoints, step_of
+from hone.runs.files import is_complete, read_lines
+from hone.runs.outputs import run_info
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class Run:
+    """A run on disk. `Run("outputs").metrics().to_pandas()`; works while it is being written, too."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if run_info(self.path) is None:
+            raise UserError(f"{self.path} is not a run of hone: it has no run.json; name a directory that `hone` wrote")
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """run.json: id, kind, status, exact, seed, versions, hardware, …"""
+        info = run_info(self.path)
+        assert info is not None, "run.json disappeared"
+        return info
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config (config.toml)."""
+        return tomllib.loads((self.path / "config.toml").read_text())
+
+    def metrics(self) -> pyarrow.Table:
+        """One row per step: int64 `step`, a column per metric, null where a step lacks it."""
+        return to_table(read_lines(self.path / "metrics.jsonl"))
+
+    def timings(self) -> pyarrow.Table:
+        """Seconds by phase, tokens/s and what else comes from a clock; one row per step."""
+        return to_table(read_lines(self.path / "timings.jsonl"))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Checkpoints, resumes, alarms, …, in the order they happened."""
+        return read_lines(self.path / "events.jsonl")
+
+    def rollout_steps(self) -> list[int]:
+        """Steps whose rollouts are there, ascending."""
+        steps = [step_of(path) for path in (self.path / "rollouts").glob("step_*.parquet")]
+        return sorted(step for step in steps if step is not None)
+
+    def rollouts(self, step: int) -> pyarrow.Table:
+        """The completions of a step, one row each; columns as in `hone.runs.rollouts.schema`."""
+        from hone.runs.rollouts import read_rollouts
+
+        path = self.path / "rollouts" / f"step_{step:06d}.parquet"
+        if not path.exists():
+            steps = self.rollout_steps()
+            has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
+            raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
+        return read_rollouts(path)
+
+    def weights(self) -> dict[int, Path]:
+        """Complete exports by step, ascending."""
+        found = {step_of(path): path for path in (self.path / "weights").glob("step_*") if is_complete(path)}
+        return {step: found[step] for step in sorted(s for s in found if s is not None)}
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints")
+
+
+def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
+    """Records as an Arrow table, columns in order of first appearance: integers, else floats, else text (JSON)."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return pa.table({name: _column([record.get(name) for record in records]) for name in names})
+
+
+def _column(values: list[Any]) -> Any:
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int}:
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float}:
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    if kinds <= {bool} or kinds <= {str}:
+        return pa.array(values)
+    return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values], pa.string())

@@ -1,0 +1,86 @@
+"""Rolling a run back to a checkpoint: what came after it moves to `superseded/<n>/`.
+
+The state restored from checkpoint N is that before step N. So metrics, timings, rollouts and alarms of step N and later
+go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the plan is on disk
+first, every move is a rename, and doing any part again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hone.runs.checkpoint import step_of
+from hone.runs.files import JsonlLog, dumps, read_lines, sweep, write_file
+
+LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
+HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
+"""Events about the process or about the state before step N: those at N itself stay."""
+_PLAN = "rollback.json"
+
+
+def finish_roll_back(folder: Path) -> None:
+    """Complete what a killed roll-back left undone. To be called before a checkpoint is chosen: it may move some."""
+    for name in ("", "rollouts", "weights", "checkpoints"):
+        sweep(folder / name)
+    for place in _places(folder):
+        sweep(place)
+        plan = json.loads((place / _PLAN).read_text()) if (place / _PLAN).exists() else None
+        if plan is None:
+            place.rmdir()  # nothing is moved before the plan is written
+        elif not plan["done"]:
+            _move(folder, place, plan["step"])
+
+
+def roll_back(folder: Path, step: int) -> Path | None:
+    """Leave in `folder` what the run had written before its step `step`. Returns where the rest went, or None."""
+    finish_roll_back(folder)
+    if not _has_later(folder, step):
+        return None
+    place = folder / "superseded" / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
+    place.mkdir(parents=True)
+    _move(folder, place, step)
+    return place
+
+
+def _places(folder: Path) -> list[Path]:
+    found = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def _has_later(folder: Path, step: int) -> bool:
+    if any(_later(folder, step)):
+        return True
+    return any(_goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
+
+
+def _goes(log: str, record: dict[str, Any], step: int) -> bool:
+    at = record.get("step")
+    if at is None or at < step:
+        return False
+    return at > step or log != "events.jsonl" or record.get("kind") not in HISTORY
+
+
+def _later(folder: Path, step: int) -> list[Path]:
+    """Files and directories that belong to what is rolled back."""
+    gone = []
+    for name, first in (("rollouts", step), ("weights", step + 1), ("checkpoints", step + 1)):
+        steps = [(step_of(path), path) for path in sorted((folder / name).glob("step_*"))]
+        gone += [path for at, path in steps if at is not None and at >= first]
+    return gone
+
+
+def _move(folder: Path, place: Path, step: int) -> None:
+    write_file(place / _PLAN, dumps({"step": step, "done": False}) + "\n")
+    for path in _later(folder, step):
+        target = place / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        os.rename(path, target)
+    for name in LOGS:
+        if (folder / name).exists():
+            log = JsonlLog(folder / name)
+            log.rewind(lambda record, name=name: _goes(name, record, step), moved_to=place / name)
+            log.close()
+    write_file(place / _PLAN, dumps({"step": step, "done": True}) + "\n")

@@ -1,0 +1,113 @@
+"""`rollouts/step_N.parquet`: one row per completion, with all it takes to retrain, regrade or read it.
+
+SELECT text, reward, components['correctness'] FROM 'outputs/rollouts/*.parquet' WHERE outcome = 'wrong'  -- DuckDB
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.runs.files import write_file
+from hone.types import Group
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def schema() -> pyarrow.Schema:
+    """Columns and types. Every step's file has all of them, so that any set of files is one table."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.float64()
+    per_component = pa.map_(text, number)
+    return pa.schema(
+        [
+            ("step", pa.int32()),  # the step that sampled it
+            ("draw", pa.int64()),  # run-wide index of the draw of its example: the ledger's key
+            ("group", pa.int32()),  # index of the group within the step
+            ("sample_id", text),
+            ("example_id", text),
+            ("token_ids", pa.list_(pa.int32())),  # prompt and completion, exactly as sampled
+            ("sampled_mask", pa.list_(pa.bool_())),  # True where the policy chose the token
+            ("logprobs", pa.list_(pa.float32())),  # natural log, of the sampling distribution; 0 where not sampled
+            ("versions", pa.list_(pa.int32())),  # policy version that produced the token; -1 where not sampled
+            ("reward", number),  # null when the grader failed
+            ("components", per_component),  # value before its weight; absent when it abstained
+            ("weights", per_component),
+            ("outcome", text),
+            ("detail", text),  # why, in words
+            ("advantage", pa.float32()),
+            ("state", text),  # what became of it: trained, filtered, failed
+            ("stop_reason", text),
+            ("prompt", text),  # messages before the completion, as JSON
+            ("text", text),  # the completion
+            ("answer", text),
+            ("info", text),  # the example's, as JSON
+        ]
+    )
+
+
+def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
+    """The rows of one group: `index` within its step, `state` what became of it (trained, filtered, failed).
+
+    A sample whose grader failed has the state `failed`, whatever the group's is.
+    """
+    shared = {
+        "step": step,
+        "draw": group.draw,
+        "group": index,
+        "example_id": group.example.id,
+        "answer": group.example.answer,
+        "info": json.dumps(group.example.info, ensure_ascii=False, default=str),
+    }
+    rows = []
+    for trajectory, score, advantage in zip(group.trajectories, group.scores, group.advantages, strict=True):
+        failed = score.outcome.is_failure
+        rows.append(
+            shared
+            | {
+                "sample_id": trajectory.sample_id,
+                "token_ids": trajectory.token_ids,
+                "sampled_mask": trajectory.sampled_mask,
+                "logprobs": trajectory.logprobs,
+                "versions": trajectory.versions,
+                "reward": None if failed else float(score.reward),
+                "components": list(score.components.items()),
+                "weights": list(score.weights.items()),
+                "outcome": str(score.outcome),
+                "detail": score.detail,
+                "advantage": float(advantage),
+                "state": "failed" if failed else state,
+                "stop_reason": trajectory.stop_reason,
+                "prompt": json.dumps(trajectory.messages[:-1], ensure_ascii=False),
+                "text": trajectory.completion_text,
+            }
+        )
+    return rows
+
+
+def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows (keys of `schema`; a missing one is null) as Parquet. Equal rows give equal bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = schema().names
+    for row in rows:
+        assert row.keys() <= set(names), f"unknown rollout columns {sorted(row.keys() - set(names))}"
+    columns = [pa.array([_plain(row.get(field.name)) for row in rows], field.type) for field in schema()]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema()), sink, compression="zstd")
+    write_file(path, sink.getvalue().to_pybytes())
+
+
+def _plain(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value
+
+
+def read_rollouts(path: Path) -> pyarrow.Table:
+    """The Arrow table of one step."""
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path)
