@@ -1,1 +1,1 @@
-"""Typed configs: pydantic models only, one module per command plus shared pieces. Importing this never imports torch."""
+"""Typed configs: pydantic models, one module per command plus shared pieces. Importing them never imports torch."""

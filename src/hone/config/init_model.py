@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,13 @@ from hone.config.shared import InitConfig
 class InitModelConfig(BaseConfig):
     """Write a model with random weights, its tokenizer and chat template, in Hugging Face layout."""
 
+    positional: ClassVar[str | None] = "out"
+
     out: Path = Path("outputs/tiny")
-    """Folder to write; also the first positional argument."""
+    """Folder to write; also the first word of the command line."""
     preset: Literal["tiny"] = "tiny"
     """Architecture and tokenizer: `tiny` is a Qwen3-style decoder of 0.4M parameters with a character tokenizer."""
-    init: InitConfig = Field(InitConfig(), validation_alias="init")
+    init: InitConfig = Field(default=InitConfig(), validation_alias="init")
     """Size overrides (`--init.layers 3`)."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the weights."""

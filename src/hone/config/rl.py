@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from hone.config import hoist
 from hone.config.base import BaseConfig
 from hone.config.shared import (
     CkptConfig,
@@ -16,10 +17,18 @@ from hone.config.shared import (
     SamplingConfig,
     SchedulerConfig,
 )
+from hone.config.sources import Sources
+from hone.errors import UserError
 
 
 class SectionConfig(BaseConfig):
-    """Keys that belong to the top of the config, accepted inside every section too (so that each file stands alone)."""
+    """Keys that belong to the top of the config, accepted inside every section too (so that each file stands alone).
+
+    They are always None after parsing: `hone.config.hoist` moves what a section says to the top.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = hoist.SHARED
+    """Fields that `--help` describes at the top only."""
 
     model: ModelConfig | None = None
     """Shared key: see `model` at the top."""
@@ -34,11 +43,11 @@ class SectionConfig(BaseConfig):
 class LossConfig(BaseConfig):
     """Token-level clipped policy-gradient loss."""
 
-    eps_low: float = Field(0.2, ge=0, lt=1)
+    eps_low: float = Field(default=0.2, ge=0, lt=1)
     """The importance ratio is clipped below at 1 - eps_low."""
-    eps_high: float = Field(0.28, ge=0)
+    eps_high: float = Field(default=0.28, ge=0)
     """The importance ratio is clipped above at 1 + eps_high (clip-higher, DAPO)."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
 
 
@@ -51,7 +60,7 @@ class TrainerConfig(SectionConfig):
     """Learning rate schedule."""
     loss: LossConfig = LossConfig()
     """Policy-gradient loss."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens per forward and backward pass; a larger batch accumulates gradients."""
 
 
@@ -65,11 +74,11 @@ class AdvantageConfig(BaseConfig):
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
-    interval: int = Field(50, ge=1)
+    interval: int = Field(default=50, ge=1)
     """Steps between evaluations; step 0 and the end are always evaluated."""
-    num_examples: int = Field(128, ge=1)
+    num_examples: int = Field(default=128, ge=1)
     """Held-out examples."""
-    rollouts_per_example: int = Field(1, ge=1)
+    rollouts_per_example: int = Field(default=1, ge=1)
     """Completions per example."""
     sampling: SamplingConfig = SamplingConfig()
     """How evaluation samples; `max_tokens` defaults to training's."""
@@ -85,14 +94,14 @@ class ClientConfig(BaseConfig):
 class OrchestratorConfig(SectionConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
-    rollouts_per_example: int = Field(16, ge=2)
+    rollouts_per_example: int = Field(default=16, ge=1)
     """Completions per prompt (the group G); at least 2, for the group mean is the baseline."""
-    max_examples: int | None = Field(None, ge=1)
+    max_examples: int | None = Field(default=None, ge=1)
     """Use only the first this many training examples."""
     truncated: Literal["keep", "mask"] = "keep"
-    """A completion stopped by length: `keep` trains on it with the reward it got; `mask` leaves it out of the loss (it still counts in its group's mean)."""
+    """A completion stopped by length: `keep` trains on it with its reward; `mask` leaves it out of the loss only."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
@@ -103,14 +112,48 @@ class OrchestratorConfig(SectionConfig):
     """Evaluation; off unless given."""
     client: ClientConfig = ClientConfig()
     """The inference server (split mode)."""
-    max_async_level: int = Field(0, ge=0)
+    max_async_level: int = Field(default=0, ge=0)
     """How many versions the sampler may lag behind the trainer; 0 is lock-step."""
+
+    @field_validator("rollouts_per_example")
+    @classmethod
+    def _check_group(cls, value: int) -> int:
+        if value == 1:
+            raise UserError(
+                "1 rollout is its own group mean, so every advantage would be 0 and nothing would be learned: "
+                "set at least 2, better 4 or more"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> OrchestratorConfig:
+        size, group = self.batch_size, self.rollouts_per_example
+        if size % group:
+            below, above = size // group * group, (size // group + 1) * group
+            raise UserError(
+                f"batch_size = {size} counts completions and must be a multiple of rollouts_per_example = {group}: "
+                f"set batch_size to {f'{below} or {above}' if below else above}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> OrchestratorConfig:
+        sampling = self.sampling
+        neutral = {"temperature": sampling.temperature > 0, "top_p": sampling.top_p == 1, "top_k": sampling.top_k == 0}
+        for name, fine in neutral.items():
+            if not fine:
+                raise UserError(
+                    f"sampling.{name} = {getattr(sampling, name)} would bias training, for the importance ratio needs "
+                    f"the full distribution that rollouts are sampled from: set {name} = {0 if name == 'top_k' else 1} "
+                    f"here (eval.sampling.{name} is free)"
+                )
+        return self
 
 
 class InferenceConfig(SectionConfig):
     """The sampler."""
 
-    port: int = Field(8000, ge=1, le=65535)
+    port: int = Field(default=8000, ge=1, le=65535)
     """Port of the server."""
     backend: Literal["hone", "vllm"] = "hone"
     """Own engine, or vLLM."""
@@ -121,13 +164,35 @@ class InferenceConfig(SectionConfig):
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
-    seq_len: int = Field(2048, ge=2)
+    seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Literal["colocated", "split", "cluster"] | None = None
-    """One process; one process per role; Ray. By default colocated, or split when sections are files of their own."""
+    mode: Literal["colocated", "split", "cluster"] = "colocated"
+    """One process; one process per role (the default when a section is given as `--SECTION @ FILE`); Ray."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
+
+    @classmethod
+    def compose(cls, sources: Sources) -> dict[str, Any]:
+        return hoist.compose(sources)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hoist(cls, data: Any) -> Any:
+        return hoist.hoist(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RLConfig:
+        samplings = {"orchestrator.sampling": self.orchestrator.sampling}
+        if self.orchestrator.eval:
+            samplings["orchestrator.eval.sampling"] = self.orchestrator.eval.sampling
+        for name, sampling in samplings.items():
+            if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
+                raise UserError(
+                    f"{name}.max_tokens = {sampling.max_tokens} leaves no room for a prompt in "
+                    f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
+                )
+        return self

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
 from hone.config.shared import EnvConfig, OptimConfig, RunConfig, SchedulerConfig
+from hone.errors import UserError
 
 
 class SFTDataConfig(BaseConfig):
@@ -19,27 +22,34 @@ class SFTDataConfig(BaseConfig):
     """Split of the data set."""
     env: EnvConfig | None = None
     """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
-    seq_len: int = Field(4096, ge=2)
+    seq_len: int = Field(default=4096, ge=2)
     """Row length in tokens when packing; the longest example otherwise."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
     pack: bool = True
     """Lay examples end to end in rows; attention never crosses from one to the next."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens per forward and backward pass; a larger batch accumulates gradients."""
-    too_long: str = Field("error", pattern="^(error|drop|truncate)$")
+    too_long: Literal["error", "drop", "truncate"] = "error"
     """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
 
 
 class ValConfig(BaseConfig):
     """Validation loss on held-out data."""
 
-    interval: int = Field(50, ge=1)
+    interval: int = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
-    fraction: float = Field(0.05, gt=0, lt=1)
+    fraction: float = Field(default=0.05, gt=0, lt=1)
     """Share of the data set that is held out (environments use their own eval split)."""
-    max_examples: int = Field(256, ge=1)
+    max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
+
+
+class SFTOptimConfig(OptimConfig):
+    """AdamW, with SFT's usual learning rate."""
+
+    lr: float = Field(default=2e-5, gt=0)
+    """Peak learning rate."""
 
 
 class SFTConfig(RunConfig):
@@ -47,9 +57,20 @@ class SFTConfig(RunConfig):
 
     data: SFTDataConfig = SFTDataConfig()
     """What to imitate."""
-    optim: OptimConfig = OptimConfig(lr=2e-5)
+    optim: SFTOptimConfig = SFTOptimConfig()
     """AdamW."""
     scheduler: SchedulerConfig = SchedulerConfig()
     """Learning rate schedule."""
     val: ValConfig | None = None
     """Validation; off unless given."""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> SFTConfig:
+        given = [f"data.{name}" for name in ("name", "path", "env") if getattr(self.data, name) is not None]
+        if len(given) != 1:
+            problem = "says nothing to imitate" if not given else f"has {' and '.join(given)}"
+            raise UserError(
+                f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file) "
+                "and data.env.id (an environment's demonstrations)"
+            )
+        return self

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
+from hone.errors import UserError
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 
@@ -15,20 +16,40 @@ Precision = Literal["fp32", "bf16_linear", "bf16"]
 class InitConfig(BaseConfig):
     """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
 
-    layers: int = Field(2, ge=1)
+    layers: int = Field(default=2, ge=1)
     """Number of decoder layers."""
-    hidden: int = Field(128, ge=8)
+    hidden: int = Field(default=128, ge=8)
     """Width of the residual stream."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(default=4, ge=1)
     """Query heads."""
-    kv_heads: int = Field(2, ge=1)
+    kv_heads: int = Field(default=2, ge=1)
     """Key/value heads; must divide `heads`."""
-    head_dim: int = Field(32, ge=2)
+    head_dim: int = Field(default=32, ge=2)
     """Width of one head; even."""
-    intermediate: int = Field(384, ge=8)
+    intermediate: int = Field(default=384, ge=8)
     """Width of the SwiGLU layer."""
-    max_positions: int = Field(1024, ge=16)
+    max_positions: int = Field(default=1024, ge=16)
     """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> InitConfig:
+        if self.heads % self.kv_heads:
+            fits = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise UserError(
+                f"kv_heads = {self.kv_heads} must divide heads = {self.heads}: set kv_heads to {_either(fits)}"
+            )
+        if self.head_dim % 2:
+            raise UserError(
+                f"head_dim = {self.head_dim} must be even, for rotary embeddings turn pairs: "
+                f"set head_dim to {_either([self.head_dim - 1, self.head_dim + 1])}"
+            )
+        return self
+
+
+def _either(numbers: list[int]) -> str:
+    """`1, 2 or 4`"""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 class ModelConfig(BaseConfig):
@@ -47,15 +68,15 @@ class ModelConfig(BaseConfig):
 class OptimConfig(BaseConfig):
     """AdamW."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the gradient's first and second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay, applied to matrices (not to norms, biases, embeddings)."""
-    max_norm: float = Field(1.0, gt=0)
+    max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
 
 
@@ -64,25 +85,25 @@ class SchedulerConfig(BaseConfig):
 
     type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up from 0."""
-    min_ratio: float = Field(0.0, ge=0, le=1)
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate as a share of the peak (linear and cosine)."""
 
 
 class CkptConfig(BaseConfig):
     """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
 
-    interval: int | None = Field(None, ge=1)
+    interval: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; without it, only at the end and on a signal."""
-    keep: int | None = Field(None, ge=1)
+    keep: int | None = Field(default=None, ge=1)
     """Keep the newest this many; without it, all."""
 
 
 class ResumeConfig(BaseConfig):
     """Go on from a checkpoint in `output_dir`. Bare `--resume` takes the newest complete one."""
 
-    step: int | None = Field(None, ge=0)
+    step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
 
 
@@ -100,13 +121,13 @@ class WandbConfig(BaseConfig):
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     """Most new tokens per completion; without it, what the sequence length leaves."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """Logits are divided by this; 0 is greedy (evaluation only)."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling (evaluation only: the RL ratio needs the full distribution)."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off (evaluation only)."""
 
 
@@ -114,9 +135,9 @@ class EnvConfig(BaseConfig):
     """Which task."""
 
     id: str = "reverse-text"
-    """Module name of the environment, with dashes: found in `environments/`, the current directory, installed packages."""
+    """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""
     args: dict[str, Any] = {}
-    """Keyword arguments of its `load_environment`."""
+    """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
 
 
 class RunConfig(BaseConfig):
@@ -124,9 +145,9 @@ class RunConfig(BaseConfig):
 
     model: ModelConfig = ModelConfig()
     """Which model."""
-    max_steps: int = Field(100, ge=1)
+    max_steps: int = Field(default=100, ge=1)
     """Optimiser steps to take."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """The one seed: data order, sampling and initial weights derive from it."""
     output_dir: Path = Path("outputs")
     """The run directory."""
@@ -140,7 +161,7 @@ class RunConfig(BaseConfig):
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: bool = True
     """Pin threads and kernels so that the same config, seed and machine give the same bytes."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
     display: Literal["auto", "plain", "none"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
