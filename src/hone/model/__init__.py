@@ -1,0 +1,1 @@
+"""The policy: a dense decoder with Hugging Face files in and out, its tokenizer and its chat rendering."""

@@ -1,0 +1,141 @@
+"""A dense decoder (Llama, Qwen2, Qwen3) over flat tokens: the same code computes training, prefill and decoding.
+
+Tokens of any number of sequences lie end to end in one dimension N; which of them see each other is decided by the
+`attention` that the caller hands in, so there is no batch dimension, no padding and no mask here. Projections that read
+the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` splits and joins them on the way to and from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hone.model.config import DecoderConfig
+from hone.model.ops import bf16_linear, rms_norm, split_and_rotate, swiglu
+from hone.model.rope import RotaryTable
+
+PRECISIONS = ("fp32", "bf16_linear", "bf16")
+
+# (layer, q [N, H, Dh], k [N, K, Dh], v [N, K, Dh]) -> [N, H, Dh], after the norm of q and k and RoPE.
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Linear(nn.Module):
+    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a kept cast of W."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_size, in_size, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(out_size, dtype=dtype)) if bias else None
+        self.bf16_product = bf16_product
+        self._weight_bf16: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.bf16_product:
+            return F.linear(x, self.weight, self.bias)
+        if self._weight_bf16 is None:
+            self.refresh()
+        assert self._weight_bf16 is not None
+        return bf16_linear(x, self.weight, self.bias, self._weight_bf16)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Re-casts the kept bf16 copy, into a fresh tensor: a graph still to be differentiated may hold the old one."""
+        if self.bf16_product:
+            self._weight_bf16 = self.weight.detach().bfloat16()
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class DecoderLayer(nn.Module):
+    """h += attention(norm(h)); h += mlp(norm(h))."""
+
+    def __init__(self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool) -> None:
+        super().__init__()
+        c = config
+        self.index, self.heads, self.eps = index, (c.num_heads, c.num_kv_heads), c.rms_norm_eps
+        self.input_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.qkv_proj = Linear(c.hidden_size, c.q_size + 2 * c.kv_size, c.qkv_bias, dtype, bf16_product)
+        self.q_norm = nn.Parameter(torch.ones(c.head_dim, dtype=dtype)) if c.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(c.head_dim, dtype=dtype)) if c.qk_norm else None
+        self.o_proj = Linear(c.q_size, c.hidden_size, c.o_bias, dtype, bf16_product)
+        self.post_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.gate_up_proj = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, dtype, bf16_product)
+        self.down_proj = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, dtype, bf16_product)
+
+    def forward(self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        qkv = self.qkv_proj(self.input_norm(hidden_ND))
+        q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
+        hidden_ND = hidden_ND + self.o_proj(attention(self.index, q, k, v).flatten(1))
+        return hidden_ND + self.down_proj(swiglu(self.gate_up_proj(self.post_norm(hidden_ND))))
+
+    def _qk_norm_weight(self) -> Tensor | None:
+        """One row per head, `[H + K, Dh]`, so that q and k are normalised in one operation."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        num_q, num_k = self.heads
+        return torch.cat([self.q_norm.expand(num_q, -1), self.k_norm.expand(num_k, -1)])
+
+
+class Decoder(nn.Module):
+    """Token ids to logits.
+
+    `precision`: "fp32"; "bf16_linear" (fp32 parameters and arithmetic, the layers' matrix products in bf16, the head in
+    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). Parameters are uninitialised: see
+    `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
+    """
+
+    def __init__(self, config: DecoderConfig, precision: str = "fp32", dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        assert precision in PRECISIONS, precision
+        dtype = dtype or (torch.bfloat16 if precision == "bf16" else torch.float32)
+        self.config, self.precision = config, precision
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size, dtype=dtype))
+        bf16_product = precision == "bf16_linear"
+        self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, bf16_product) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.lm_head = None if config.tie_word_embeddings else nn.Parameter(torch.empty_like(self.embed))
+        self.rotary = RotaryTable(config)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """`[V, D]`: the embedding itself if the head is tied to it."""
+        return self.embed if self.lm_head is None else self.lm_head
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Scalars, a tied head counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def hidden(self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention) -> Tensor:
+        """Final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence."""
+        hidden_ND = F.embedding(token_ids_N, self.embed)
+        cos, sin = self.rotary(positions_N)
+        for layer in self.layers:
+            hidden_ND = layer(hidden_ND, cos, sin, attention)
+        return self.norm(hidden_ND)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """Logits `[M, V]` in float32 of any selection of hidden states."""
+        return F.linear(hidden_MD, self.head_weight).float()
+
+    def refresh(self) -> None:
+        """Call after parameters changed in place: re-casts the bf16 copies of the linear weights."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.refresh()

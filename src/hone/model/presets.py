@@ -1,0 +1,49 @@
+"""Models made from nothing: the tiny preset, and seeded random weights for any config."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hone import rng
+from hone.config.shared import InitConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE
+
+TINY = "hone/tiny"
+
+
+def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) -> DecoderConfig:
+    """The tiny preset: Qwen3's architecture with a tied head, sized by `init` (0.43M parameters as it stands)."""
+    init = init or InitConfig()
+    return DecoderConfig(
+        family="qwen3",
+        vocab_size=vocab_size,
+        hidden_size=init.hidden,
+        intermediate_size=init.intermediate,
+        num_layers=init.layers,
+        num_heads=init.heads,
+        num_kv_heads=init.kv_heads,
+        head_dim=init.head_dim,
+        qk_norm=True,
+        max_position_embeddings=init.max_positions,
+        eos_token_ids=(IM_END_ID, ENDOFTEXT_ID),
+        pad_token_id=ENDOFTEXT_ID,
+    )
+
+
+def random_decoder(config: DecoderConfig, seed: int = 0, precision: str = "fp32") -> Decoder:
+    """A decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
+
+    Each parameter has a stream of its own, named by the seed and the parameter: its values depend on no other's. Drawn by
+    numpy, they are the same on every machine.
+    """
+    model = Decoder(config, precision)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                values = rng.stream(seed, "init", name).standard_normal(tuple(parameter.shape), dtype=np.float32)
+                parameter.copy_(torch.from_numpy(values * np.float32(config.initializer_range)))
+    model.refresh()
+    return model

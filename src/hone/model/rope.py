@@ -1,0 +1,95 @@
+"""Rotary position embeddings: the frequencies of each scaling rule, and a table of cosines and sines by position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hone.errors import UserError
+from hone.model.config import DecoderConfig
+
+
+def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
+    """Angle per position of each rotated pair, float32 `[head_dim / 2]`, and the factor on cosines and sines.
+
+    Rules: default (Su et al. 2021), linear (position interpolation, Chen et al. 2023), llama3 (Llama 3.1 model card),
+    yarn (Peng et al. 2023); each as transformers computes it.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    inverse = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    rule = scaling["rope_type"]
+    if rule == "default":
+        return inverse, 1.0
+    factor = scaling.get("factor")
+    if factor is None:
+        raise UserError(f"RoPE of type {rule!r} needs a `factor` in the model's config.json")
+    if rule == "linear":
+        return inverse / factor, 1.0
+    original = scaling.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rule == "llama3":
+        return _llama3(inverse, factor, original, scaling), 1.0
+    assert rule == "yarn", rule
+    return _yarn(inverse, factor, original, scaling, config)
+
+
+def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between blended."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = original * inverse / (2 * math.pi)
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * inverse / factor + blend * inverse
+
+
+def _yarn(
+    inverse: Tensor, factor: float, original: int, scaling: dict[str, Any], config: DecoderConfig
+) -> tuple[Tensor, float]:
+    """Slows pairs that turn fewer than `beta_slow` times over the original context, keeps those above `beta_fast`."""
+    dim = config.head_dim
+
+    def pair_that_turns(times: float) -> float:
+        return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low = pair_that_turns(scaling.get("beta_fast") or 32)
+    high = pair_that_turns(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    scale = scaling.get("attention_factor")
+    if scale is None:
+        mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        scale = _mscale(factor, mscale) / _mscale(factor, mscale_all) if mscale and mscale_all else _mscale(factor, 1.0)
+    return inverse / factor * ramp + inverse * (1 - ramp), float(scale)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of every position so far asked for, float32; grows on demand, and is not part of a checkpoint."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._table = torch.empty(0, 2, 1, config.head_dim // 2)
+
+    def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each `[N, 1, head_dim / 2]`."""
+        limit = int(positions_N.max()) + 1 if positions_N.numel() else 0
+        if limit > self._table.shape[0] or self._table.device != positions_N.device:
+            self._grow(limit, positions_N.device)
+        cos_sin = self._table.index_select(0, positions_N)
+        return cos_sin[:, 0], cos_sin[:, 1]
+
+    def _grow(self, limit: int, device: torch.device) -> None:
+        size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
+        inverse, scale = inverse_frequencies(self._config)
+        angles = torch.arange(size, dtype=torch.float32)[:, None] * inverse[None, :]
+        self._table = (torch.stack([angles.cos(), angles.sin()], dim=1) * scale).unsqueeze(2).to(device)

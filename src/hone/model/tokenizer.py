@@ -1,0 +1,91 @@
+"""The tiny preset's tokenizer: one token per printable ASCII character, UTF-8 bytes for everything else, ChatML, tags.
+
+It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
+text are special tokens. Role words and the tags of tasks are single tokens too, but *not* special, so that decoding
+keeps them: a reward function must see the tags that the model wrote. A role word is a token only where it stands alone
+("user", not "username").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIALS = (ENDOFTEXT, IM_START, IM_END)
+ROLES = ("system", "user", "assistant")
+TAGS = tuple(
+    bracket + name + ">"
+    for name in ("reversed_text", "think", "answer", "tool_call", "tool_response")
+    for bracket in ("<", "</")
+)
+# Bytes that occur in no UTF-8 text (RFC 3629) need no token.
+BYTES = tuple(b for b in range(256) if b not in (0xC0, 0xC1) and b < 0xF5)
+VOCAB_SIZE = len(SPECIALS) + len(ROLES) + len(TAGS) + len(BYTES)
+ENDOFTEXT_ID, IM_START_ID, IM_END_ID = range(3)
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def _byte_characters() -> dict[int, str]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table): itself, or one above U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+
+
+def build_tiny_tokenizer() -> Tokenizer:
+    """The tokenizer; ids are the same on every machine: specials, roles, tags, then bytes, printable ASCII first."""
+    characters = _byte_characters()
+    words = [*SPECIALS, *ROLES, *TAGS]
+    ordered = sorted(BYTES, key=lambda b: (not 0x20 <= b < 0x7F, b))
+    vocab = {token: i for i, token in enumerate(words + [characters[b] for b in ordered])}
+    assert len(vocab) == VOCAB_SIZE
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = ByteLevelDecoder()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, single_word=True) for token in ROLES])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
+    return tokenizer
+
+
+def tokenizer_config(model_max_length: int) -> dict[str, Any]:
+    """Content of `tokenizer_config.json`."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": IM_END,
+        "pad_token": ENDOFTEXT,
+        "additional_special_tokens": [IM_START],
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model_max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def save_tokenizer(folder: Path | str, model_max_length: int = 1024) -> None:
+    """Writes tokenizer.json, tokenizer_config.json (with the ChatML template) and special_tokens_map.json."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    special = {"eos_token": IM_END, "pad_token": ENDOFTEXT, "additional_special_tokens": [IM_START]}
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(model_max_length))
+    _write_json(folder / "special_tokens_map.json", special)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
