@@ -1,22 +1,64 @@
-"""What a run shows while it works: plain lines."""
+"""What a run shows while it works: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
-import time
-from typing import Any, Protocol
+import threading
+from typing import Any, Protocol, TextIO
+
+from hone.runs.progress import Progress, duration
+
+_INTERVAL = 2.0
+"""Least seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
 
 
 class Display(Protocol):
-    def start(self, step: int) -> None: ...
-    def phase(self, name: str) -> None: ...
-    def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None: ...
-    def message(self, text: str) -> None: ...
-    def notice(self, text: str) -> None: ...
+    """What the run writer tells the screen."""
+
+    def start(self, step: int) -> None:
+        """The loop begins at `step`."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """A part of the step begins: sample, grade, train, evaluate, …"""
+        ...
+
+    def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
+        """The step's lines, as they were written to disk."""
+        ...
+
+    def message(self, text: str) -> None:
+        """A sentence that stays on the screen."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """Like `message`, but safe inside a signal handler."""
+        ...
+
     def close(self) -> None: ...
+
+
+def make_display(mode: str, kind: str, max_steps: int, out: TextIO | None = None) -> Display:
+    """The display for `mode` (auto, plain, none), writing to `out` (standard output)."""
+    out = sys.stdout if out is None else out
+    if mode == "none":
+        return NoDisplay()
+    if mode == "auto" and _is_rich_terminal(out):
+        from hone.runs.live import LiveDisplay
+
+        return LiveDisplay(Progress(kind, max_steps), out)
+    return PlainDisplay(Progress(kind, max_steps), out)
+
+
+def _is_rich_terminal(out: TextIO) -> bool:
+    encoding = (getattr(out, "encoding", None) or "").lower()
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and encoding.startswith("utf")
 
 
 class NoDisplay:
+    """Shows nothing."""
+
     def start(self, step: int) -> None: ...
     def phase(self, name: str) -> None: ...
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None: ...
@@ -25,24 +67,75 @@ class NoDisplay:
     def close(self) -> None: ...
 
 
-class PlainDisplay(NoDisplay):
-    def __init__(self, max_steps: int, out: Any):
-        self.max_steps, self.out, self.last = max_steps, out, -1e9
+class PlainDisplay:
+    """ASCII lines for logs and pipes; a thread says what a step is busy with when it takes longer than two seconds."""
+
+    def __init__(self, progress: Progress, out: TextIO):
+        self._progress = progress
+        self._out = out
+        self._lock = threading.Lock()
+        self._last_line = float("-inf")
+        self._shown_step: int | None = None
+        self._shown_doing = ""
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def start(self, step: int) -> None:
+        self._progress.start(step)
+        self._last_line = self._progress.clock()
+        self._ticker.start()
+
+    def phase(self, name: str) -> None:
+        self._progress.enter(name)
 
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        if time.monotonic() - self.last > 2 or step in (0, self.max_steps - 1):
-            self.last = time.monotonic()
-            shown = ("reward/mean", "loss")
-            print(
-                f"step {step}/{self.max_steps}",
-                *(f"{n} {metrics[n]:.4f}" for n in shown if n in metrics),
-                file=self.out,
-                flush=True,
-            )
+        progress = self._progress
+        first = progress.step is None
+        progress.update(step, metrics, timings)
+        self._shown_doing = ""
+        due = progress.clock() - self._last_line >= _INTERVAL
+        if progress.step == step and (first or due or step == progress.max_steps - 1):
+            self._show_step()
+        if progress.eval_step == step:
+            for line in progress.evaluation():
+                self._print(f"held out, at step {step}: {line}")
 
     def message(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+        self._print(text)
 
+    def notice(self, text: str) -> None:
+        # No lock and no buffer: the handler may have interrupted this thread inside `_print`.
+        try:
+            os.write(self._out.fileno(), f"{text}\n".encode())
+        except (OSError, ValueError):
+            self._out.write(f"{text}\n")
 
-def make_display(mode: str, kind: str, max_steps: int, out: Any = None) -> Display:
-    return NoDisplay() if mode == "none" else PlainDisplay(max_steps, out or sys.stdout)
+    def close(self) -> None:
+        self._closed.set()
+        if self._ticker.is_alive():
+            self._ticker.join()
+        if self._progress.step != self._shown_step:
+            self._show_step()
+
+    def _show_step(self) -> None:
+        progress = self._progress
+        self._shown_step = progress.step
+        width = len(str(progress.max_steps))
+        parts = [f"step {progress.step:>{width}}/{progress.max_steps}", *progress.summary()]
+        if progress.left:
+            parts.append(f"{duration(progress.left)} left")
+        self._print("  ".join(parts))
+
+    def _tick(self) -> None:
+        while not self._closed.wait(0.5):
+            progress = self._progress
+            doing, now = progress.doing, progress.clock()
+            if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
+                self._shown_doing = doing
+                self._print(f"step {progress.current}/{progress.max_steps}: {doing} ...")
+
+    def _print(self, text: str) -> None:
+        with self._lock:
+            self._out.write(f"{text}\n")
+            self._out.flush()
+            self._last_line = self._progress.clock()

@@ -66,7 +66,7 @@ class RunWriter:
         text file the display writes to, by default standard output.
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
-        text = settings.to_toml(config)
+        text = settings.run_toml(config)
         folder = config.output_dir
         resuming = config.resume is not None and run_info(folder) is not None
         if not resuming:
@@ -201,7 +201,7 @@ class RunWriter:
         metric that isn't finite becomes null, with an event that says what it was.
         """
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
-        seconds["time/step"] = time.perf_counter() - self._step_began
+        seconds["time/step"] = self.seconds_so_far
         self._phases, self._step_began = {}, time.perf_counter()
         metrics_line = {"step": step} | {name: self._number(step, name, value) for name, value in metrics.items()}
         timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | (timings or {})).items()}
@@ -210,6 +210,11 @@ class RunWriter:
         self.display.step(step, metrics_line, timings_line)
         for monitor in list(self._monitors):
             self._guard(monitor, lambda monitor=monitor: monitor.log(step, metrics_line, timings_line))
+
+    @property
+    def seconds_so_far(self) -> float:
+        """Wall seconds since the last `log_step`: what `time/step` would be now."""
+        return time.perf_counter() - self._step_began
 
     def _number(self, step: int, name: str, value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value

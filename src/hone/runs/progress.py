@@ -1,0 +1,179 @@
+"""What is known of a run at a moment, and how it is put in words: shared by the plain and the live display."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+_DOING = {
+    "sample": "sampling",
+    "grade": "grading",
+    "train": "training",
+    "evaluate": "evaluating",
+    "validate": "validating",
+    "checkpoint": "saving a checkpoint",
+    "export": "exporting weights",
+    "record": "writing rollouts",
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Progress:
+    """The latest numbers of a run. `clock` gives seconds; only differences of it are used."""
+
+    kind: str
+    max_steps: int
+    clock: Callable[[], float] = time.monotonic
+    first_step: int = 0
+    began: float = 0.0
+    step: int | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    evals: dict[str, Any] = field(default_factory=dict)
+    eval_step: int | None = None
+    history: list[float] = field(default_factory=list)
+    doing: str = ""
+    doing_since: float = 0.0
+
+    def start(self, step: int) -> None:
+        self.first_step, self.began = step, self.clock()
+        self.doing, self.doing_since = "", self.began
+
+    def enter(self, phase: str) -> None:
+        self.doing, self.doing_since = _DOING.get(phase, phase), self.clock()
+
+    def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
+        """Take in the lines of one step. A line with evaluations only leaves the training numbers as they were."""
+        evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
+        if evals:
+            self.evals, self.eval_step = evals, step
+        if len(metrics) - len(evals) > ("step" in metrics):
+            self.step, self.metrics, self.timings = step, metrics, timings
+            value = metrics.get(self.headline)
+            if value is not None:
+                self.history.append(value)
+        self.doing, self.doing_since = "", self.clock()
+
+    @property
+    def headline(self) -> str:
+        """The metric that is drawn: reward in RL, loss in SFT."""
+        return "loss" if self.kind == "sft" else "reward/mean"
+
+    @property
+    def done(self) -> int:
+        """Steps taken, those before a resume included."""
+        return self.first_step if self.step is None else self.step + 1
+
+    @property
+    def current(self) -> int:
+        """The step being taken."""
+        return min(self.done, self.max_steps - 1)
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self.began
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds to the end, from the mean step of this process, evaluations included; None before any."""
+        taken = self.done - self.first_step
+        return self.elapsed / taken * (self.max_steps - self.done) if taken else None
+
+    def summary(self) -> list[str]:
+        """The latest step in words, one part per quantity."""
+        return self._sft_parts() if self.kind == "sft" else self._rl_parts()
+
+    def _sft_parts(self) -> list[str]:
+        m, parts = self.metrics, []
+        if (loss := m.get("loss")) is not None:
+            parts.append(f"loss {loss:.4f} nats/token")
+        if (lr := m.get("lr")) is not None:
+            parts.append(f"lr {lr:.2e}")
+        return parts + self._speed_parts()
+
+    def _rl_parts(self) -> list[str]:
+        m, parts = self.metrics, []
+        if (reward := m.get("reward/mean")) is not None:
+            parts.append(f"reward {reward:.3f}" + (f" (std {m['reward/std']:.2f})" if "reward/std" in m else ""))
+        if (share := m.get("outcome/correct")) is not None:
+            parts.append(f"correct {percent(share)}")
+        if (failed := m.get("outcome/grader_error", 0) + m.get("outcome/grader_timeout", 0)) > 0:
+            parts.append(f"grader failures {percent(failed)}")
+        if (length := m.get("completion/length/mean")) is not None:
+            parts.append(f"length {length:.1f} tokens")
+        if (cut := m.get("completion/truncated")) is not None:
+            parts.append(f"truncated {percent(cut)}")
+        return parts + self._speed_parts()
+
+    def _speed_parts(self) -> list[str]:
+        parts = []
+        if (speed := self.timings.get("tokens/s")) is not None:
+            parts.append(f"{thousands(speed)} tokens/s")
+        if (seconds := self.timings.get("time/step")) is not None:
+            parts.append(f"{short_seconds(seconds)}/step")
+        return parts
+
+    def evaluation(self) -> list[str]:
+        """The latest evaluations in words, one line per environment (or the validation loss)."""
+        lines = []
+        for name, value in self.evals.items():
+            if name == "val/loss" and value is not None:
+                lines.append(f"validation loss {value:.4f} nats/token")
+            if name.endswith("/reward/mean") and value is not None:
+                lines.append(self._environment(name.removeprefix("eval/").removesuffix("/reward/mean"), value))
+        return lines
+
+    def _environment(self, env: str, reward: float) -> str:
+        low, high = (self.evals.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
+        exact = self.evals.get(f"eval/{env}/exact")
+        text = f"{env} reward {reward:.3f}"
+        if low is not None and high is not None:
+            text += f" (95 % interval {low:.3f} to {high:.3f})"
+        return text + (f", exact {percent(exact)}" if exact is not None else "")
+
+
+def percent(share: float) -> str:
+    """0.123 → "12 %"; shares below 1 % keep a decimal, so that rare is not shown as never."""
+    return f"{share:.1%}".replace("%", " %") if 0 < share < 0.0995 else f"{share:.0%}".replace("%", " %")
+
+
+def thousands(value: float) -> str:
+    """1234 → "1.2k"."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def short_seconds(value: float) -> str:
+    """Seconds of one step: "35 ms", "0.31 s", "12.4 s", "2:05 min"."""
+    if value < 0.0995:
+        return f"{value * 1e3:.0f} ms"
+    if value < 10:
+        return f"{value:.2f} s"
+    return f"{value:.1f} s" if value < 60 else duration(value)
+
+
+def duration(seconds: float) -> str:
+    """ "0:07", "12:34", "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as `width` bars or fewer, each the mean of its share; from 0 to 1 if they fit there, else min to max."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
