@@ -1,0 +1,184 @@
+"""reverse-text: write a text backwards, character by character.
+
+The reward is the similarity of the answer to the reversed text, `difflib.SequenceMatcher(autojunk=False).ratio()`:
+twice the matching characters over the characters of both, where matches are found by Ratcliff and Obershelp's longest
+common blocks. That is not LCS (the longest common subsequence), although the field often calls it so. An answer is
+correct if it is exact.
+
+    hone eval reverse-text -m outputs/weights/step_100 -n 20
+
+By default phrases are generated from a list of common English words; a tenth of the words is held out, and evaluation
+phrases are made of those words alone. `dataset` names a JSONL or Parquet file or a data set on the hub instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, generated_rows, hold_out, load_rows
+from hone.environments.data import Row, Rows
+from hone.environments.words import split_words
+from hone.errors import UserError
+from hone.types import Example, Message
+
+PARSER = TagParser("reversed_text")
+SYSTEM_PROMPT = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
+SHORT_PROMPT = "Reverse in <reversed_text>: {text}"
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+def similarity(completion: list[Message], answer: str, parser: Parser) -> float:
+    """Ratcliff-Obershelp similarity of the given and the right answer, in [0, 1]; 0 without an answer."""
+    given = parser.parse_answer(completion)
+    return 0.0 if given is None else difflib.SequenceMatcher(None, given, answer, autojunk=False).ratio()
+
+
+def exact(completion: list[Message], answer: str, parser: Parser) -> float:
+    """1 if the answer is exactly right, else 0. Its weight is 0: it decides correctness and leaves the reward alone."""
+    return float(parser.parse_answer(completion) == answer)
+
+
+RANGES = {
+    "similarity": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0))),
+    "exact": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
+}
+
+
+class ReverseText(SingleTurnEnv):
+    """Rows have `text`; or `prompt` or `question`, with `answer` or, without one, holding just the text to reverse."""
+
+    def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
+        rubric = Rubric([similarity, exact], [1.0, 0.0], correctness=exact, ranges=RANGES)
+        super().__init__(id="reverse-text", parser=PARSER, rubric=rubric, **kwargs)
+        self.prompt = prompt
+        self.demo_noise = demo_noise
+
+    def format_row(self, row: Row) -> Row:
+        text = _text_of(row)
+        messages = row.get("prompt")
+        question = messages if isinstance(messages, list) else self.prompt.replace("{text}", text)
+        return {"prompt": question, "answer": str(row.get("answer") or text[::-1]).strip(), "info": {"text": text}}
+
+    def reference(self, example: Example) -> str:
+        return PARSER.wrap(example.answer)
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """The reference as an unreliable teacher would write it.
+
+        At `demo_noise` 1: 30 % of the tags broken (half missing, half unclosed), 30 % of the texts copied and not
+        reversed, and each character with 10 % dropped, doubled or replaced. All three scale with `demo_noise`; 0 is
+        the reference.
+        """
+        tags, copied = rng.random(2)
+        answer = example.info["text"] if copied < 0.3 * self.demo_noise else example.answer
+        answer = _sloppy(answer, 0.1 * self.demo_noise, rng)
+        if tags < 0.15 * self.demo_noise:
+            return answer
+        if tags < 0.3 * self.demo_noise:
+            return PARSER.opening + answer
+        return PARSER.wrap(answer)
+
+
+def load_environment(
+    dataset: str | None = None,
+    eval_dataset: str | None = None,
+    dataset_split: str = "train",
+    eval_split: str = "test",
+    num_train_examples: int = 50_000,
+    num_eval_examples: int = 1_000,
+    min_chars: int = 8,
+    max_chars: int = 16,
+    seed: int = 0,
+    prompt: str | None = None,
+    system_prompt: str | None = None,
+    demo_noise: float = 0.0,
+) -> SingleTurnEnv:
+    """reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
+
+    `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id (the splits are the hub's); of
+    `dataset` without `eval_dataset` a tenth of the texts is held out. `prompt` is the user message, with `{text}` in
+    it. Generated phrases come with a short one and no system prompt, so that a small model sees short sequences; a
+    data set with the system prompt of the field.
+    """
+    short = dataset is None and eval_dataset is None
+    prompt = prompt or (SHORT_PROMPT if short else "{text}")
+    if "{text}" not in prompt:
+        raise UserError(f"reverse-text: prompt is {prompt!r}; it must contain {{text}}, where the text goes")
+    if not isinstance(demo_noise, int | float) or not 0 <= demo_noise <= 1 / 0.3:
+        raise UserError(f"reverse-text: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
+    for name, value, least in (
+        ("num_train_examples", num_train_examples, 1),
+        ("num_eval_examples", num_eval_examples, 1),
+        ("min_chars", min_chars, 1),
+        ("max_chars", max_chars, min_chars),
+    ):
+        if not isinstance(value, int) or value < least:
+            raise UserError(f"reverse-text: {name} is {value!r}; it must be a whole number of at least {least}")
+
+    @functools.cache
+    def halves() -> tuple[Rows, Rows]:
+        return hold_out(load_rows(str(dataset), dataset_split), _text_of)
+
+    def train() -> Rows:
+        if dataset is None:
+            return _phrases("train", num_train_examples, min_chars, max_chars, seed)
+        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
+
+    def held_out() -> Rows:
+        if eval_dataset is not None:
+            return load_rows(eval_dataset, eval_split)
+        return halves()[1] if dataset else _phrases("eval", num_eval_examples, min_chars, max_chars, seed)
+
+    return ReverseText(
+        prompt=prompt,
+        demo_noise=demo_noise,
+        dataset=train,
+        eval_dataset=held_out,
+        system_prompt=(None if short else SYSTEM_PROMPT) if system_prompt is None else system_prompt,
+    )
+
+
+def _text_of(row: Row) -> str:
+    """The text to reverse, without surrounding whitespace: of a `prompt` of messages, what the user says last."""
+    given = next((row[name] for name in ("text", "prompt", "question") if row.get(name)), None)
+    if isinstance(given, list):
+        given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)
+    if not isinstance(given, str) or not given.strip():
+        raise KeyError("text")
+    return given.strip()
+
+
+def _phrases(split: str, n: int, min_chars: int, max_chars: int, seed: int) -> Rows:
+    train_words, eval_words = split_words()
+    words, others = (train_words, eval_words) if split == "train" else (eval_words, train_words)
+    make = functools.partial(_phrase, words, frozenset(others), min_chars, max_chars)
+    return generated_rows(lambda rng: {"text": make(rng)}, n, seed=seed, env_id="reverse-text", split=split)
+
+
+def _phrase(words: tuple[str, ...], others: frozenset[str], low: int, high: int, rng: np.random.Generator) -> str:
+    """Random words joined by spaces, cut to a random length in [low, high].
+
+    Drawn again if it would end in a space, or if what the cut leaves of the last word is a word of the other split.
+    """
+    while True:
+        length = int(rng.integers(low, high + 1))
+        picks = rng.integers(len(words), size=length // 4 + 1)  # words have at least 3 letters
+        text = " ".join([words[i] for i in picks])[:length]
+        if not text.endswith(" ") and text.rsplit(" ", 1)[-1] not in others:
+            return text
+
+
+def _sloppy(text: str, rate: float, rng: np.random.Generator) -> str:
+    """`text` with each character, at this rate, dropped, replaced by a random letter or space, or doubled."""
+    hits = rng.random(len(text)) < rate
+    if not hits.any():
+        return text
+    kinds = rng.integers(3, size=len(text))
+    letters = rng.integers(len(LETTERS), size=len(text))
+    changed = (("", LETTERS[letter], char * 2)[kind] for char, kind, letter in zip(text, kinds, letters, strict=True))
+    return "".join(new if hit else char for char, new, hit in zip(text, changed, hits, strict=True))

@@ -1,0 +1,190 @@
+"""Rows of a task: read from JSONL, Parquet or the hub, or generated one by one from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hone import rng
+from hone.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+class Rows(Sequence[Row]):
+    """Rows that know where they come from, for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
+
+    `ragged` says that one row may have other columns than the next, so that looking at the first is not enough.
+    """
+
+    def __init__(self, rows: Sequence[Row], where: Callable[[int], str], ragged: bool = False) -> None:
+        self._rows, self.where, self.ragged = rows, where, ragged
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._rows[_checked(index, len(self))]
+
+    def take(self, indices: Sequence[int]) -> Rows:
+        """The rows at `indices`, which keep their names."""
+        rows = _Indexed(lambda i: self[indices[i]], len(indices))
+        return Rows(rows, lambda i: self.where(indices[i]), self.ragged)
+
+
+class _Indexed(Sequence[Row]):
+    """`n` rows, each made by a function of its index when it is asked for."""
+
+    def __init__(self, make: Callable[[int], Row], n: int) -> None:
+        self._make, self._n = make, n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(_checked(index, self._n))
+
+
+def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
+    """`n` rows of a generated task: row i is `make` of a generator that depends on (seed, env_id, split, i) alone."""
+    rows = _Indexed(lambda i: make(rng.stream(seed, env_id, split, i)), n)
+    return Rows(rows, lambda i: f"{env_id} ({split}), row {i}")
+
+
+def load_rows(source: str | Path, split: str = "train") -> Rows:
+    """Reads a data set: a local JSONL or Parquet file, a folder of them, or a data set on the hub (through `datasets`).
+
+    Of a folder that names its splits (`train-00000.parquet`, `train/…`) only those files are read. Raises UserError for
+    what is missing, unreadable or empty.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        rows = _read_files(_files_of_split(path, split), path)
+    elif path.is_file():
+        rows = _read_files([path], path)
+    elif path.suffix in SUFFIXES or str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1:
+        raise UserError(f"{source} does not exist; give a JSONL or Parquet file, a folder of them, or a hub id")
+    else:
+        rows = _read_hub(str(source), split)
+    if not len(rows):
+        raise UserError(f"{source} holds no rows; give a data set with at least one")
+    return rows
+
+
+def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
+    """(train, eval): held out is the `fraction` of the distinct `key(row)` with the smallest hashes, at least one.
+
+    By key, so that no text is on both sides, and by hash, so that neither order nor seed matter. The eval part is empty
+    if there is one key only. A KeyError of `key` is reported as the missing column.
+    """
+    digests = []
+    for i, row in enumerate(rows):
+        try:
+            digests.append(hashlib.blake2b(key(row).encode(), digest_size=8).digest())
+        except KeyError as error:
+            raise missing_column(rows.where(i), repr(error.args[0]), row) from None
+    ranked = sorted(set(digests))
+    count = max(1, round(len(ranked) * fraction)) if len(ranked) > 1 else 0
+    chosen = set(ranked[:count])
+    train = [i for i, digest in enumerate(digests) if digest not in chosen]
+    return rows.take(train), rows.take([i for i, digest in enumerate(digests) if digest in chosen])
+
+
+def missing_column(where: str, column: str, row: Row) -> UserError:
+    """The error for a row that lacks a column; `where` names the row."""
+    return UserError(f"{where}: no column {column}; the columns there are {', '.join(map(repr, row)) or 'none'}")
+
+
+def _checked(index: Any, n: int) -> int:
+    index = int(index)
+    if not -n <= index < n:
+        raise IndexError(f"row {index} of {n}")
+    return index % n
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    files = sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    named = [f for f in files if f.parent.name == split or f.stem.split("-")[0] == split]
+    if not files:
+        raise UserError(f"{folder} holds no {', '.join(SUFFIXES)} file; put the data there or give another folder")
+    return named or files
+
+
+def _read_files(files: list[Path], source: Path) -> Rows:
+    if all(f.suffix == ".parquet" for f in files):
+        return _read_parquet(files, source)
+    if any(f.suffix == ".parquet" for f in files):
+        raise UserError(f"{source} mixes Parquet and JSON files; keep one format, or name one file")
+    rows: list[Row] = []
+    places: list[str] = []
+    for file in files:
+        for line, row in _json_rows(file):
+            rows.append(row)
+            places.append(f"{file}, line {line}" if file.suffix != ".json" else f"{file}, element {line}")
+    return Rows(rows, places.__getitem__, ragged=True)
+
+
+def _json_rows(file: Path) -> list[tuple[int, Row]]:
+    """(line number, row) of each line that is not blank; of a `.json` file, (index, element) of its one array.
+
+    Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 text: {error}") from None
+    numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    rows: list[tuple[int, Any]] = []
+    try:
+        if file.suffix == ".json" and text.lstrip().startswith("["):
+            rows = list(enumerate(json.loads(text)))
+        else:
+            for number, line in numbered:
+                rows.append((number, json.loads(line)))
+    except json.JSONDecodeError as error:
+        line = error.lineno if file.suffix == ".json" else numbered[len(rows)][0]
+        raise UserError(
+            f"{file}, line {line}: not valid JSON ({error.msg}); each line must be one JSON object"
+        ) from None
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise UserError(f"{file}, line {number}: a {type(row).__name__}, not a JSON object with named columns")
+    return rows
+
+
+def _read_parquet(files: list[Path], source: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table: pyarrow.Table = pa.concat_tables([pq.read_table(f) for f in files], promote_options="default")
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{source} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    rows = _Indexed(lambda i: table.slice(i, 1).to_pylist()[0], table.num_rows)
+    return Rows(rows, lambda i: f"{source}, row {i}")
+
+
+def _read_hub(name: str, split: str) -> Rows:
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, DatasetsError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"the data set {name!r} (split {split!r}) is neither a local file or folder nor can it be loaded from the "
+            f"hub: {reason}"
+        ) from None
+    return Rows(rows, lambda i: f"{name} ({split}), row {i}")  # type: ignore[arg-type]

@@ -1,0 +1,177 @@
+"""What a task is: examples, how completions are graded, and what a good one looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from hone.environments.data import Row, Rows, missing_column
+from hone.environments.order import Draws
+from hone.environments.parsers import Parser
+from hone.environments.rubric import Rubric
+from hone.errors import UserError
+from hone.types import Example, Message, Score, Trajectory
+
+SplitName = Literal["train", "eval"]
+RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
+COLUMNS = ("prompt", "question", "answer", "info")
+
+
+class Split(Sequence[Example]):
+    """The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
+
+    def __init__(self, env: Environment, rows: Rows) -> None:
+        self._env, self._rows = env, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._env.to_example(self._rows[index], self._rows.where(int(index) % len(self)))
+
+
+class Environment:
+    """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
+
+    Each is a sequence of rows or, so that building an environment touches no data, a function that returns one; it is
+    called on first use. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a reward
+    function asks for it) and `info` (a dict, or one as JSON). A task whose rows have other columns overrides
+    `format_row`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rubric: Rubric,
+        dataset: RowSource | None = None,
+        eval_dataset: RowSource | None = None,
+        parser: Parser | None = None,
+        system_prompt: str | None = None,
+        id: str = "",
+    ) -> None:
+        self.id = id
+        self.rubric = rubric
+        self.parser = parser or rubric.parser or Parser()
+        self.system_prompt = system_prompt
+        self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
+        self._splits: dict[str, Split] = {}
+
+    def format_row(self, row: Row) -> Row:
+        """The columns `prompt` or `question`, `answer` and `info` of a row of this task; by default the row itself.
+
+        A KeyError is reported as the missing column. Other columns than these four are ignored.
+        """
+        return row
+
+    def reference(self, example: Example) -> str:
+        """A completion that deserves full marks."""
+        raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """A completion for SFT to imitate, which may use the generator's randomness; by default the reference."""
+        return self.reference(example)
+
+    def split(self, name: str) -> Split:
+        """The examples of "train" or "eval".
+
+        Reads the data on first use, and then looks for missing columns: in each row where rows can differ (JSON,
+        lists), else in the first. Raises UserError for those, and for a split that the environment does not have.
+        """
+        if name not in self._splits:
+            source = self._sources.get(name)
+            if source is None:
+                raise UserError(f"environment {self.id!r} has no {name} split; it has {self._names()}")
+            rows = source() if callable(source) else source
+            if not isinstance(rows, Rows):
+                rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
+            if not len(rows):
+                raise UserError(f"the {name} split of environment {self.id!r} is empty; give it more data")
+            for i in range(len(rows) if rows.ragged else 1):
+                self.to_example(rows[i], rows.where(i))
+            self._splits[name] = Split(self, rows)
+        return self._splits[name]
+
+    def examples(self, split: str, seed: int) -> Iterator[Example]:
+        """The split's examples without end, in the order of (seed, epoch)."""
+        examples = self.split(split)
+        draws = Draws(len(examples), seed)
+        draw = 0
+        while True:
+            yield examples[draws.index(draw)]
+            draw += 1
+
+    def example(self, **columns: Any) -> Example:
+        """One example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
+        has_own_columns = type(self).format_row is not Environment.format_row
+        if not has_own_columns and (unknown := columns.keys() - set(COLUMNS)):
+            raise UserError(f"example(): unknown column {sorted(unknown)[0]!r}; the columns are {', '.join(COLUMNS)}")
+        return self.to_example(columns, "example()")
+
+    def to_example(self, row: Row, where: str) -> Example:
+        """The example that a row describes; `where` names the row in the UserError for one that lacks a column."""
+        try:
+            columns = self.format_row(row)
+        except KeyError as error:
+            raise missing_column(where, repr(error.args[0]), row) from None
+        prompt = columns.get("prompt")
+        if prompt is None:
+            prompt = columns.get("question")
+        if prompt is None or len(prompt) == 0:
+            raise missing_column(where, "'prompt' or 'question'", row)
+        answer = columns.get("answer")
+        if answer is None and self.rubric.needs("answer"):
+            raise missing_column(where, "'answer'", row)
+        return Example(self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where))
+
+    def grade(self, example: Example, completion: str | list[Message] | Trajectory) -> Score:
+        """Grades a completion: its text, its messages (with or without the prompt before them), or a trajectory.
+
+        Only a trajectory says whether the length limit stopped it; text and messages count as ended by themselves.
+        """
+        stop_reason = "stop"
+        if isinstance(completion, Trajectory):
+            stop_reason = completion.stop_reason
+            messages = completion.messages[len(example.prompt) :]
+        elif isinstance(completion, str):
+            messages = [{"role": "assistant", "content": completion}]
+        else:
+            starts = completion[: len(example.prompt)] == example.prompt
+            messages = completion[len(example.prompt) :] if starts else completion
+        return self.rubric.grade(example, [dict(m) for m in messages], self.parser, stop_reason)
+
+    def _messages(self, prompt: Any, where: str) -> list[Message]:
+        if isinstance(prompt, str):
+            messages: list[Message] = [{"role": "user", "content": prompt}]
+        else:
+            messages = [dict(message) for message in prompt if isinstance(message, dict)]
+            if len(messages) != len(prompt) or not all("role" in m and "content" in m for m in messages):
+                raise UserError(f"{where}: 'prompt' must be text or a list of messages with 'role' and 'content'")
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return messages
+
+    def _names(self) -> str:
+        return ", ".join(name for name, source in self._sources.items() if source is not None) or "no data"
+
+
+class SingleTurnEnv(Environment):
+    """A task of one question and one completion."""
+
+
+def _info(columns: Row, where: str) -> dict[str, Any]:
+    info = columns.get("info")
+    if isinstance(info, str):
+        try:
+            info = json.loads(info or "{}")
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: 'info' is text that is not JSON ({error.msg}); give an object") from None
+    if info is None:
+        return {}
+    if not isinstance(info, dict):
+        raise UserError(f"{where}: 'info' is a {type(info).__name__}; give an object")
+    return info

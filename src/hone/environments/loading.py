@@ -1,0 +1,133 @@
+"""Finding an environment by its id: the module of that name, dashes for underscores."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hone
+from hone.environments.environment import Environment
+from hone.errors import UserError
+
+
+def load_environment(env_id: str, **kwargs: Any) -> Environment:
+    """The environment with this id, built by its module's `load_environment(**kwargs)`. Touches no data and no network.
+
+    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
+    source checkout and in the current directory, then for an installed package. Raises UserError for an unknown id, one
+    that names a module of the standard library, a module without `load_environment`, and arguments it does not take.
+    """
+    module = _find_module(env_id)
+    build = getattr(module, "load_environment", None)
+    if not callable(build):
+        raise UserError(
+            f"{env_id!r} is no environment: {module.__file__ or module.__name__} has no function load_environment; "
+            f"{_nearest(env_id)}"
+        )
+    _check_arguments(env_id, build, kwargs)
+    env = build(**kwargs)
+    if not isinstance(env, Environment):
+        raise UserError(
+            f"load_environment of {env_id!r} returned a {type(env).__name__}; it must return an Environment"
+        )
+    env.id = env.id or env_id
+    return env
+
+
+def _find_module(env_id: str) -> ModuleType:
+    name = env_id.replace("-", "_")
+    if not name.isidentifier():
+        raise UserError(
+            f"{env_id!r} is no environment id: an id is a Python module's name with dashes; {_nearest(env_id)}"
+        )
+    if name in sys.stdlib_module_names:
+        raise UserError(f"environment id {env_id!r} names a module of the standard library; rename the environment")
+    try:
+        for folder in _folders():
+            for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
+                if path.is_file():
+                    return _import_file(name, path)
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error
+    raise UserError(f"no environment {env_id!r}: {_nearest(env_id)}")
+
+
+def _folders() -> list[Path]:
+    """Where task files may lie, first match wins."""
+    here = Path.cwd()
+    checkout = Path(hone.__file__).resolve().parents[2]
+    source = [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
+    return [here / "environments", *source, here]
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    """The module at `path`, imported once per file and process.
+
+    It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
+    `datasets.py` must not stand in for the package.
+    """
+    path = path.resolve()
+    for alias in (name, f"hone_environment_{name}"):
+        loaded = sys.modules.get(alias)
+        if loaded is not None and getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path:
+            return loaded
+    installed = None if name in sys.modules else importlib.util.find_spec(name)
+    taken = name in sys.modules or (installed is not None and Path(installed.origin or "").resolve() != path)
+    alias = f"hone_environment_{name}" if taken else name
+    search = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(alias, path, submodule_search_locations=search)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[alias]
+        raise
+    return module
+
+
+def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
+    signature = inspect.signature(build)
+    try:
+        signature.bind(**kwargs)
+    except TypeError:
+        accepted = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        unknown = [name for name in kwargs if name not in accepted]
+        problem = f"does not take {unknown[0]!r}" if unknown else "lacks an argument it requires"
+        near = difflib.get_close_matches(unknown[0], accepted, n=1) if unknown else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UserError(
+            f"environment {env_id!r} {problem}{hint}; its arguments are {', '.join(accepted) or 'none'}"
+        ) from None
+
+
+def _nearest(env_id: str) -> str:
+    """The remedy for an id that was not found: the nearest ids, or all."""
+    known = _known_ids()
+    near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"the environments here are {', '.join(known)}" if known else "put its file into environments/"
+
+
+def _known_ids() -> list[str]:
+    """Ids of the task files in `environments/` and of those installed with hone."""
+    folders = [folder for folder in _folders() if folder.name == "environments" and folder.is_dir()]
+    names = {f.stem for folder in folders for f in folder.glob("*.py")}
+    names |= {f.parent.name for folder in folders for f in folder.glob("*/__init__.py")}
+    try:
+        installed = distribution("hone-rl").files or []
+        names |= {f.stem for f in installed if f.suffix == ".py" and len(f.parts) == 1}
+    except PackageNotFoundError:
+        pass
+    return sorted(name.replace("_", "-") for name in names if not name.startswith("_"))

@@ -1,0 +1,66 @@
+"""Parsers find the answer in a completion. None means that there is no well-formed one, which is not a wrong one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hone.types import Message
+
+
+def message_text(message: Message) -> str:
+    """The text of a message; of a list of content parts, the text parts joined."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content or ""
+
+
+def completion_text(completion: str | Sequence[Message]) -> str:
+    """The text that is graded: the string itself, or the last assistant message ('' if there is none)."""
+    if isinstance(completion, str):
+        return completion
+    return next((message_text(m) for m in reversed(completion) if m.get("role") == "assistant"), "")
+
+
+class Parser:
+    """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
+
+    expects = "an answer"
+    """What a well-formed completion holds, in words: an unparsable one is said to lack it."""
+
+    def parse(self, text: str) -> str | None:
+        """The answer in `text`, or None if there is no well-formed one."""
+        return text.strip() or None
+
+    def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
+        """The answer in a completion: of a list of messages, in the last one of the assistant."""
+        return self.parse(completion_text(completion))
+
+
+class TagParser(Parser):
+    """The answer is what stands in the last well-formed pair `<tag>…</tag>`.
+
+    A pair is well-formed if neither tag occurs inside it and something other than whitespace does; text after it is
+    ignored, an unclosed tag too. Whitespace around the answer, line breaks included, is stripped; inside it is kept.
+    """
+
+    def __init__(self, tag: str) -> None:
+        assert re.fullmatch(r"\w+", tag), tag
+        self.tag, self.opening, self.closing = tag, f"<{tag}>", f"</{tag}>"
+        self.expects = f"a {self.opening}…{self.closing} pair"
+        self._tags = re.compile(f"</?{tag}>")
+
+    def parse(self, text: str) -> str | None:
+        answer, start = None, -1
+        for match in self._tags.finditer(text):
+            if match.group() == self.opening:
+                start = match.end()
+            elif start >= 0:
+                answer = text[start : match.start()].strip() or answer
+                start = -1
+        return answer
+
+    def wrap(self, answer: str) -> str:
+        """`answer` between the tags."""
+        return f"{self.opening}{answer}{self.closing}"

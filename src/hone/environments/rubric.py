@@ -1,0 +1,180 @@
+"""Rubric: which reward functions make up the reward, with which weights, and which of them decides correctness."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hone.environments.parsers import Parser, completion_text
+from hone.errors import UserError
+from hone.grading import GraderFailure, accepted_names, attempt, decide_outcome, run_reward
+from hone.types import Example, Message, Outcome, Score
+
+RewardFunc = Callable[..., float | Awaitable[float | None] | None]
+OFFERED = ("completion", "answer", "prompt", "info", "state", "parser")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a component may take, both ends included, given a `right` and given a `wrong` well-formed answer."""
+
+    right: tuple[float, float]
+    wrong: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        assert self.right[0] <= self.right[1] and self.wrong[0] <= self.wrong[1], self
+
+
+class Rubric:
+    """Reward = sum of weight x value over the reward functions.
+
+    A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
+    (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
+    `grade`) and `parser`, and returns a float, or None to abstain. `weights` default to 1. `correctness` names the
+    function, by itself or by its name, that decides whether an answer is right (it returned ≥ 1.0): the first unless
+    given. It may have the weight 0. `ranges` declares the range of components by name. `parser` is used unless the
+    environment has its own.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[RewardFunc],
+        weights: Sequence[float] | None = None,
+        *,
+        correctness: RewardFunc | str | None = None,
+        ranges: Mapping[str, Range] | None = None,
+        parser: Parser | None = None,
+    ) -> None:
+        if not funcs:
+            raise UserError("a Rubric needs at least one reward function")
+        weights = [1.0] * len(funcs) if weights is None else list(weights)
+        if len(weights) != len(funcs) or not all(math.isfinite(w) for w in weights):
+            raise UserError(f"Rubric: {len(funcs)} reward functions need as many finite weights, not {weights}")
+        self.funcs = {component_name(func): func for func in funcs}
+        if len(self.funcs) != len(funcs):
+            raise UserError(f"Rubric: two reward functions have one name among {[component_name(f) for f in funcs]}")
+        self.weights = dict(zip(self.funcs, map(float, weights), strict=True))
+        self.correctness = self._correctness_name(correctness)
+        self.ranges = dict(ranges or {})
+        if unknown := self.ranges.keys() - self.funcs.keys():
+            raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
+        self.parser = parser
+        self._accepts = {name: _accepted(name, func) for name, func in self.funcs.items()}
+        self._any_weight = any(self.weights.values())
+
+    def needs(self, column: str) -> bool:
+        """Whether a reward function asks for this argument."""
+        return any(column in accepted for accepted in self._accepts.values())
+
+    def grade(self, example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> Score:
+        """Runs all functions on one completion. The first that fails ends the grading: the sample has no reward then.
+
+        `state` holds prompt, completion, answer, info, example_id, stop_reason and is_truncated; functions may add to
+        it.
+        """
+        started = time.perf_counter()
+        offered = _arguments(example, completion, parser, stop_reason)
+        answer = attempt(parser.parse_answer, completion)
+        components: dict[str, float] = {}
+        failure = answer if isinstance(answer, GraderFailure) else self._run(offered, components)
+        reward = math.nan if failure else sum(self.weights[name] * value for name, value in components.items())
+        failure = failure or self._no_reward(reward, components)
+        seconds = time.perf_counter() - started
+        if failure is not None:
+            return Score(math.nan, components, self.weights, failure.outcome, failure.detail, seconds)
+        outcome = decide_outcome(components.get(self.correctness), answer is not None, stop_reason == "length")
+        detail = _explain(example, completion, parser, answer, components)
+        return Score(reward, components, self.weights, outcome, detail, seconds)
+
+    def _run(self, offered: Mapping[str, Any], components: dict[str, float]) -> GraderFailure | None:
+        """Adds to `components` the value of each function that does not abstain, up to the first that fails."""
+        for name, func in self.funcs.items():
+            value = run_reward(func, {key: offered[key] for key in self._accepts[name]})
+            if isinstance(value, GraderFailure):
+                return value
+            if value is not None:
+                components[name] = value
+        return None
+
+    def _no_reward(self, reward: float, components: Mapping[str, float]) -> GraderFailure | None:
+        """The failure of a grading whose functions all returned, yet without making a reward."""
+        if self._any_weight and not any(self.weights[name] for name in components):
+            return GraderFailure(Outcome.GRADER_ERROR, "every reward function that has a weight abstained")
+        if not math.isfinite(reward):
+            return GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {dict(components)} is not finite")
+        return None
+
+    def _correctness_name(self, correctness: RewardFunc | str | None) -> str:
+        if correctness is None:
+            return next(iter(self.funcs))
+        name = correctness if isinstance(correctness, str) else component_name(correctness)
+        if name not in self.funcs:
+            raise UserError(
+                f"Rubric: correctness is {name!r}; it must be one of the reward functions {list(self.funcs)}"
+            )
+        return name
+
+
+def component_name(func: RewardFunc) -> str:
+    """The name a reward function is reported under: its own, that of the function in a partial, or its class's."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
+    try:
+        return accepted_names(func, OFFERED)
+    except ValueError as error:
+        raise UserError(
+            f"reward function {name} has a parameter {str(error)!r}, which grading does not offer; it offers "
+            f"{', '.join(OFFERED)} (give a parameter of its own a default)"
+        ) from None
+
+
+def _arguments(example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> dict[str, Any]:
+    """What reward functions are offered. Copies: a function that changes its arguments must not change the example."""
+    prompt = [dict(message) for message in example.prompt]
+    info = copy.deepcopy(example.info) if example.info else {}
+    state = {
+        "prompt": prompt,
+        "completion": completion,
+        "answer": example.answer,
+        "info": info,
+        "example_id": example.id,
+        "stop_reason": stop_reason,
+        "is_truncated": stop_reason == "length",
+    }
+    return {
+        "completion": completion,
+        "answer": example.answer,
+        "prompt": prompt,
+        "info": info,
+        "state": state,
+        "parser": parser,
+    }
+
+
+def _explain(
+    example: Example, completion: list[Message], parser: Parser, answer: Any, components: Mapping[str, float]
+) -> str:
+    """Why this reward, in one line: what was expected and what came, then each component."""
+    if answer is None:
+        text = completion_text(completion)
+        found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"
+    elif example.answer:
+        found = f"expected {_short(example.answer)}, got {_short(answer)}"
+    else:
+        found = f"got {_short(answer)}"
+    return "; ".join([found, *(f"{name} {value:.3g}" for name, value in components.items())])
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    """The value's repr; of a long text both ends."""
+    text = value if isinstance(value, str) else str(value)
+    return repr(text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}")
