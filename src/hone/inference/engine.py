@@ -60,7 +60,7 @@ class Engine:
         """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill."""
         for job in jobs:
             self._check(job)
-        budget = self.kv_bytes // kv_bytes_per_token(self.model.config, self.model.dtype)
+        budget = self.kv_bytes // kv_bytes_per_token(self.model.config, self.model.embed.dtype)
         done: list[Completion] = []
         wave: list[Job] = []
         longest = 0

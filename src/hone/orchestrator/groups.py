@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,36 +17,37 @@ from hone.orchestrator.types import Request
 from hone.types import Example, Group, Score, Trajectory
 
 
-def make_requests(
-    examples: Sequence[Example],
-    draws: Sequence[int],
-    renderer: ChatRenderer,
-    *,
-    rollouts: int,
-    seq_len: int,
-    max_tokens: int | None,
-    seed: int,
-    purpose: str,
-    step: int,
-) -> list[Request]:
-    """`rollouts` requests per example, group by group; randomness is keyed by (seed, purpose, step, draw, sample).
+@dataclass(frozen=True)
+class RequestMaker:
+    """Turns examples into sampling requests, `rollouts` per example.
 
-    A completion gets min(`max_tokens`, what the prompt leaves of `seq_len`). Raises UserError if it leaves nothing.
+    A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
+    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently.
     """
-    requests = []
-    for example, draw in zip(examples, draws, strict=True):
-        prompt_ids = tuple(renderer.prompt_ids(example.prompt))
-        room = seq_len - len(prompt_ids)
-        if room < 1:
-            raise UserError(
-                f"the prompt of example {example.id} has {len(prompt_ids)} tokens and leaves no room for a completion in "
-                f"seq_len = {seq_len}; raise seq_len or drop the example from the data"
-            )
-        limit = room if max_tokens is None else min(max_tokens, room)
-        for sample in range(rollouts):
-            key = rng.key(seed, purpose, step, draw, sample)
-            requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
-    return requests
+
+    renderer: ChatRenderer
+    rollouts: int
+    seq_len: int
+    max_tokens: int | None
+    seed: int
+    purpose: str
+
+    def requests(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Request]:
+        """Requests of all examples, group by group. UserError if a prompt leaves no room for a completion."""
+        requests = []
+        for example, draw in zip(examples, draws, strict=True):
+            prompt_ids = tuple(self.renderer.prompt_ids(example.prompt))
+            room = self.seq_len - len(prompt_ids)
+            if room < 1:
+                raise UserError(
+                    f"the prompt of example {example.id} has {len(prompt_ids)} tokens and leaves no room for a "
+                    f"completion in seq_len = {self.seq_len}; raise seq_len, or take the example out of the data"
+                )
+            limit = room if self.max_tokens is None else min(self.max_tokens, room)
+            for sample in range(self.rollouts):
+                key = rng.key(self.seed, self.purpose, step, draw, sample)
+                requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
+        return requests
 
 
 def grade_groups(

@@ -1,8 +1,9 @@
-"""The RL loop: GRPO-style policy gradient with verifiable rewards, colocated and synchronous.
+"""The RL loop: GRPO-style policy gradient with verifiable rewards, in one process and in lock-step.
 
-Each step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update of the token-level clipped loss. Groups without reward
-variance carry no gradient and are dropped. No value network, no KL by default, one update per batch, no replay.
+Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward minus
+its group's mean as the advantage, and makes one update of the token-level clipped loss, which gives version N + 1. Groups
+whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
+counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
 
     rl @ examples/reverse_text/tiny.toml
 """
@@ -10,6 +11,7 @@ variance carry no gradient and are dropped. No value network, no KL by default, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hone.config.rl import RLConfig
@@ -17,23 +19,37 @@ from hone.environments import Environment
 from hone.environments.order import Draws
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.groups import grade_groups, group_state, make_requests
-from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.groups import RequestMaker, grade_groups, group_state
+from hone.orchestrator.ledger import Entry, Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.orchestrator.types import Policy
 from hone.trainer.step import Trainer
 from hone.types import Group
 
+Evaluate = Callable[[int, bool], dict[str, float]]
+"""(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""
+
 
 class Recorder(Protocol):
-    """What the loop reports to: the run directory, its checkpoints and its display."""
+    """What the loop tells the outside world; `runs.session.Session` writes it to disk and to the screen."""
 
-    stop_requested: bool
+    @property
+    def stopping(self) -> bool:
+        """True once the user or the system asked the run to end."""
+        ...
 
-    def phase(self, name: str): ...
-    def checkpoint(self, step: int) -> None: ...
-    def record(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None: ...
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Times what runs inside as `time/<name>`."""
+        ...
+
+    def checkpoint(self, step: int, last: bool = False) -> None:
+        """Writes a checkpoint and weights of this version if they are due."""
+        ...
+
+    def record(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
+        """Writes the step's metrics, timings and rollouts."""
+        ...
 
 
 def train(
@@ -44,33 +60,39 @@ def train(
     trainer: Trainer,
     ledger: Ledger,
     recorder: Recorder,
-    evaluate: Callable[[int], dict[str, float]],
-) -> int:
-    """Runs from `trainer.version` to `max_steps` or until a stop is requested; returns the version reached.
-
-    `evaluate(version)` returns the evaluation metrics due at this version, or nothing.
-    """
+    evaluate: Evaluate,
+) -> None:
+    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for."""
     orch = config.orchestrator
-    draws = Draws(len(env.split("train")), config.seed, orch.max_examples)
+    rows = env.split("train")
+    order = Draws(len(rows), config.seed, orch.max_examples)
     prompts = orch.batch_size // orch.rollouts_per_example
     sampling = SamplingParams(temperature=orch.sampling.temperature)
-    tokens_total = 0
-    while trainer.version < config.max_steps and not recorder.stop_requested:
+    maker = RequestMaker(
+        renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
+    )
+    while trainer.version < config.max_steps and not recorder.stopping:
         step = trainer.version
         recorder.checkpoint(step)
-        metrics = evaluate(step)
-        indices = range(ledger.next_draw, ledger.next_draw + prompts)
-        examples = [env.split("train")[draws.index(draw)] for draw in indices]
+        metrics = evaluate(step, False)
+        draws = range(ledger.next_draw, ledger.next_draw + prompts)
+        examples = [rows[order.index(draw)] for draw in draws]
         with recorder.phase("sample"):
-            requests = make_requests(examples, indices, renderer)
-            trajectories = policy.sample(requests, sampling)
+            trajectories = policy.sample(maker.requests(examples, draws, step), sampling)
         with recorder.phase("grade"):
-            groups = grade_groups(env, examples, indices, trajectories, orch.advantage.normalize_std)
+            groups = grade_groups(env, examples, draws, trajectories, orch.advantage.normalize_std)
         with recorder.phase("train"):
-            batch = pack_groups(groups, orch.truncated, config.trainer.micro_batch_tokens)
+            batch = pack_groups(groups, orch.truncated, config.trainer.micro_batch_tokens, trainer.model.device)
             metrics |= step_metrics(groups, step) | trainer.step(batch)
-        for group in groups:
-            ledger.close(group.draw, step, group.example.id, group_state(group))
-        recorder.record(step, metrics, groups)
-    recorder.checkpoint(trainer.version)
-    return trainer.version
+        close_draws(ledger, groups, step)
+        recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups)
+    recorder.checkpoint(trainer.version, last=True)
+    if trainer.version == config.max_steps and not recorder.stopping:
+        recorder.record(trainer.version, evaluate(trainer.version, True), [])
+
+
+def close_draws(ledger: Ledger, groups: list[Group], step: int) -> None:
+    """Enters how each group's draw ended."""
+    for group in groups:
+        tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
+        ledger.close(Entry(group.draw, step, group.example.id, group_state(group), tokens))

@@ -81,7 +81,7 @@ class Trainer:
         logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature)
         loss, sums = self.objective(logprobs_M, batch, indices_M)
         (loss / batch.num_loss_tokens).backward()
-        return {"loss": float(loss), "entropy": float(entropies_M.sum()), **{k: float(v) for k, v in sums.items()}}
+        return {"loss": float(loss.detach()), "entropy": float(entropies_M.sum()), **{k: float(v) for k, v in sums.items()}}
 
     @torch.no_grad()
     def _with_reference(self, batch: PackedBatch, indices_M: torch.Tensor) -> PackedBatch:

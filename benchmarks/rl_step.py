@@ -1,0 +1,248 @@
+"""Seconds per RL step: hone against TRL's GRPOTrainer, same model, sizes and threads, in one run.
+
+    .venv/bin/python benchmarks/rl_step.py --out benchmarks/results/rl_step.json
+
+One step = 8 prompts x 16 completions x 64 new tokens (no early stop) on the tiny preset, graded by a cheap reward, one
+update. Both sides take turns, round by round, so that a machine that slows down slows both; figures are medians.
+TRL needs the extra `bench`; without it only hone is measured. The arithmetic limit beside the figures is 6 FLOP per
+parameter and trained token plus 2 per sampled token, over the GEMM rate measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+PROMPTS, ROLLOUTS, NEW_TOKENS, PROMPT_CHARS = 8, 16, 64, 24
+
+
+def reward(text: str) -> float:
+    """Share of distinct characters: cheap, never constant within a group."""
+    return len(set(text)) / max(1, len(text))
+
+
+def prompt_texts(step: int) -> list[str]:
+    """The prompts of one step: `PROMPTS` different strings of `PROMPT_CHARS` characters."""
+    from hone import rng
+
+    letters = list("abcdefghijklmnopqrstuvwxyz ")
+    return ["".join(rng.stream(0, "bench", step, i).choice(letters, PROMPT_CHARS)) for i in range(PROMPTS)]
+
+
+class HoneStep:
+    """hone's own step, made of the pieces that the RL loop runs."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        from hone.config.rl import LossConfig
+        from hone.config.shared import OptimConfig, SchedulerConfig
+        from hone.inference.engine import Engine
+        from hone.model.chat import load_renderer
+        from hone.model.hf import load_model
+        from hone.orchestrator.colocated import EnginePolicy
+        from hone.orchestrator.groups import RequestMaker
+        from hone.trainer.objectives import policy_objective
+        from hone.trainer.step import Trainer
+
+        model = load_model(str(folder), precision=precision)
+        renderer = load_renderer(str(folder))
+        objective = policy_objective(LossConfig())
+        self.trainer = Trainer(model, OptimConfig(lr=1e-5), SchedulerConfig(), 10**6, objective)
+        self.policy = EnginePolicy(Engine(model), renderer, lambda: self.trainer.version)
+        self.maker = RequestMaker(renderer, ROLLOUTS, 2048, NEW_TOKENS, 0, "rollout")
+
+    def __call__(self, step: int) -> dict[str, float]:
+        import numpy as np
+
+        from hone.algorithms.advantages import group_advantages
+        from hone.inference.types import SamplingParams
+        from hone.orchestrator.packing import pack_groups
+        from hone.types import Example, Group, Outcome, Score
+
+        start = time.perf_counter()
+        examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step)]
+        requests = self.maker.requests(examples, range(PROMPTS), step)
+        trajectories = self.policy.sample(requests, SamplingParams(ignore_eos=True))
+        sampled = time.perf_counter()
+        groups = []
+        for i, example in enumerate(examples):
+            members = trajectories[i * ROLLOUTS : (i + 1) * ROLLOUTS]
+            scores = [Score(reward(t.completion_text), {}, {}, Outcome.WRONG) for t in members]
+            rewards = np.array([score.reward for score in scores])
+            advantages = group_advantages(rewards, np.ones(ROLLOUTS, dtype=bool))
+            groups.append(Group(example, i, members, scores, advantages))
+        self.trainer.step(pack_groups(groups, "keep", 16384))
+        end = time.perf_counter()
+        assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
+        return {"step": end - start, "sample": sampled - start, "train": end - sampled}
+
+
+class TRLStep:
+    """TRL's GRPOTrainer, timed per optimiser step by a callback."""
+
+    def __init__(self, folder: Path, bf16: bool, steps: int, workdir: Path) -> None:
+        import torch
+        from datasets import Dataset
+        from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        class Clock(TrainerCallback):
+            def __init__(self) -> None:
+                self.times: list[float] = []
+
+            def on_step_begin(self, args, state, control, **kwargs):
+                self.start = time.perf_counter()
+
+            def on_step_end(self, args, state, control, **kwargs):
+                self.times.append(time.perf_counter() - self.start)
+
+        rows = [{"prompt": [{"role": "user", "content": t}]} for s in range(steps) for t in prompt_texts(s)]
+        args = GRPOConfig(
+            output_dir=str(workdir / f"trl-{bf16}"),
+            per_device_train_batch_size=PROMPTS * ROLLOUTS,
+            num_generations=ROLLOUTS,
+            max_completion_length=NEW_TOKENS,
+            generation_kwargs={"min_new_tokens": NEW_TOKENS},
+            max_steps=steps,
+            learning_rate=1e-5,
+            beta=0.0,
+            bf16=bf16,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            seed=0,
+        )
+        self.clock = Clock()
+        self.trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
+            args=args,
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[self.clock],
+        )
+
+    def run(self) -> list[float]:
+        """Seconds of each step, the first (warm-up) left out."""
+        self.trainer.train()
+        return self.clock.times[1:]
+
+
+def gemm_gflops(dtype_name: str) -> float:
+    """GFLOP/s of the shape that dominates the train step: [4096, 128] x [128, 384]."""
+    import torch
+
+    dtype = getattr(torch, dtype_name)
+    a, b = torch.randn(4096, 128).to(dtype), torch.randn(128, 384).to(dtype)
+    for _ in range(5):
+        a @ b
+    start = time.perf_counter()
+    for _ in range(50):
+        a @ b
+    return 50 * 2 * 4096 * 128 * 384 / (time.perf_counter() - start) / 1e9
+
+
+def limit_seconds(parameters: int, tokens_trained: int, tokens_sampled: int, gflops: float) -> float:
+    """Arithmetic limit of one step: products only, at the measured rate."""
+    return (6 * parameters * tokens_trained + 2 * parameters * tokens_sampled) / (gflops * 1e9)
+
+
+def trl_version() -> str | None:
+    try:
+        return version("trl")
+    except PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2, help="decoder layers (default 2, the tiny preset)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3, help="turns that each side takes")
+    parser.add_argument("--steps", type=int, default=5, help="counted steps per turn")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+
+    import torch
+
+    from hone.commands import init_model
+    from hone.config.init_model import InitModelConfig
+    from hone.config.shared import InitConfig
+
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp) / "model"
+        init_model.run(InitModelConfig(out=folder, init=InitConfig(layers=args.layers)))
+        result = measure(args, folder, Path(tmp))
+    print(json.dumps(result, indent=2))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
+    import torch
+
+    hone = {precision: HoneStep(folder, precision) for precision in ("fp32", "bf16_linear")}
+    parameters = sum(p.numel() for p in hone["fp32"].trainer.model.parameters())
+    prompt_tokens = len(hone["fp32"].maker.renderer.prompt_ids([{"role": "user", "content": "x" * PROMPT_CHARS}]))
+    rounds: list[dict[str, float]] = []
+    phases: dict[str, dict[str, list[float]]] = {name: {"sample": [], "train": []} for name in hone}
+    for index in range(args.rounds):
+        row: dict[str, float] = {}
+        for name, step in hone.items():
+            step(0)
+            timed = [step(1 + s) for s in range(args.steps)]
+            row[f"hone_{name}"] = median(t["step"] for t in timed)
+            for phase in ("sample", "train"):
+                phases[name][phase].append(median(t[phase] for t in timed))
+        if trl_version():
+            for name, bf16 in (("trl_fp32", False), ("trl_bf16", True)):
+                row[name] = median(TRLStep(folder, bf16, args.steps + 1, workdir).run())
+        rounds.append(row)
+        print(f"round {index + 1}/{args.rounds}: " + ", ".join(f"{k} {v * 1000:.0f} ms" for k, v in row.items()))
+    seconds = {name: median(row[name] for row in rounds) for name in rounds[0]}
+    trained, sampled = PROMPTS * ROLLOUTS * (prompt_tokens + NEW_TOKENS), PROMPTS * ROLLOUTS * NEW_TOKENS
+    rates = {"fp32": gemm_gflops("float32"), "bf16_linear": gemm_gflops("bfloat16")}
+    result = {
+        "workload": {
+            "prompts": PROMPTS,
+            "rollouts": ROLLOUTS,
+            "new_tokens": NEW_TOKENS,
+            "prompt_tokens": prompt_tokens,
+            "layers": args.layers,
+            "parameters": parameters,
+            "threads": args.threads,
+        },
+        "seconds_per_step": seconds,
+        "hone_phases": {n: {p: median(v) for p, v in by_phase.items()} for n, by_phase in phases.items()},
+        "arithmetic_limit_seconds": {n: limit_seconds(parameters, trained, sampled, r) for n, r in rates.items()},
+        "gemm_gflops": rates,
+        "rounds": rounds,
+        "versions": {"torch": torch.__version__, "trl": trl_version(), "python": platform.python_version()},
+    }
+    if trl_version():
+        fastest = [min(row["trl_fp32"], row["trl_bf16"]) for row in rounds]
+        result["speedup"] = {
+            "fp32_vs_trl_fp32": median(row["trl_fp32"] / row["hone_fp32"] for row in rounds),
+            "default_vs_trl_faster": median(f / r["hone_bf16_linear"] for f, r in zip(fastest, rounds, strict=True)),
+        }
+    return result
+
+
+if __name__ == "__main__":
+    main()

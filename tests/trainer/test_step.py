@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import torch
+
+from hone.config.rl import LossConfig
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model.presets import random_decoder, tiny_config
+from hone.trainer.objectives import policy_objective, sft_objective
+from hone.trainer.packing import Sequence, pack, split_micro_batches
+from hone.trainer.step import Trainer
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48))
+
+
+def sequences(count: int = 6) -> list[Sequence]:
+    """Sequences of different lengths; half of the tokens carry loss; advantages of both signs."""
+    generator = np.random.default_rng(0)
+    made = []
+    for i in range(count):
+        length = 8 + 3 * i
+        mask = np.arange(length) >= length // 2
+        logprobs = np.where(mask, -5.0, 0.0).astype(np.float32)
+        ids = generator.integers(3, 90, length)
+        made.append(Sequence(ids, mask, logprobs, np.zeros(length), advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2))
+    return made
+
+
+def make_trainer(objective=sft_objective, precision="fp32", **kwargs) -> Trainer:
+    model = random_decoder(CONFIG, seed=1, precision=precision)
+    return Trainer(model, OptimConfig(lr=1e-2), SchedulerConfig(), 10, objective, **kwargs)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("objective", [sft_objective, policy_objective(LossConfig())])
+def test_splitting_a_batch_changes_neither_loss_nor_gradient(objective):
+    whole, split = make_trainer(objective), make_trainer(objective)
+    one = whole.step(split_micro_batches(sequences(), 10_000))
+    many = split.step(split_micro_batches(sequences(), 20))
+    assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+    assert many["entropy"] == pytest.approx(one["entropy"], rel=1e-5)
+
+
+def test_sft_loss_is_the_mean_nll_of_a_plain_forward():
+    trainer = make_trainer()
+    total, count = 0.0, 0
+    for s in sequences():
+        batch = pack([Sequence(s.token_ids, s.loss_mask)])
+        from hone.model.attention import PackedAttention
+
+        with torch.no_grad():
+            hidden = trainer.model.hidden(batch.token_ids, batch.positions, PackedAttention([len(s)]))
+            logprobs = trainer.model.logits(hidden).log_softmax(-1)
+        for t in np.flatnonzero(s.loss_mask):
+            total -= float(logprobs[t - 1, s.token_ids[t]])
+            count += 1
+    assert trainer.step(split_micro_batches(sequences(), 64))["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_large_vocabularies_are_chunked_with_equal_results(monkeypatch):
+    one = make_trainer()
+    one_metrics = one.step([pack(sequences())])
+    monkeypatch.setattr("hone.trainer.logprobs.MAX_LOGITS", CONFIG.vocab_size * 7)
+    many = make_trainer()
+    many_metrics = many.step([pack(sequences())])
+    assert many_metrics["loss"] == pytest.approx(one_metrics["loss"], rel=1e-6)
+    assert many_metrics["grad_norm"] == pytest.approx(one_metrics["grad_norm"], rel=1e-5)
+
+
+def test_no_micro_batches_skips_the_update_but_counts_the_step():
+    trainer = make_trainer()
+    before = weights(trainer)
+    metrics = trainer.step([])
+    assert metrics == {"lr": 1e-2, "optimizer/skipped": 1.0}
+    assert trainer.version == 1 and torch.equal(weights(trainer), before)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_update():
+    trainer = make_trainer(lambda logprobs, batch, indices: (logprobs.sum() * float("inf"), {}))
+    before = weights(trainer)
+    metrics = trainer.step([pack(sequences())])
+    assert metrics["optimizer/skipped"] == 1.0 and torch.equal(weights(trainer), before)
+    assert all(p.grad is None for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_tensors_restore_the_trainer_bit_for_bit(precision):
+    straight = make_trainer(precision=precision)
+    straight.step([pack(sequences())])
+    saved = {group: {k: v.clone() for k, v in named.items()} for group, named in straight.tensors().items()}
+    resumed = make_trainer(precision=precision)
+    resumed.load_tensors(saved, version=1)
+    assert straight.step([pack(sequences())]) == resumed.step([pack(sequences())])
+    assert torch.equal(weights(straight), weights(resumed))
+
+
+def test_bf16_weights_move_by_updates_below_their_resolution():
+    """At lr 1e-5 a bf16 weight of 0.02 cannot take one step; the fp32 master adds them up."""
+    model = random_decoder(CONFIG, seed=1, precision="bf16")
+    trainer = Trainer(model, OptimConfig(lr=1e-5), SchedulerConfig(), 100, sft_objective)
+    before = weights(trainer)
+    for _ in range(20):
+        trainer.step([pack(sequences())])
+    assert (weights(trainer) != before).float().mean() > 0.5
+    masters = torch.cat([m.detach().flatten() for m in trainer.optimizer.masters.values()])
+    assert (masters - before).abs().mean() > 1e-4
+
+
+def test_kl_term_is_zero_at_the_reference_and_grows_away_from_it():
+    reference = random_decoder(CONFIG, seed=1)
+    trainer = make_trainer(policy_objective(LossConfig(kl_coef=0.5)), reference=reference)
+    first = trainer.step([pack(sequences())])
+    second = trainer.step([pack(sequences())])
+    assert first["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert second["kl"] > 1e-4
+
+
+def test_temperature_divides_the_logits_of_the_ratio():
+    """At temperature 2 the trainer's logprobs are those of softmax(logits / 2): the gap to a sampler at T=2 is zero."""
+    from hone.inference.engine import Engine
+    from hone.inference.types import SamplingParams
+
+    model = random_decoder(CONFIG, seed=3)
+    prompt = [5, 6, 7, 8]
+    completion = Engine(model).generate([prompt], SamplingParams(max_tokens=12, temperature=2.0, ignore_eos=True))[0][0]
+    mask = np.array([False] * 4 + [True] * 12)
+    logprobs = np.array([0.0] * 4 + completion.logprobs, dtype=np.float32)
+    sequence = Sequence(np.array(prompt + completion.token_ids), mask, logprobs, np.zeros(16), advantage=1.0)
+    gap = {
+        t: Trainer(model, OptimConfig(), SchedulerConfig(), 1, policy_objective(LossConfig()), temperature=t)
+        for t in (1.0, 2.0)
+    }
+    assert gap[2.0].step([pack([sequence])])["logprob_gap/max"] <= 1e-5
+    assert gap[1.0].step([pack([sequence])])["logprob_gap/max"] > 1e-3
