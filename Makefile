@@ -2,6 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Of what pip says, its errors (stderr) and the large downloads.
+LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { print "  " $$0 } /^Installing/ { print "  Installing" }'
 
 .PHONY: help install quickstart quickstart-controls test check bench
 
@@ -20,9 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "error: hone needs Python 3.11 or newer; $(PYTHON) is older: run make PYTHON=python3.11 ..." >&2; exit 2; }
 	@echo "Making .venv (a few minutes on the first run: PyTorch is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on \
-		--constraint constraints.txt --build-constraint constraints.txt --editable ".[dev]"
+	@$(PIP) --quiet pip
+	@$(PIP) --build-constraint constraints.txt --progress-bar off --editable ".[dev]" | $(LARGE)
 	@touch $@
 
 quickstart: install
@@ -40,5 +44,5 @@ check: install
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 bench: install
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	@$(PIP) --quiet --editable ".[dev,bench]"
 	$(BIN)/python benchmarks/rl_step.py
