@@ -52,11 +52,15 @@ class Checkpoints:
 
     def load(self, step: int) -> tuple[Tensors, dict[str, Any]]:
         """The tensors, on the CPU, and the state of step `step`. UserError if it is missing, incomplete or damaged."""
+        if problems := self.problems(step):
+            raise UserError(f"{self.path(step)} cannot be resumed from: {problems[0]}; {self.remedy(but=step)}")
+        return self.read(step)
+
+    def read(self, step: int) -> tuple[Tensors, dict[str, Any]]:
+        """`load` without the check, for a checkpoint that was found intact just before."""
         from safetensors.torch import load_file
 
         folder = self.path(step)
-        if problems := self.problems(step):
-            raise UserError(f"{folder} cannot be resumed from: {problems[0]}; {self.remedy(but=step)}")
         tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
         return tensors, json.loads((folder / "state.json").read_text())
 

@@ -95,7 +95,7 @@ def _training(axes: Axes, runs: list[Run], metric: str, label: str) -> None:
 
 
 def _losses(axes: Axes, runs: list[Run]) -> None:
-    _training(axes, runs, "loss", "training loss (smoothed)")
+    _training(axes, runs, "loss", "training loss, smoothed")
     for run in runs:
         steps, values = _series(run, "val/loss")
         axes.plot(
@@ -112,7 +112,7 @@ def _losses(axes: Axes, runs: list[Run]) -> None:
 
 
 def _rewards(axes: Axes, runs: list[Run]) -> None:
-    _training(axes, runs, "reward/mean", "training reward (smoothed)")
+    _training(axes, runs, "reward/mean", "training reward, smoothed")
     for i, run in enumerate(runs):
         for env in _environments(run):
             _held_out(axes, run, env, first=i == 0, color=_HELD_OUT if len(runs) == 1 else _COLORS[i % len(_COLORS)])
@@ -150,7 +150,7 @@ def _held_out(axes: Axes, run: Run, env: str, first: bool, color: str) -> None:
 def _finish(axes: Axes, title: str, legend: Literal["upper right", "lower right"]) -> None:
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("step")
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=-0.015 * axes.get_xlim()[1])
     axes.grid(True, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(loc=legend, fontsize=9)

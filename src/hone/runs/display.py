@@ -41,14 +41,14 @@ class Display(Protocol):
 
 def make_display(mode: str, kind: str, max_steps: int, out: TextIO | None = None) -> Display:
     """The display for `mode` (auto, plain, none), writing to `out` (standard output)."""
-    out = sys.stdout if out is None else out
+    stream: TextIO = sys.stdout if out is None else out
     if mode == "none":
         return NoDisplay()
-    if mode == "auto" and _is_rich_terminal(out):
+    if mode == "auto" and _is_rich_terminal(stream):
         from hone.runs.live import LiveDisplay
 
-        return LiveDisplay(Progress(kind, max_steps), out)
-    return PlainDisplay(Progress(kind, max_steps), out)
+        return LiveDisplay(Progress(kind, max_steps), stream)
+    return PlainDisplay(Progress(kind, max_steps), stream)
 
 
 def _is_rich_terminal(out: TextIO) -> bool:
@@ -74,7 +74,7 @@ class PlainDisplay:
         self._progress = progress
         self._out = out
         self._lock = threading.Lock()
-        self._last_line = float("-inf")
+        self._last_line = self._last_step_line = float("-inf")
         self._shown_step: int | None = None
         self._shown_doing = ""
         self._closed = threading.Event()
@@ -93,12 +93,12 @@ class PlainDisplay:
         first = progress.step is None
         progress.update(step, metrics, timings)
         self._shown_doing = ""
-        due = progress.clock() - self._last_line >= _INTERVAL
-        if progress.step == step and (first or due or step == progress.max_steps - 1):
-            self._show_step()
         if progress.eval_step == step:
             for line in progress.evaluation():
                 self._print(f"held out, at step {step}: {line}")
+        due = progress.clock() - self._last_step_line >= _INTERVAL
+        if progress.step == step and (first or due or step == progress.max_steps - 1):
+            self._show_step()
 
     def message(self, text: str) -> None:
         self._print(text)
@@ -125,6 +125,7 @@ class PlainDisplay:
         if progress.left:
             parts.append(f"{duration(progress.left)} left")
         self._print("  ".join(parts))
+        self._last_step_line = self._last_line
 
     def _tick(self) -> None:
         while not self._closed.wait(0.5):

@@ -30,6 +30,7 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
     first_step: int = 0
     began: float = 0.0
+    first_seconds: float = 0.0
     step: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
@@ -52,6 +53,8 @@ class Progress:
         if evals:
             self.evals, self.eval_step = evals, step
         if len(metrics) - len(evals) > ("step" in metrics):
+            if self.step is None:
+                self.first_seconds = self.elapsed
             self.step, self.metrics, self.timings = step, metrics, timings
             value = metrics.get(self.headline)
             if value is not None:
@@ -79,9 +82,15 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end, from the mean step of this process, evaluations included; None before any."""
+        """Estimated seconds to the end, from this process's mean step, evaluations included; None before any.
+
+        The first step, which is slow and evaluates, is left out as soon as there are three.
+        """
         taken = self.done - self.first_step
-        return self.elapsed / taken * (self.max_steps - self.done) if taken else None
+        if not taken:
+            return None
+        mean = self.elapsed / taken if taken < 3 else (self.elapsed - self.first_seconds) / (taken - 1)
+        return mean * (self.max_steps - self.done)
 
     def summary(self) -> list[str]:
         """The latest step in words, one part per quantity."""

@@ -20,6 +20,8 @@ def run_toml(config: RunConfig) -> str:
 
 def changed(before: Path, config: RunConfig) -> list[str]:
     """Dotted names of the settings that matter and in which `config` differs from the file `before`."""
+    if not before.exists():
+        return []
     old, new = _flat(tomllib.loads(before.read_text())), _flat(tomllib.loads(run_toml(config)))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return [name for name in names if name.split(".")[0] not in _FREE]
