@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hone.trainer.packing import Rows, Sequence, pack, split_micro_batches
+from hone.trainer.packing import RowPacker, Sequence, pack, split_micro_batches
 
 
 def sequence(length: int, start: int = 0, loss_from: int = 1, **values) -> Sequence:
@@ -50,7 +50,7 @@ def test_micro_batches_keep_order_and_share_the_step_s_denominator():
 
 
 def test_rows_are_filled_first_fit_and_say_when_they_are_full():
-    rows = Rows(num_rows=2, row_tokens=10)
+    rows = RowPacker(num_rows=2, row_tokens=10)
     assert [rows.add(sequence(n, start=100 * n)) for n in (6, 7, 4, 3, 2)] == [True, True, True, True, False]
     assert [len(s) for s in rows.sequences()] == [6, 4, 7, 3]
     assert rows.free == [0, 0]

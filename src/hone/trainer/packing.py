@@ -103,7 +103,7 @@ def split_micro_batches(
     return [pack(batch, total, device) for batch in batches]
 
 
-class Rows:
+class RowPacker:
     """First-fit packing of a stream into a fixed number of rows of `row_tokens` tokens each.
 
     All rows stay open until a sequence fits in none, so gaps fill up later; and the stream is taken strictly in order:

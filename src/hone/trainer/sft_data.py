@@ -1,0 +1,243 @@
+"""What SFT imitates: rows of a data set, or an environment's demonstrations, as token sequences with a loss mask.
+
+A source holds no iterator. Positions 0, 1, 2, … run through the epochs: position p is example `p % n` of the order of
+epoch `p // n`, which depends on the seed alone. `next_batch` takes the examples of one step from a position onwards and
+says where the next step starts; that one number is all a checkpoint has to hold. Packing fills `batch_size` rows
+first-fit and stops at the first example that fits in none of them, which then opens the next step: nothing is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hone.environments.order import Draws
+from hone.errors import UserError
+from hone.rng import key, stream
+from hone.trainer.packing import RowPacker, Sequence
+from hone.types import Message, content_hash
+
+if TYPE_CHECKING:
+    from hone.config.sft import SFTDataConfig
+    from hone.environments import Environment
+    from hone.environments.data import Rows
+    from hone.model.chat import ChatRenderer
+
+
+class Limit:
+    """How long an example may be, and what happens to a longer one: `data.too_long` = error, drop or truncate."""
+
+    def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
+        self.tokens = min(data.seq_len, max_positions)
+        self.name = (
+            f"data.seq_len = {data.seq_len}" if data.seq_len <= max_positions else f"the model's {max_positions}"
+        )
+        self.grow = "raise data.seq_len" if data.seq_len < max_positions else "use a model with a longer context"
+        self.policy = data.too_long
+        self.dropped: set[str] = set()
+        self.truncated: set[str] = set()
+
+    def apply(self, sequence: Sequence, where: str) -> Sequence | None:
+        """The sequence, cut if that is wanted, or None if it is left out (as is one that a cut leaves without loss)."""
+        if len(sequence) <= self.tokens:
+            return sequence
+        if self.policy == "error":
+            raise UserError(
+                f"{where} has {len(sequence)} tokens, more than {self.name}: {self.grow}, "
+                'or set data.too_long to "truncate" or "drop".'
+            )
+        if self.policy == "truncate" and sequence.loss_mask[: self.tokens].any():
+            self.truncated.add(where)
+            return Sequence(sequence.token_ids[: self.tokens], sequence.loss_mask[: self.tokens])
+        self.dropped.add(where)
+        return None
+
+
+def tokenize(renderer: ChatRenderer, messages: list[Message], start: int, where: str) -> Sequence:
+    """The conversation as tokens; loss on every assistant message from index `start` on, with its end-of-turn token.
+
+    What follows the last assistant message carries no loss and is left out. `where` names the example in errors.
+    """
+    turns = [i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"]
+    if not turns:
+        raise UserError(f"{where} has no assistant message to learn from: add one, or remove it from the data.")
+    ids: list[int] = []
+    mask: list[bool] = []
+    for turn in turns:
+        text = messages[turn].get("content")
+        if not isinstance(text, str) or messages[turn].get("tool_calls"):
+            raise UserError(f"{where}: an assistant message must be plain text; message {turn} is not.")
+        try:
+            prompt = renderer.prompt_ids(messages[:turn])
+            completion = renderer.completion_ids(messages[:turn], text)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        if prompt[: len(ids)] != ids:
+            raise UserError(
+                f"{where}: the chat template rewrites earlier assistant messages once the conversation goes on (at "
+                f"message {turn}), so the model would train on what it never sees: keep one assistant message per "
+                "example, or set model.chat_template to a template that keeps history."
+            )
+        mask += [False] * (len(prompt) - len(ids)) + [True] * len(completion)
+        ids = prompt + completion
+    return Sequence(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_))
+
+
+def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
+    """Row `index` of a data set as tokens; None if it is dropped for its length."""
+    messages, start = row_messages(rows[index], rows.where(index))
+    return limit.apply(tokenize(renderer, messages, start, rows.where(index)), rows.where(index))
+
+
+def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:
+    """A data set's row as messages, and the index of the first one that may carry loss.
+
+    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages).
+    """
+    if row.get("messages") is not None:
+        return _messages(row["messages"], "messages", "user", where), 0
+    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    if missing:
+        found = ", ".join(str(name) for name in row) or "none"
+        raise UserError(
+            f"{where} has no column {' or '.join(repr(name) for name in missing)} (columns: {found}): "
+            "SFT needs `messages`, or `prompt` and `completion`."
+        )
+    prompt = _messages(row["prompt"], "prompt", "user", where)
+    return prompt + _messages(row["completion"], "completion", "assistant", where), len(prompt)
+
+
+def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
+    if isinstance(value, str) and column != "messages":
+        return [{"role": role, "content": value}]
+    good = isinstance(value, list | tuple) and all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+        for message in value
+    )
+    if not good or not value:
+        text = "a string or " if column != "messages" else ""
+        raise UserError(f"{where}: column `{column}` must be {text}a list of messages with `role` and `content`.")
+    return [{name: part for name, part in message.items() if part is not None} for message in value]
+
+
+class Source(Protocol):
+    """Where examples come from: `len` is one epoch; `sequence` is the example at `position`, None if it is dropped."""
+
+    def __len__(self) -> int: ...
+
+    def sequence(self, step: int, draw: int, position: int) -> Sequence | None: ...
+
+
+class DatasetSource:
+    """The rows of a data set, ordered by (seed, epoch). A row is tokenized once, when it is first needed."""
+
+    def __init__(self, rows: Rows, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
+        self.rows, self.renderer, self.limit = rows, renderer, limit
+        self.order = Draws(len(rows), seed)
+        self.cache: dict[int, Sequence | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sequence(self, step: int, draw: int, position: int) -> Sequence | None:
+        index = self.order.index(position)
+        if index not in self.cache:
+            self.cache[index] = row_sequence(self.rows, index, self.renderer, self.limit)
+        return self.cache[index]
+
+
+class DemonstrationSource:
+    """An environment's training examples, demonstrated afresh each time: demonstration `draw` of step `step` has its
+    own random stream, so a second pass over the examples brings new demonstrations of them.
+    """
+
+    def __init__(self, env: Environment, renderer: ChatRenderer, limit: Limit, seed: int) -> None:
+        self.env, self.renderer, self.limit, self.seed = env, renderer, limit, seed
+        self.examples = env.split("train")
+        self.order = Draws(len(self.examples), seed)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def sequence(self, step: int, draw: int, position: int) -> Sequence | None:
+        index = self.order.index(position)
+        rng = stream(self.seed, "sft-demo", step, draw)
+        return demonstration(self.env, "train", index, rng, self.renderer, self.limit)
+
+
+def demonstration(
+    env: Environment, split: str, index: int, rng: np.random.Generator, renderer: ChatRenderer, limit: Limit
+) -> Sequence | None:
+    """One example of an environment with a demonstrated answer, as tokens; None if it is dropped for its length."""
+    example = env.split(split)[index]
+    where = f"environment {env.id}, {split} example {index}"
+    answer: Message = {"role": "assistant", "content": env.demonstrate(example, rng)}
+    return limit.apply(tokenize(renderer, [*example.prompt, answer], len(example.prompt), where), where)
+
+
+def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) -> tuple[list[Sequence], int]:
+    """The sequences of one step, taken from `position` on, and the position at which the next step starts."""
+    rows = RowPacker(data.batch_size, data.seq_len) if data.pack else None
+    taken: list[Sequence] = []
+    start = position
+    while rows is not None or len(taken) < data.batch_size:
+        sequence = source.sequence(step, position - start, position)
+        if sequence is not None:
+            if rows is not None and not rows.add(sequence):
+                break
+            taken.append(sequence)
+        position += 1
+        if not taken and position - start >= len(source):
+            raise UserError("every example of the data is longer than the limit and was dropped: raise data.seq_len.")
+    return (taken if rows is None else rows.sequences()), position
+
+
+def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance: Callable[[int], None]) -> None:
+    """Tokenize every row that `max_steps` steps will use, so that a bad row is found before the run starts.
+
+    `advance` is called with the number of rows done so far, of at most `len(source)`.
+    """
+    position = 0
+    for step in range(max_steps):
+        _, position = next_batch(source, step, position, data)
+        advance(min(position, len(source)))
+        if position >= len(source):
+            break
+
+
+def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """(training rows, validation rows): disjoint in content, not only in index.
+
+    Rows are ranked by a keyed hash of their content and the lowest `fraction` of the different ones is held out, so
+    equal rows fall on the same side, and adding rows moves few others. Validation rows come in the order of their rank.
+    """
+    ranks = np.array([key(seed, "sft-val", content_hash(row)) for row in rows], dtype=np.uint64)
+    distinct = np.unique(ranks)
+    if len(distinct) < 2:
+        raise UserError("the data has fewer than two different rows, so none can be held out: leave out `val`.")
+    held_out = min(max(round(fraction * len(distinct)), 1), len(distinct) - 1)
+    is_val = ranks < distinct[held_out]
+    val = np.flatnonzero(is_val)
+    return rows.take(np.flatnonzero(~is_val).tolist()), rows.take(val[np.argsort(ranks[val], kind="stable")].tolist())
+
+
+def validation_set(held_out: Rows, renderer: ChatRenderer, limit: Limit, max_examples: int) -> list[Sequence]:
+    """The first `max_examples` held-out rows as tokens."""
+    count = min(max_examples, len(held_out))
+    return _some([row_sequence(held_out, i, renderer, limit) for i in range(count)])
+
+
+def validation_demonstrations(source: DemonstrationSource, max_examples: int) -> list[Sequence]:
+    """The first `max_examples` examples of the environment's eval split, each with one fixed demonstration."""
+    count = min(max_examples, len(source.env.split("eval")))
+    rngs = [stream(source.seed, "sft-val-demo", i) for i in range(count)]
+    return _some([demonstration(source.env, "eval", i, rngs[i], source.renderer, source.limit) for i in range(count)])
+
+
+def _some(candidates: list[Sequence | None]) -> list[Sequence]:
+    sequences = [sequence for sequence in candidates if sequence is not None]
+    if not sequences:
+        raise UserError("no validation example is left (there are none, or all are too long): leave out `val`.")
+    return sequences

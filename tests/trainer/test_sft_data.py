@@ -1,0 +1,319 @@
+"""What SFT learns from: which tokens carry loss, in which order examples come, and how bad rows are reported."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hone.config.sft import SFTDataConfig
+from hone.environments.data import Rows, load_rows
+from hone.environments.order import epoch_order
+from hone.errors import UserError
+from hone.model.chat import load_renderer
+from hone.trainer.sft_data import (
+    DatasetSource,
+    DemonstrationSource,
+    Limit,
+    hold_out_rows,
+    next_batch,
+    prepare,
+    row_messages,
+    tokenize,
+    validation_demonstrations,
+    validation_set,
+)
+from hone.types import Example
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_model_dir):
+    return load_renderer(str(tiny_model_dir))
+
+
+def table(rows: list[dict]) -> Rows:
+    return Rows(rows, lambda i: f"data.jsonl, line {i + 1}")
+
+
+def pair(i: int, length: int = 5) -> dict:
+    return {"prompt": f"say {i:02d}", "completion": f"{i:02d}" + "x" * (length - 2)}
+
+
+def text(renderer, sequence, mask: bool) -> str:
+    """The tokens that carry loss (or don't), with special tokens kept."""
+    return renderer.tokenizer.decode(sequence.token_ids[sequence.loss_mask == mask].tolist(), skip_special_tokens=False)
+
+
+def source_of(rows, renderer, seed=0, **data):
+    config = SFTDataConfig(path="data.jsonl", **data)
+    return DatasetSource(rows, renderer, Limit(config, max_positions=1024), seed), config
+
+
+# ---- loss mask ------------------------------------------------------------------------------------------------------
+
+
+def test_loss_is_on_the_completion_and_its_end_of_turn_token(renderer):
+    messages, start = row_messages({"prompt": "hi", "completion": "ho"}, "row 0")
+    sequence = tokenize(renderer, messages, start, "row 0")
+    assert sequence.token_ids.tolist() == renderer.prompt_ids(messages[:1]) + renderer.completion_ids(
+        messages[:1], "ho"
+    )
+    assert text(renderer, sequence, True) == "ho<|im_end|>"
+    assert text(renderer, sequence, False).endswith("assistant\n")
+
+
+def test_a_multi_turn_conversation_has_loss_on_every_assistant_message(renderer):
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "22"},
+        {"role": "user", "content": "not answered"},
+    ]
+    sequence = tokenize(renderer, *row_messages({"messages": messages}, "row 0"), "row 0")
+    assert text(renderer, sequence, True) == "1<|im_end|>22<|im_end|>"
+    whole = renderer.tokenizer.decode(sequence.token_ids.tolist(), skip_special_tokens=False)
+    assert "be brief" in whole and "two" in whole and "not answered" not in whole
+
+
+def test_assistant_messages_of_the_prompt_carry_no_loss(renderer):
+    shots = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "b"},
+    ]
+    row = {"prompt": shots, "completion": [{"role": "assistant", "content": "B"}]}
+    sequence = tokenize(renderer, *row_messages(row, "row 0"), "row 0")
+    assert text(renderer, sequence, True) == "B<|im_end|>"
+
+
+class RewritingRenderer:
+    """A template that shortens earlier answers, as reasoning models' templates do."""
+
+    def prompt_ids(self, messages):
+        return [ord(c) for m in messages for c in (m["content"][-1:] if m["role"] == "assistant" else m["content"])]
+
+    def completion_ids(self, messages, content):
+        return [ord(c) for c in content]
+
+
+def test_a_template_that_rewrites_history_is_refused(renderer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "think A"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "think B"},
+    ]
+    with pytest.raises(UserError, match=r"row 7.*rewrites earlier assistant messages.*message 3"):
+        tokenize(RewritingRenderer(), messages, 0, "row 7")
+    assert tokenize(RewritingRenderer(), messages, 2, "row 7").loss_mask.sum() == len("think B")
+
+
+# ---- bad rows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": "a", "answer": "b"}, r"data.jsonl, line 1 has no column 'completion' \(columns: prompt, answer\)"),
+        ({"text": "a"}, "no column 'prompt' or 'completion'"),
+        ({"messages": "a"}, "column `messages` must be a list of messages"),
+        ({"messages": [{"role": "user"}]}, "column `messages` must be a list of messages"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no assistant message to learn from"),
+        ({"prompt": 3, "completion": "b"}, "column `prompt` must be a string or a list of messages"),
+        ({"prompt": "a", "completion": [{"role": "assistant", "content": None}]}, "must be plain text"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_from_is_named(renderer, row, problem):
+    source, config = source_of(table([row]), renderer, batch_size=1)
+    with pytest.raises(UserError, match=problem):
+        next_batch(source, 0, 0, config)
+
+
+def test_a_bad_row_of_a_file_is_named_by_its_line(renderer, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(pair(0)) + "\n" + json.dumps({"prompt": "a"}) + "\n")
+    source, config = source_of(load_rows(path), renderer, batch_size=1)
+    with pytest.raises(UserError, match=r"data\.jsonl, line 2 has no column 'completion'"):
+        prepare(source, config, 5, lambda done: None)
+
+
+def test_an_example_longer_than_the_limit_is_an_error_dropped_or_truncated(renderer):
+    rows = table([pair(0), pair(1, length=60), pair(2)])
+    full = len(tokenize(renderer, *row_messages(rows[1], ""), ""))
+
+    source, config = source_of(rows, renderer, seq_len=full - 3, batch_size=3, pack=False)
+    with pytest.raises(UserError, match=rf"line 2 has {full} tokens, more than data.seq_len = {full - 3}: raise data"):
+        prepare(source, config, 1, lambda done: None)
+
+    source, config = source_of(rows, renderer, seq_len=full - 3, batch_size=2, pack=False, too_long="drop")
+    sequences, position = next_batch(source, 0, 0, config)
+    assert sorted(text(renderer, s, True)[:2] for s in sequences) == ["00", "02"] and position in (2, 3)
+    next_batch(source, 1, position, config)
+    assert source.limit.dropped == {"data.jsonl, line 2"}
+
+    source, config = source_of(rows, renderer, seq_len=full - 3, batch_size=3, pack=False, too_long="truncate")
+    sequences, _ = next_batch(source, 0, 0, config)
+    cut = max(sequences, key=len)
+    assert len(cut) == full - 3 and text(renderer, cut, True) == rows[1]["completion"][:-2]
+    assert source.limit.truncated == {"data.jsonl, line 2"} and not source.limit.dropped
+
+
+def test_the_model_s_context_limits_an_example_too(renderer):
+    config = SFTDataConfig(path="data.jsonl", seq_len=4096)
+    source = DatasetSource(table([pair(0, length=60)]), renderer, Limit(config, max_positions=32), 0)
+    with pytest.raises(UserError, match="more than the model's 32: use a model with a longer context"):
+        next_batch(source, 0, 0, config)
+
+
+def test_data_of_which_everything_is_dropped_is_an_error_not_an_endless_loop(renderer):
+    source, config = source_of(table([pair(i, 60) for i in range(3)]), renderer, seq_len=16, too_long="drop")
+    with pytest.raises(UserError, match=r"every example .* was dropped"):
+        next_batch(source, 0, 0, config)
+
+
+# ---- order, epochs, positions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_each_example_comes_once_per_epoch_in_the_order_of_seed_and_epoch(renderer, pack):
+    rows = table([pair(i, length=4 + i % 5) for i in range(11)])
+    source, config = source_of(rows, renderer, seed=3, seq_len=60, batch_size=2, pack=pack)
+    position, stream, steps = 0, [], []
+    for step in range(30):
+        before = position
+        sequences, position = next_batch(source, step, position, config)
+        assert position - before == len(sequences)
+        steps.append(sorted(text(renderer, s, True)[:2] for s in sequences))
+        stream += [epoch_order(11, 3, p // 11)[p % 11] for p in range(before, position)]
+    orders = np.concatenate([epoch_order(11, 3, epoch) for epoch in range(position // 11 + 1)])
+    assert stream == orders[:position].tolist()
+    assert [name for step in steps for name in step] != sorted(name for step in steps for name in step)
+    taken = 0
+    for step in steps:
+        assert step == sorted(f"{i:02d}" for i in orders[taken : taken + len(step)])
+        taken += len(step)
+    assert not np.array_equal(epoch_order(11, 3, 0), epoch_order(11, 3, 1))
+
+
+def test_a_batch_depends_on_step_and_position_only(renderer):
+    rows = table([pair(i) for i in range(20)])
+    first, config = source_of(rows, renderer, seq_len=64, batch_size=3)
+    positions = [0]
+    for step in range(6):
+        positions.append(next_batch(first, step, positions[-1], config)[1])
+    fresh, _ = source_of(rows, renderer, seq_len=64, batch_size=3)
+    resumed, end = next_batch(fresh, 5, positions[5], config)
+    original, _ = next_batch(first, 5, positions[5], config)
+    assert [s.token_ids.tolist() for s in resumed] == [s.token_ids.tolist() for s in original]
+    assert end == positions[6]
+
+
+def test_packing_fills_the_rows_within_their_budget_and_skips_nothing(renderer):
+    rows = table([pair(i, length=3 + (7 * i) % 20) for i in range(40)])
+    source, config = source_of(rows, renderer, seq_len=80, batch_size=4)
+    sequences, position = next_batch(source, 0, 0, config)
+    total = sum(len(s) for s in sequences)
+    following = source.sequence(0, 0, position)
+    assert len(sequences) == position and total <= 4 * 80
+    assert total > 4 * (80 - len(following)), "the next example would not have fitted in any row"
+
+
+def test_prepare_tokenizes_what_the_run_will_use_and_no_more(renderer):
+    rows = table([pair(i) for i in range(50)])
+    source, config = source_of(rows, renderer, batch_size=4, pack=False)
+    done = []
+    prepare(source, config, 3, done.append)
+    assert set(source.cache) == set(epoch_order(50, 0, 0)[:12].tolist()) and done == [4, 8, 12]
+    prepare(source, config, 1000, done.append)
+    assert set(source.cache) == set(range(50)) and done[-1] == 50
+
+
+# ---- demonstrations -------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """An environment whose demonstrations are random digits."""
+
+    id = "echo"
+
+    def __init__(self, n=5):
+        self.n = n
+
+    def split(self, name):
+        return [Example([{"role": "user", "content": f"{name} {i}"}]) for i in range(self.n)]
+
+    def demonstrate(self, example, rng):
+        return "".join(str(digit) for digit in rng.integers(0, 10, 12))
+
+
+def test_demonstrations_are_fresh_each_time_and_repeatable(renderer):
+    config = SFTDataConfig(env={"id": "echo"}, batch_size=5, pack=False)
+    limit = Limit(config, 1024)
+    source = DemonstrationSource(Echo(), renderer, limit, seed=1)
+    first, position = next_batch(source, 0, 0, config)
+    second, _ = next_batch(source, 1, position, config)
+    texts = [text(renderer, s, True) for s in first + second]
+    assert len(set(texts)) == 10
+    prompts = [text(renderer, s, False) for s in first]
+    assert len(set(prompts)) == 5 and all("train" in prompt for prompt in prompts)
+
+    again = DemonstrationSource(Echo(), renderer, limit, seed=1)
+    assert [text(renderer, s, True) for s in next_batch(again, 1, position, config)[0]] == texts[5:]
+    other = DemonstrationSource(Echo(), renderer, limit, seed=2)
+    assert not {text(renderer, s, True) for s in next_batch(other, 1, position, config)[0]} & set(texts)
+
+
+def test_a_second_draw_of_an_example_within_a_step_is_another_demonstration(renderer):
+    config = SFTDataConfig(env={"id": "echo"}, batch_size=4, pack=False)
+    source = DemonstrationSource(Echo(n=1), renderer, Limit(config, 1024), seed=1)
+    sequences, _ = next_batch(source, 0, 0, config)
+    assert len({text(renderer, s, True) for s in sequences}) == 4
+
+
+def test_validation_demonstrations_are_fixed_and_come_from_the_eval_split(renderer):
+    config = SFTDataConfig(env={"id": "echo"})
+    source = DemonstrationSource(Echo(), renderer, Limit(config, 1024), seed=1)
+    sequences = validation_demonstrations(source, 3)
+    again = validation_demonstrations(source, 3)
+    assert [s.token_ids.tolist() for s in sequences] == [s.token_ids.tolist() for s in again]
+    assert len(sequences) == 3 and all("eval" in text(renderer, s, False) for s in sequences)
+
+
+# ---- validation split -----------------------------------------------------------------------------------------------
+
+
+def test_the_validation_split_is_seeded_and_disjoint_in_content(renderer):
+    rows = table([pair(i % 30) for i in range(60)])
+    train, held_out = hold_out_rows(rows, 0.2, seed=0)
+    assert len(train) + len(held_out) == 60 and len(held_out) == 2 * 6
+    contents = {row["prompt"] for row in train}, {row["prompt"] for row in held_out}
+    assert not contents[0] & contents[1] and len(contents[0] | contents[1]) == 30
+    assert [row["prompt"] for row in hold_out_rows(rows, 0.2, seed=0)[1]] == [row["prompt"] for row in held_out]
+    assert {row["prompt"] for row in hold_out_rows(rows, 0.2, seed=1)[1]} != contents[1]
+    assert held_out.where(0) == rows.where([row["prompt"] for row in rows].index(held_out[0]["prompt"]))
+
+    config = SFTDataConfig(path="data.jsonl")
+    sequences = validation_set(held_out, renderer, Limit(config, 1024), max_examples=4)
+    assert [text(renderer, s, True)[:2] for s in sequences] == [held_out[i]["completion"][:2] for i in range(4)]
+
+
+def test_one_row_cannot_be_split(renderer):
+    with pytest.raises(UserError, match="fewer than two different rows"):
+        hold_out_rows(table([pair(0), pair(0)]), 0.5, seed=0)
+
+
+def test_a_rounding_fraction_still_leaves_both_sides_something():
+    rows = table([pair(i) for i in range(3)])
+    assert [len(part) for part in hold_out_rows(rows, 0.01, seed=0)] == [2, 1]
+    assert [len(part) for part in hold_out_rows(rows, 0.99, seed=0)] == [1, 2]
+
+
+def test_an_environment_without_eval_examples_says_so(renderer):
+    config = SFTDataConfig(env={"id": "echo"})
+    source = SimpleNamespace(env=Echo(n=0), seed=0, renderer=renderer, limit=Limit(config, 1024))
+    with pytest.raises(UserError, match="no validation example is left"):
+        validation_demonstrations(source, 3)
