@@ -63,7 +63,7 @@ def _claim(claims: dict[Path, tuple[Path, Any]], place: Path, value: Any, source
         for other, (other_path, other_leaf) in claims.items():
             shorter = leaf if len(key) < len(other) else other_leaf
             related = key[: len(other)] == other[: len(key)]
-            # As text, for a flag's value is not yet typed. An empty section is just switched on: its keys agree with it.
+            # As text, for a flag's value is not yet typed. An empty section only switches it on: its keys agree.
             if str(leaf) != str(other_leaf) if key == other else related and shorter != {}:
                 raise UserError(
                     f"{dotted(other_path)} = {other_leaf!r}{sources.origin(other_path)} and "

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig
-from hone.config.schema import dotted, lookup
+from hone.config.schema import lookup
 from hone.config.sources import Sources, read_sources
 from hone.errors import UserError
 
@@ -35,16 +35,19 @@ def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources) -
     """The first problem that pydantic found, naming the key, its value, where it was set and what is expected."""
     details = error.errors(include_url=False)[0]
     path = tuple(str(part) for part in details["loc"])
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
     if details["type"] == "value_error":  # raised by a validator of ours
         reason = str(details.get("ctx", {})["error"])
-        return f"{dotted(path)}: {reason}" if path else reason
+        return f"{name}: {reason}" if name else reason
+    if details["type"] == "missing":
+        return f"{name} is missing{sources.origin(path)}"
+    found = f"{name} is {_shown(details['input'])}{sources.origin(path)}"
     if details["type"] == "model_type":
-        section = lookup(cls, path)
-        assert section is not None and section.section is not None, path
-        expected = f"a section with keys such as {dotted((*path, next(iter(section.section.model_fields))))}"
-    else:
-        expected = details["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
-    return f"{dotted(path)} is {_shown(details['input'])}{sources.origin(path)}, but should be {expected}"
+        key = lookup(cls, path)
+        assert key is not None and key.section is not None, path
+        return f"{found}, but should be a section with keys such as {name}.{next(iter(key.section.model_fields))}"
+    expected = details["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
+    return f"{found}, but should be {expected}" if expected != details["msg"] else f"{found}: {expected}"
 
 
 def _shown(value: Any) -> str:

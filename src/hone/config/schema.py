@@ -13,6 +13,19 @@ from pydantic.fields import FieldInfo
 
 Path = tuple[str, ...]
 
+SYNONYMS = {
+    "beta": "kl_coef",
+    "environment": "env",
+    "epochs": "max_steps",
+    "group_size": "rollouts_per_example",
+    "max_completion_length": "max_tokens",
+    "max_length": "seq_len",
+    "max_new_tokens": "max_tokens",
+    "num_generations": "rollouts_per_example",
+    "num_train_epochs": "max_steps",
+}
+"""Other trainers' words for keys of ours."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -81,30 +94,46 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
 
 
 def walk(cls: type[BaseModel], prefix: Path = ()) -> Iterator[Key]:
-    """Every key, sections before what they hold."""
+    """Every key, sections before what they hold; of keys that a section shares with the top, just themselves."""
     for name, field in cls.model_fields.items():
         key = Key((*prefix, name), *unwrap(field.annotation))
         yield key
-        if key.section:
+        if key.section and name not in getattr(cls, "shared", ()):
             yield from walk(key.section, key.path)
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
-    """The key of `cls` that is most like `unknown`, or None if none is much like it."""
-    unknown = tuple(part.replace("-", "_") for part in unknown)
-    best = max(walk(cls), key=lambda key: _likeness(unknown, key.path))
-    return best.path if _likeness(unknown, best.path) >= 0.75 else None
+    """The key of `cls` that is most like `unknown`, or None if none is much like it.
+
+    Names are compared first, then the sections they stand in, so that a key in the wrong section is found as well.
+    """
+    unknown = tuple(part.replace("-", "_").lower() for part in unknown)
+    scored = [(_likeness(unknown, key.path), key.path) for key in walk(cls)]
+    best, path = max(scored, key=lambda pair: pair[0])
+    return path if best > 0 else None
 
 
 def _likeness(unknown: Path, known: Path) -> float:
-    """How alike two keys are: mostly their last names, then their sections, so that a misplaced one is found."""
-    return _name_likeness(unknown[-1], known[-1]) + 0.3 * SequenceMatcher(None, unknown[:-1], known[:-1]).ratio()
+    if "_".join(unknown) == "_".join(known):
+        return 2.0  # --wandb-project
+    name = _name_likeness(unknown[-1], known[-1])
+    sections, known_sections = unknown[:-1], known[:-1]
+    if not sections:
+        place = 0.7 if known_sections else 1.0
+    else:
+        place = SequenceMatcher(None, dotted(sections), dotted(known_sections)).ratio()
+        if known_sections:
+            place = max(place, 0.9 * SequenceMatcher(None, sections[-1], known_sections[-1]).ratio())
+    return name + 0.2 * place if name >= 0.6 else 0.0
 
 
-def _name_likeness(a: str, b: str) -> float:
-    words_a, words_b = a.split("_"), b.split("_")
-    if a == "".join(word[:1] for word in words_b) or b == "".join(word[:1] for word in words_a):
-        return 0.9 if min(len(a), len(b)) > 1 else 0.0  # an abbreviation: learning_rate, lr
-    if set(words_a) < set(words_b) or set(words_b) < set(words_a):
-        return 0.8  # a part: steps, max_steps
-    return SequenceMatcher(None, a, b).ratio()
+def _name_likeness(unknown: str, known: str) -> float:
+    """1 for the same name or another trainer's word for it, less for an abbreviation, a part, a misspelling."""
+    words, known_words = unknown.split("_"), known.split("_")
+    if unknown == known or SYNONYMS.get(unknown) == known:
+        return 1.0
+    if len(known) > 1 and known == "".join(word[:1] for word in words):
+        return 0.9  # learning_rate, lr
+    if set(words) < set(known_words) or set(known_words) < set(words):
+        return 0.9  # steps, max_steps
+    return SequenceMatcher(None, unknown, known).ratio()

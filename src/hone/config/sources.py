@@ -89,8 +89,12 @@ class _Reader:
                 self._set((positional,), token, positional.upper())
                 positional = None
             else:
-                hint = f": a config file is given as `@ {token}`" if token.endswith(".toml") else ""
-                raise UserError(f"unexpected argument {token!r}{hint}")
+                hint = (
+                    f"a config file is given as `@ {token}`"
+                    if token.endswith(".toml")
+                    else "a key is set by `--key value`"
+                )
+                raise UserError(f"unexpected argument {token!r}: {hint}")
         files = merge(self.trees["root"], self.trees["section"])
         origins = {**self.origins["root"], **self.origins["section"], **self.origins["flags"]}
         return Sources(files, self.trees["flags"], origins, self.section_files)
@@ -117,7 +121,7 @@ class _Reader:
             if key.section and isinstance(value, dict):
                 value = self._checked(value, key.path, file, origins)
             result[key.path[-1]] = value
-            if not (key.section and value):
+            if not (key.section and isinstance(value, dict) and value):
                 origins[key.path] = file
         return result
 
