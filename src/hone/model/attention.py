@@ -2,8 +2,9 @@
 
 On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: right padding
 needs no mask, for a real token never sees what follows it, and what padding slots compute is dropped. Segments of
-equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower, and SDPA's own grouping
-of query heads a fifth faster than repeating keys and values.) Half precision on a GPU uses the variable-length kernel.
+equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower; SDPA's own grouping
+of query heads is a fifth faster than repeating keys and values.) Half precision on a GPU takes the kernel for segments
+of any length.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 Tokens of any number of sequences lie end to end in one dimension N; which of them see each other is decided by the
 `attention` that the caller hands in, so there is no batch dimension, no padding and no mask here. Projections that read
-the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` splits and joins them on the way to and from files.
+the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` joins and splits them on their way to the disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = None if config.tie_word_embeddings else nn.Parameter(torch.empty_like(self.embed))
         self.rotary = RotaryTable(config)
+        self.generation_config = _generation_config(config)
 
     @property
     def head_weight(self) -> Tensor:
@@ -139,3 +141,14 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()
+
+
+def _generation_config(config: DecoderConfig) -> dict[str, Any]:
+    """Content of generation_config.json for a model that has none."""
+    eos = list(config.eos_token_ids)
+    ids = {
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "pad_token_id": config.pad_token_id,
+    }
+    return {key: value for key, value in ids.items() if value is not None}

@@ -117,8 +117,10 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
-        torch.mul(F.silu(gate), grad, out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        scratch = F.silu(gate)
+        torch.mul(grad, scratch, out=grad_up)
+        torch.mul(grad, up, out=scratch)
+        torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_gate)
         return grad_gate_up
 
 

@@ -11,8 +11,6 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE
 
-TINY = "hone/tiny"
-
 
 def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) -> DecoderConfig:
     """The tiny preset: Qwen3's architecture with a tied head, sized by `init` (0.43M parameters as it stands)."""
@@ -36,8 +34,8 @@ def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) ->
 def random_decoder(config: DecoderConfig, seed: int = 0, precision: str = "fp32") -> Decoder:
     """A decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
 
-    Each parameter has a stream of its own, named by the seed and the parameter: its values depend on no other's. Drawn by
-    numpy, they are the same on every machine.
+    Each parameter has a stream of its own, named by the seed and the parameter: its values depend on no other's, and as
+    numpy draws them, they are the same on every machine.
     """
     model = Decoder(config, precision)
     with torch.no_grad():

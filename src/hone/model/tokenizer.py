@@ -8,7 +8,6 @@ keeps them: a reward function must see the tags that the model wrote. A role wor
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+
+from hone.model.files import write_json
 
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (ENDOFTEXT, IM_START, IM_END)
@@ -83,9 +84,5 @@ def save_tokenizer(folder: Path | str, model_max_length: int = 1024) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     build_tiny_tokenizer().save(str(folder / "tokenizer.json"))
     special = {"eos_token": IM_END, "pad_token": ENDOFTEXT, "additional_special_tokens": [IM_START]}
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(model_max_length))
-    _write_json(folder / "special_tokens_map.json", special)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", tokenizer_config(model_max_length))
+    write_json(folder / "special_tokens_map.json", special)

@@ -1,0 +1,183 @@
+"""Conversations to token ids and back.
+
+The package `renderers` (written by hand, checked token for token against each model's own template) renders the models
+that it knows by name; every other model is rendered by its chat template. Either way a completion must *continue* its
+prompt: if the template writes a finished turn differently from how it opened it, what is trained would not be what is
+sampled, so that is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from hone.errors import UserError
+from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
+from hone.model.rendering import Rendering, TemplateRendering, named_rendering
+from hone.model.template import find_template, read_override, special_tokens
+from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
+from hone.types import Message
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+THINK, END_THINK = "<think>", "</think>"
+PROBE = "probe"
+
+
+class ChatRenderer:
+    """Renders conversations for one model; made by `load_renderer`.
+
+    `stop_ids`: ids at which generation ends; the first is that of the end of the assistant's turn. `vocab_size`: one
+    more than the tokenizer's largest id. `opened_by_template`: what the generation prompt has already opened for the
+    model to continue ("<think>\\n"), else "".
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rendering: Rendering,
+        stop_ids: tuple[int, ...],
+        source: Path | None,
+        template: str | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._rendering, self._source, self._override = rendering, source, template
+        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.end_of_turn_id = self._find_end_of_turn(stop_ids + rendering.stop_ids)
+        self.stop_ids = tuple(dict.fromkeys((self.end_of_turn_id, *stop_ids, *rendering.stop_ids)))
+        self.opened_by_template = self._find_opened()
+
+    def prompt_ids(self, messages: list[Message]) -> list[int]:
+        """Ids of the conversation so far and the opening of the assistant's turn."""
+        return self._rendering.prompt_ids(messages)
+
+    def completion_ids(self, prompt_messages: list[Message], completion_text: str) -> list[int]:
+        """Ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and the end of the turn.
+
+        Raises UserError if the template rewrites the prompt once the turn is finished, or leaves out some of the text.
+        """
+        completion = {"role": "assistant", "content": completion_text}
+        ids = self._rendering.continuation_ids(prompt_messages, completion)
+        ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
+        ids = ids[: ends[-1] + 1] if ends else [*ids, self.end_of_turn_id]
+        written = self.opened_by_template + self.tokenizer.decode(ids, skip_special_tokens=False)
+        if _squeeze(completion_text) not in _squeeze(written):
+            raise UserError(
+                f"the chat template leaves out a part of the assistant's text ({completion_text[:60]!r} became "
+                f"{written[:60]!r}): give a template that keeps it with model.chat_template"
+            )
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of a completion, up to the end of its turn, without special tokens."""
+        for i, token in enumerate(ids):
+            if token in self.stop_ids:
+                ids = ids[:i]
+                break
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the tokenizer's files into a weights folder, with the template that rendered, if it was overridden."""
+        folder = Path(folder)
+        if self._source is None:
+            save_tokenizer(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in TOKENIZER_FILES:
+                if (self._source / name).is_file():
+                    shutil.copyfile(self._source / name, folder / name)
+        if self._override is not None:
+            # Every version of transformers reads it here, but lets a chat_template.jinja go first.
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+            config = read_json(folder, "tokenizer_config.json") | {"chat_template": self._override}
+            write_json(folder / "tokenizer_config.json", config)
+
+    def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
+        """The id that the template writes after the assistant's text, else the first of `stop_ids`."""
+        messages: list[Message] = [{"role": "user", "content": PROBE}]
+        ids = self._rendering.continuation_ids(messages, {"role": "assistant", "content": PROBE})
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = [token for token in ids if token in stop_ids or (token in added and added[token].special)]
+        if special:
+            return special[-1]
+        if stop_ids:
+            return stop_ids[0]
+        raise UserError(
+            "neither the chat template nor the model's files name a token that ends a turn: "
+            "set eos_token in tokenizer_config.json, or give a template that writes one with model.chat_template"
+        )
+
+    def _find_opened(self) -> str:
+        prompt = self.tokenizer.decode(self.prompt_ids([{"role": "user", "content": PROBE}]), skip_special_tokens=False)
+        generation = prompt[prompt.rfind(PROBE) + len(PROBE) :]
+        start = generation.rfind(THINK)
+        return "" if start < 0 or END_THINK in generation[start:] else generation[start:]
+
+
+def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) -> ChatRenderer:
+    """The renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja text) overrides its own."""
+    name = str(name_or_folder)
+    override = None if chat_template is None else read_override(chat_template)
+    if name == TINY:
+        tokenizer = build_tiny_tokenizer()
+        rendering = TemplateRendering(tokenizer, override or CHAT_TEMPLATE, {"eos_token": IM_END})
+        return ChatRenderer(tokenizer, rendering, (IM_END_ID, ENDOFTEXT_ID), None, override)
+    from_hub = is_hub_id(name)
+    folder = resolve_model(name)
+    tokenizer = load_tokenizer(folder)
+    named = named_rendering(name, tokenizer) if from_hub and override is None else None
+    if named is None:
+        template = override or find_template(folder)
+        if template is None:
+            raise UserError(
+                f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
+            )
+        named = TemplateRendering(tokenizer, template, special_tokens(folder))
+    return ChatRenderer(tokenizer, named, _stop_ids(folder, tokenizer), folder, override)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder: its tokenizer.json, or without one what transformers makes of its other files."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(f"{path} cannot be read ({error}): restore it from the model's source") from error
+    else:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        except (OSError, ValueError, ImportError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"{folder} has no tokenizer.json, and no other usable tokenizer ({reason})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that generation_config.json, config.json and the tokenizer's eos_token name as ends."""
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(folder, name).get("eos_token_id")
+        ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eos_id = tokenizer.token_to_id(special_tokens(folder).get("eos_token", ""))
+    return tuple(dict.fromkeys(ids if eos_id is None else [*ids, eos_id]))
+
+
+def _squeeze(text: str) -> str:
+    """Templates may move white space around a turn, never anything else."""
+    return "".join(text.split())

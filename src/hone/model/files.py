@@ -1,0 +1,64 @@
+"""Finding the folder of a model, and the JSON files in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+
+TINY = "hone/tiny"
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_hub_id(name: str) -> bool:
+    """True if `name` is not a folder here, and could be the id of a model on the hub."""
+    return name != TINY and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
+
+
+def resolve_model(name: str | Path) -> Path:
+    """The folder of a model: `name` itself if there is such a folder, else a download of the hub id into the cache."""
+    name = str(name)
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).exists():
+        raise UserError(f"{name} is a file: give the folder that holds the model")
+    if not is_hub_id(name):
+        raise UserError(
+            f"there is no model folder {name}: give an existing one, a hub id (owner/name), or {TINY}; "
+            "`hone init-model OUT` makes a small model"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{name} is neither a folder here nor a model that could be fetched from the hub ({reason}): "
+            "check the name and the connection, or give a local folder"
+        ) from error
+
+
+def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
+    """A JSON object from a model folder; empty if there is no such file and it is not needed."""
+    path = folder / name
+    if not path.is_file():
+        if not needed:
+            return {}
+        raise UserError(f"{folder} has no {name}: give the folder of a model in Hugging Face layout")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}): restore it from the model's source") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object: restore it from the model's source")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

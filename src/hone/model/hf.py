@@ -1,0 +1,204 @@
+"""A model's weights and config on disk, in Hugging Face layout: loading and saving.
+
+The decoder's fused parameters are split into the names that transformers and vLLM know, and joined on the way in, so a
+folder written here loads there and the other way round. Every weight of a file must have its place and every place its
+weight: a file that does not fit is refused with the names that don't.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hone.errors import UserError
+from hone.model.config import DecoderConfig
+from hone.model.decoder import PRECISIONS, Decoder
+from hone.model.files import TINY, read_json, resolve_model, write_json
+from hone.model.presets import random_decoder, tiny_config
+
+if TYPE_CHECKING:
+    from hone.config.shared import InitConfig
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5 * 10**9
+# Files of other tools carry these beside the weights; both follow from what is loaded.
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """The config of the model in `folder`; ids that end a turn are those of generation_config.json where it has any."""
+    config = read_json(folder, "config.json", needed=True)
+    generation = read_json(folder, "generation_config.json")
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        if generation.get(key) is not None:
+            config[key] = generation[key]
+    return DecoderConfig.from_hf(config)
+
+
+def load_model(
+    path_or_preset: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    precision: str = "fp32",
+    seed: int = 0,
+    init: InitConfig | None = None,
+) -> Decoder:
+    """A decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
+
+    Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
+    preset's random weights and size, and are ignored for a model that is loaded.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
+    if precision not in PRECISIONS:
+        raise UserError(f"precision {precision!r} is not known: use one of {', '.join(PRECISIONS)}")
+    if dtype == torch.bfloat16:
+        precision = "bf16"
+    if str(path_or_preset) == TINY:
+        return random_decoder(tiny_config(init), seed, precision).to(device)
+    folder = resolve_model(path_or_preset)
+    config = read_config(folder)
+    files = _weight_files(folder)
+    with torch.device(device):
+        model = Decoder(config, precision)
+    _load_weights(model, folder, files)
+    model.generation_config = read_json(folder, "generation_config.json") or model.generation_config
+    return model
+
+
+def save_model(
+    model: Decoder, folder: str | Path, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
+) -> None:
+    """Writes config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
+
+    The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
+    written one by one: for a folder that appears whole or not at all, save to a temporary name and rename.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
+        stale.unlink(missing_ok=True)
+    dtype = dtype or model.embed.dtype
+    write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
+    write_json(folder / "generation_config.json", model.generation_config)
+    shards = _shards(model, max_shard_bytes, dtype)
+    if len(shards) == 1:
+        save_file(_tensors(model, shards[0], dtype), folder / WEIGHTS, metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    total = 0
+    for i, names in enumerate(shards):
+        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        tensors = _tensors(model, names, dtype)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(t.numel() * t.element_size() for t in tensors.values())
+    write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
+    """Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
+    c = config
+    slices: dict[str, tuple[str, int, int | None]] = {"model.embed_tokens.weight": ("embed", 0, None)}
+    for i in range(c.num_layers):
+        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        slices[f"{theirs}.input_layernorm.weight"] = (f"{ours}.input_norm.weight", 0, None)
+        q, k, f = c.q_size, c.q_size + c.kv_size, c.intermediate_size
+        rows = [("q_proj", 0, q), ("k_proj", q, k), ("v_proj", k, k + c.kv_size)]
+        for part in ["weight", "bias"] if c.qkv_bias else ["weight"]:
+            for name, start, end in rows:
+                slices[f"{theirs}.self_attn.{name}.{part}"] = (f"{ours}.qkv_proj.{part}", start, end)
+        for part in ["weight", "bias"] if c.o_bias else ["weight"]:
+            slices[f"{theirs}.self_attn.o_proj.{part}"] = (f"{ours}.o_proj.{part}", 0, None)
+        for name in ["q_norm", "k_norm"] if c.qk_norm else []:
+            slices[f"{theirs}.self_attn.{name}.weight"] = (f"{ours}.{name}", 0, None)
+        slices[f"{theirs}.post_attention_layernorm.weight"] = (f"{ours}.post_norm.weight", 0, None)
+        for part in ["weight", "bias"] if c.mlp_bias else ["weight"]:
+            slices[f"{theirs}.mlp.gate_proj.{part}"] = (f"{ours}.gate_up_proj.{part}", 0, f)
+            slices[f"{theirs}.mlp.up_proj.{part}"] = (f"{ours}.gate_up_proj.{part}", f, 2 * f)
+            slices[f"{theirs}.mlp.down_proj.{part}"] = (f"{ours}.down_proj.{part}", 0, None)
+    slices["model.norm.weight"] = ("norm.weight", 0, None)
+    if not c.tie_word_embeddings:
+        slices["lm_head.weight"] = ("lm_head", 0, None)
+    return slices
+
+
+def hf_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, view of the parameter's rows) of every weight, in file order."""
+    parameters = dict(model.named_parameters())
+    for name, (parameter, start, end) in hf_slices(model.config).items():
+        yield name, parameters[parameter].detach()[start:end]
+
+
+def _shards(model: Decoder, max_shard_bytes: int, dtype: torch.dtype) -> list[list[str]]:
+    """Names in file order, cut before a shard would exceed `max_shard_bytes`."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in hf_tensors(model):
+        num_bytes = tensor.numel() * dtype.itemsize
+        if shards[-1] and size + num_bytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += num_bytes
+    return shards
+
+
+def _tensors(model: Decoder, names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    wanted = set(names)
+    return {n: t.to("cpu", dtype).contiguous() for n, t in hf_tensors(model) if n in wanted}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model's weights."""
+    if (folder / WEIGHTS_INDEX).is_file():
+        weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise UserError(f"{folder} lacks {', '.join(missing)}, named by {WEIGHTS_INDEX}: complete the download")
+        if files:
+            return files
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    hint = "convert its .bin weights to safetensors" if list(folder.glob("*.bin")) else "complete the download"
+    raise UserError(f"{folder} has a config.json but no {WEIGHTS}: {hint}, or give another folder")
+
+
+@torch.no_grad()
+def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
+    """Copies every weight of `files` into its rows, cast to the parameter's dtype; raises UserError for a misfit."""
+    slices = hf_slices(model.config)
+    parameters = dict(model.named_parameters())
+    waiting, unknown, misshapen = dict.fromkeys(slices), [], []
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                    if name in slices:
+                        parameter, start, end = slices[name]
+                        target, value = parameters[parameter][start:end], tensors.get_tensor(name)
+                        waiting.pop(name, None)
+                        if target.shape != value.shape:
+                            misshapen.append(f"{name} is {list(value.shape)}, not {list(target.shape)}")
+                        else:
+                            target.copy_(value)
+                    elif not _DERIVED.search(name) and not (name == "lm_head.weight" and model.lm_head is None):
+                        unknown.append(name)
+        except SafetensorError as error:
+            raise UserError(f"{file} cannot be read ({error}): complete the download") from error
+    for problem, names in (("lacks", list(waiting)), ("has unknown", unknown), ("has misshapen", misshapen)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise UserError(
+                f"the weights in {folder} do not fit its config.json: it {problem} {', '.join(names[:3])}{more}; "
+                "check that both come from the same model"
+            )
+    model.refresh()
