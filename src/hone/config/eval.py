@@ -27,7 +27,7 @@ class EvalConfig(BaseConfig):
     rollouts_per_example: int = Field(default=3, ge=1, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion."""
+    """Most new tokens per completion; by default 1024, or what the model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)

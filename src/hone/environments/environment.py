@@ -121,7 +121,7 @@ class Environment:
         prompt = columns.get("prompt")
         if prompt is None:
             prompt = columns.get("question")
-        if prompt is None or len(prompt) == 0:
+        if prompt is None or prompt == "" or prompt == []:
             raise missing_column(where, "'prompt' or 'question'", row)
         answer = columns.get("answer")
         if answer is None and self.rubric.needs("answer"):
@@ -148,9 +148,9 @@ class Environment:
         if isinstance(prompt, str):
             messages: list[Message] = [{"role": "user", "content": prompt}]
         else:
-            messages = [dict(message) for message in prompt if isinstance(message, dict)]
-            if len(messages) != len(prompt) or not all("role" in m and "content" in m for m in messages):
+            if not isinstance(prompt, list) or not all(_is_message(message) for message in prompt):
                 raise UserError(f"{where}: 'prompt' must be text or a list of messages with 'role' and 'content'")
+            messages = [dict(message) for message in prompt]
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return messages
@@ -161,6 +161,10 @@ class Environment:
 
 class SingleTurnEnv(Environment):
     """A task of one question and one completion."""
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "content" in value
 
 
 def _info(columns: Row, where: str) -> dict[str, Any]:

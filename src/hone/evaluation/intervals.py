@@ -1,0 +1,70 @@
+"""95 % intervals that respect how evaluation samples: several completions of one example are not independent.
+
+The examples are the independent draws. Values come as one array per example; examples without values are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Z95 = 1.959963984540054
+"""The normal distribution's 97.5 % quantile."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
+    """Interval of the mean over all values, clustered by example; None with fewer than two examples.
+
+    m ± t(0.975, E-1) · s with s² = E/(E-1) · Σ_e (Σ_i (x_ei - m))² / N², for E examples and N values in all: the
+    cluster-robust variance of a mean. With equally many values per example this is Student's t interval over the
+    per-example means. It has no width if all examples agree.
+    """
+    values = [v for v in values if len(v)]
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    count = sum(len(v) for v in values)
+    mean = sum(float(v.sum()) for v in values) / count
+    deviations_E = np.array([float((v - mean).sum()) for v in values])
+    examples = len(values)
+    spread = math.sqrt(examples / (examples - 1) * float((deviations_E**2).sum())) / count
+    half = float(stdtrit(examples - 1, 0.975)) * spread
+    return Interval(mean - half, mean + half)
+
+
+def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
+    """Interval of a share (values 0 and 1), inside [0, 1]; None without values.
+
+    One value per example: Wilson's. Several: `mean_interval`, clipped. Where that is undefined or has no width, because
+    there is one example or all agree (all right, say), Wilson's with each example counted once.
+    """
+    hits = [v for v in hits if len(v)]
+    if not hits:
+        return None
+    if all(len(v) == 1 for v in hits):
+        return wilson(sum(float(v[0]) for v in hits), len(hits))
+    interval = mean_interval(hits)
+    if interval is None or interval.high - interval.low < 1e-9:
+        return wilson(sum(float(v.mean()) for v in hits), len(hits))
+    return Interval(max(0.0, interval.low), min(1.0, interval.high))
+
+
+def wilson(successes: float, n: int) -> Interval:
+    """Wilson's score interval of a share of independent trials (Wilson, 1927)."""
+    share = successes / n
+    scale = 1 + Z95**2 / n
+    centre = (share + Z95**2 / (2 * n)) / scale
+    half = Z95 / scale * math.sqrt(max(0.0, share * (1 - share)) / n + Z95**2 / (4 * n**2))
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))

@@ -1,0 +1,130 @@
+"""An evaluation in words and tables: with colour on a terminal, as plain aligned text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hone.environments.parsers import message_text
+from hone.evaluation.intervals import Interval
+from hone.evaluation.result import EvalResult, EvalSample
+from hone.types import Message, Outcome
+
+_COLORS = {
+    Outcome.CORRECT: "green",
+    Outcome.WRONG: "yellow",
+    Outcome.TRUNCATED: "magenta",
+    Outcome.UNPARSABLE: "red",
+    Outcome.GRADER_ERROR: "bold red",
+    Outcome.GRADER_TIMEOUT: "bold red",
+}
+_LONGEST = 2000
+"""Characters of a message that are shown; `results.jsonl` has all."""
+
+
+def printable(text: str) -> str:
+    """`text` with control characters spelled out: model output must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def show_sample(console: Console, sample: EvalSample) -> None:
+    """One completion with its prompt, and how its reward came about."""
+    _title(console, f"One completion (example {sample.index})")
+    messages = sample.trajectory.messages
+    for message in messages:
+        console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+    score = sample.score
+    if score.outcome.is_failure:
+        line = Text("  reward: none")
+    else:
+        parts = [f"{score.weights[name]:g} x {name} {value:.3g}" for name, value in score.components.items()]
+        line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
+    console.print(line.append(", ").append(str(score.outcome), _COLORS[score.outcome]))
+    console.print(Text(f"  {printable(score.detail)}", "dim"))
+
+
+def show_result(console: Console, result: EvalResult) -> None:
+    """Averages with their intervals, components, outcomes, pass@k, tokens and time."""
+    examples = len(result.by_example)
+    _title(console, f"{result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
+    rewards = result.rewards
+    rows = []
+    if len(rewards):
+        rows.append(("reward", f"{rewards.mean():.3f} ± {rewards.std():.3f}", _interval(result.reward_interval)))
+    if result.exact is not None:
+        rows.append(("exact match", f"{result.exact:.3f}", _interval(result.exact_interval)))
+    rows += [(f"pass@{k}", f"{value:.3f}", "") for k, value in result.pass_at.items() if k > 1]
+    _table(console, ("", "mean ± std", "95 % interval of the mean"), rows)
+    _table(console, ("component", "weight", "mean", "std", "completions"), _component_rows(result))
+    _table(console, ("outcome", "completions", "share"), _outcome_rows(result))
+    _show_cost(console, result)
+    for failure in result.failures[:1]:
+        text = f"{len(result.failures)} completions could not be graded and are in no average. The first:"
+        console.print(Text(text, "bold red"))
+        console.print(Text(printable(failure.score.detail)))
+
+
+def _message(message: Message) -> Text:
+    text = message_text(message)
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text) - _LONGEST} more characters)"
+    return Text(f"{message['role']}: ", "bold").append(Text(printable(shown), ""))
+
+
+def _component_rows(result: EvalResult) -> list[tuple[str, ...]]:
+    scores = [s.score for s in result.samples if s.graded]
+    rows = []
+    for name, weight in (scores[0].weights if scores else {}).items():
+        values = np.array([score.components[name] for score in scores if name in score.components])
+        mean, std = (f"{values.mean():.3f}", f"{values.std():.3f}") if len(values) else ("", "")
+        rows.append((name, f"{weight:g}", mean, std, str(len(values))))
+    return rows
+
+
+def _outcome_rows(result: EvalResult) -> Iterable[tuple[str | Text, ...]]:
+    outcomes = [s.score.outcome for s in result.samples]
+    for outcome in sorted(Outcome, key=lambda o: o.is_failure):
+        count = outcomes.count(outcome)
+        if count or not outcome.is_failure:
+            share = f"{100 * count / len(outcomes):.1f} %"
+            yield Text(str(outcome), _COLORS[outcome] if count else "dim"), str(count), share
+
+
+def _show_cost(console: Console, result: EvalResult) -> None:
+    lengths = np.array([s.trajectory.num_sampled for s in result.samples])
+    prompts = np.array([len(s.trajectory.token_ids) for s in result.samples]) - lengths
+    truncated = sum(s.trajectory.truncated for s in result.samples)
+    seconds = result.seconds
+    speed = lengths.sum() / seconds["sample"] if seconds["sample"] > 0 else 0.0
+    tokens = f"prompt {prompts.mean():.1f} on average, completion {lengths.mean():.1f} (longest {lengths.max()}"
+    lines = (
+        f"tokens      {tokens}, {truncated} of {len(lengths)} cut by the limit)",
+        f"time        sampling {seconds['sample']:.1f} s ({speed:,.0f} completion tokens/s), "
+        f"grading {seconds['grade']:.2f} s",
+    )
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _interval(interval: Interval | None) -> str:
+    return f"{interval.low:.3f} to {interval.high:.3f}" if interval else "undefined: one example"
+
+
+def _title(console: Console, text: str) -> None:
+    console.print(Text(f"\n{text}", "bold"))
+
+
+def _table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
+    for index, name in enumerate(header):
+        table.add_column(
+            name, justify="left" if index == 0 else "right", no_wrap=True, min_width=12 if index == 0 else 0
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    console.print(table)
+    console.print()

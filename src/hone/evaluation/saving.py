@@ -1,0 +1,93 @@
+"""An evaluation on disk: `results.jsonl` (a line per completion) and `metadata.json` (settings, metrics, timings).
+
+Beside them lie `run.json` and `config.toml`, as in every directory that hone writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hone.config.dump import to_toml
+from hone.config.eval import EvalConfig
+from hone.errors import UserError
+from hone.evaluation.result import EvalResult
+from hone.runs import provenance
+from hone.runs.files import dumps, write_file, write_json
+from hone.runs.outputs import FORMAT, check, run_info
+
+
+def results_folder(config: EvalConfig) -> Path:
+    """Where the evaluation goes; nothing is written yet. UserError for a folder that holds something else."""
+    if config.output_dir is None:
+        model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
+        return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
+    info = run_info(config.output_dir)
+    if info is None:
+        check(config.output_dir, [Path(config.model)])
+    elif info["kind"] != "eval":
+        raise UserError(
+            f"{config.output_dir} holds a run of `hone {info['kind']}`, which an evaluation must not overwrite: choose "
+            "another --output-dir"
+        )
+    return config.output_dir
+
+
+def save_results(folder: Path, config: EvalConfig, result: EvalResult, command: list[str]) -> None:
+    """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "results.jsonl", "".join(dumps(_plain(s.row())) + "\n" for s in result.samples))
+    write_file(folder / "config.toml", to_toml(config))
+    write_json(folder / "metadata.json", _metadata(config, result))
+    write_json(folder / "run.json", _run_info(config, command))
+
+
+def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
+    prompt_tokens = sum(len(s.trajectory.token_ids) - s.trajectory.num_sampled for s in result.samples)
+    return {
+        "env": config.env,
+        "env_args": config.env_args,
+        "model": config.model,
+        "num_examples": len(result.by_example),
+        "rollouts_per_example": config.rollouts_per_example,
+        "sampling": {
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "seed": config.seed,
+        },
+        "precision": config.precision,
+        "metrics": result.metrics(),
+        "failures": len(result.failures),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sum(s.trajectory.num_sampled for s in result.samples),
+        "seconds": {phase: round(value, 4) for phase, value in result.seconds.items()},
+        "date": provenance.now(),
+    }
+
+
+def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "id": provenance.new_id(),
+        "kind": "eval",
+        "status": "done",
+        "seed": config.seed,
+        "command": command,
+        "ended": provenance.now(),
+        "git": provenance.git(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "threads": provenance.threads(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """`value` in what JSON knows: rows of a Parquet file may hold dates and numbers of other kinds in `info`."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value != value:
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

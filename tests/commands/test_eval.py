@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hone.cli import call
+from hone.runs.outputs import is_hones
+
+
+def hone_eval(*words: str) -> int:
+    return call("eval", list(words), "hone eval")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_dir: Path, capsys):
+    model = str(tiny_model_dir)
+    assert hone_eval("reverse-text", "-m", model, "-n", "3", "-r", "2", "-t", "6", "-T", "0.7") == 0
+    out = capsys.readouterr().out
+    (folder,) = (here / "outputs" / "evals").glob("reverse-text--*/*")
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert [(row["example"], row["rollout"]) for row in rows] == [(e, r) for e in range(3) for r in range(2)]
+    assert all(1 <= row["completion_tokens"] <= 6 for row in rows)
+    assert metadata["sampling"] == {"max_tokens": 6, "temperature": 0.7, "top_p": 1.0, "seed": 0}
+    mean = metadata["metrics"]["eval/reverse-text/reward/mean"]
+    assert re.search(rf"^reward +{mean:.3f} ±", out, re.MULTILINE)
+    assert f"saved       {folder.relative_to(here)}/results.jsonl" in out
+    assert f"next        hone eval reverse-text -m {model} -t 6 -n 200 -r 8" in out
+    assert is_hones(here / "outputs" / "evals")  # so that a run into `outputs` does not take it for someone else's
+    assert "\x1b" not in out
+
+
+def test_equal_settings_give_equal_results_and_other_seeds_others(here: Path, tiny_model_dir: Path):
+    texts = []
+    for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        words = ("reverse-text", "-m", str(tiny_model_dir), "-n", "2", "-t", "8", "--seed", seed, "--output-dir", name)
+        assert hone_eval(*words) == 0
+        texts.append((here / name / "results.jsonl").read_text())
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_nothing_is_written_with_no_save(here: Path, tiny_model_dir: Path):
+    assert hone_eval("reverse-text", "-m", str(tiny_model_dir), "-n", "1", "-t", "2", "--no-save") == 0
+    assert list(here.iterdir()) == []
+
+
+def test_when_no_completion_can_be_graded_the_exit_code_is_1(here: Path, tiny_model_dir: Path, capsys):
+    task = """
+from hone.environments import Rubric, SingleTurnEnv
+
+def broken(completion):
+    raise RuntimeError("no grader today")
+
+def load_environment():
+    return SingleTurnEnv(rubric=Rubric([broken]), eval_dataset=[{"question": "q"}])
+"""
+    (here / "environments").mkdir()
+    (here / "environments" / "broken_task.py").write_text(task)
+    assert hone_eval("broken-task", "-m", str(tiny_model_dir), "-t", "2", "--no-save") == 1
+    captured = capsys.readouterr()
+    assert "RuntimeError: no grader today" in captured.out
+    assert captured.err.strip().endswith("no completion could be graded, so there is no result")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("revers-text",), "did you mean reverse-text"),
+        (("reverse-text", "-a", '{"min_char": 3}'), "did you mean 'min_chars'"),
+        (("reverse-text", "-a", '{"dataset": "no.jsonl"}'), "no.jsonl does not exist"),
+        (("reverse-text", "-m", "no/such/folder"), "no/such/folder"),
+        (("reverse-text", "--output-dir", "mine"), "not a run of hone"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(here: Path, words, why: str, capsys):
+    (here / "mine").mkdir()
+    (here / "mine" / "notes.txt").write_text("mine")
+    assert hone_eval(*words) == 2
+    err = capsys.readouterr().err
+    assert why in err and err.startswith("error: ") and err.count("\n") == 1
+    assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == ["mine", "mine/notes.txt"]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hone.environments import generated_rows, hold_out, load_rows
+from hone.errors import UserError
+
+ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2", "info": {"k": 3}}]
+
+
+def write_jsonl(path: Path, rows: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_jsonl_rows_are_what_was_written_and_know_their_line(tmp_path: Path):
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]))
+    rows = load_rows(path)
+    assert list(rows) == ROWS
+    assert rows[-1] == ROWS[1] and rows[0:2] == ROWS
+    assert (rows.where(0), rows.where(1)) == (f"{path}, line 1", f"{path}, line 3")
+    with pytest.raises(IndexError):
+        rows[2]
+
+
+def test_a_json_file_may_hold_one_array(tmp_path: Path):
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps(ROWS, indent=2))
+    assert list(load_rows(path)) == ROWS
+    assert load_rows(path).where(1) == f"{path}, element 1"
+
+
+def test_parquet_rows(tmp_path: Path):
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"question": ["a", "b"], "n": [1, 2]}), path)
+    rows = load_rows(path)
+    assert list(rows) == [{"question": "a", "n": 1}, {"question": "b", "n": 2}]
+    assert rows.where(1) == f"{path}, row 1"
+
+
+def test_a_folder_is_read_in_order_and_only_the_split_that_it_names(tmp_path: Path):
+    write_jsonl(tmp_path / "plain" / "b.jsonl", ROWS[1:])
+    write_jsonl(tmp_path / "plain" / "a.jsonl", ROWS[:1])
+    assert list(load_rows(tmp_path / "plain")) == ROWS
+    for name in ("train-00000.parquet", "train-00001.parquet", "test-00000.parquet"):
+        (tmp_path / "hub").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"name": [name]}), tmp_path / "hub" / name)
+    assert [row["name"] for row in load_rows(tmp_path / "hub")] == ["train-00000.parquet", "train-00001.parquet"]
+    assert [row["name"] for row in load_rows(tmp_path / "hub", "test")] == ["test-00000.parquet"]
+
+
+def test_the_hub_is_asked_for_what_is_no_path(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    asked = []
+
+    def fake(name, split):
+        asked.append((name, split))
+        return datasets.Dataset.from_list([{"question": "a"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    rows = load_rows("someone/something", "test")
+    assert (asked, rows[0], rows.where(0)) == (
+        [("someone/something", "test")],
+        {"question": "a"},
+        "someone/something (test), row 0",
+    )
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence():
+    with pytest.raises(UserError, match=r"'someone/something' \(split 'train'\) is neither a local file .* hub: "):
+        load_rows("someone/something")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("d.jsonl", b"", "holds no rows"),
+        ("d.jsonl", b"\n\n", "holds no rows"),
+        ("d.json", b"[]", "holds no rows"),
+        ("d.jsonl", b'{"a": 1}\n{"a": 2\n', "line 2: not valid JSON"),
+        ("d.jsonl", b"[1]\n", "line 1: a list, not a JSON object"),
+        ("d.json", b'[{"a": 1},\n {]', "line 2: not valid JSON"),
+        ("d.jsonl", b"\xff\xfe", "UTF-8"),
+        ("d.parquet", b"PAR?", "cannot be read as Parquet"),
+    ],
+)
+def test_unreadable_files(tmp_path: Path, name: str, content: bytes, why: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=why) as caught:
+        load_rows(tmp_path / name)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_and_folders_without_data(tmp_path: Path):
+    for missing in (tmp_path / "no.jsonl", "no.parquet", "./no", "data/sets/no"):
+        with pytest.raises(UserError, match="does not exist"):
+            load_rows(missing)
+    with pytest.raises(UserError, match=r"holds no \.jsonl"):
+        load_rows(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", ROWS)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="mixes Parquet and JSON"):
+        load_rows(tmp_path)
+
+
+def test_hold_out_keeps_equal_keys_on_one_side_and_ignores_the_order(tmp_path: Path):
+    texts = [f"text {i % 40}" for i in range(100)]
+    rows = load_rows(write_jsonl(tmp_path / "d.jsonl", [{"text": t} for t in texts]))
+    back = load_rows(write_jsonl(tmp_path / "r.jsonl", [{"text": t} for t in reversed(texts)]))
+    train, held_out = hold_out(rows, lambda row: row["text"])
+    train_texts, eval_texts = {r["text"] for r in train}, {r["text"] for r in held_out}
+    assert (len(train) + len(held_out), len(eval_texts)) == (100, 4)
+    assert not train_texts & eval_texts
+    assert {r["text"] for r in hold_out(back, lambda row: row["text"])[1]} == eval_texts
+    first = held_out[0]["text"]
+    assert held_out.where(0) == f"{tmp_path}/d.jsonl, line {texts.index(first) + 1}"
+
+
+def test_hold_out_of_a_single_text_leaves_it_for_training(tmp_path: Path):
+    rows = load_rows(write_jsonl(tmp_path / "d.jsonl", [{"text": "one"}] * 3))
+    train, held_out = hold_out(rows, lambda row: row["text"])
+    assert (len(train), len(held_out)) == (3, 0)
+
+
+def test_a_generated_row_depends_on_seed_id_split_and_index_alone():
+    def make(rng):
+        return {"n": int(rng.integers(10**9))}
+
+    def row(i, n=100, seed=0, env_id="x", split="train"):
+        return generated_rows(make, n, seed=seed, env_id=env_id, split=split)[i]
+
+    rows = generated_rows(make, 100, seed=0, env_id="x", split="train")
+    assert rows[7] == rows[7] == row(7, n=8) == rows[-93]
+    others = [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
+    assert rows[7] not in others

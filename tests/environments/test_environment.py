@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
+from hone.environments.order import epoch_order
+from hone.errors import UserError
+from hone.types import Outcome, Trajectory
+
+TAGS = TagParser("t")
+
+
+def exact(completion, answer, parser):
+    return float(parser.parse_answer(completion) == answer)
+
+
+def words(completion):
+    return float(len(completion[-1]["content"].split()))
+
+
+def make(func=exact, **kwargs) -> SingleTurnEnv:
+    return SingleTurnEnv(rubric=Rubric([func]), parser=TAGS, id="toy", **kwargs)
+
+
+def test_rows_become_examples():
+    rows = [
+        {"question": "2 + 2?", "answer": 4, "extra": "ignored"},
+        {"prompt": "3 + 3?", "answer": "6", "info": {"n": [3, 3]}},
+        {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}], "answer": "x"},
+        {"prompt": [{"role": "user", "content": "hi"}], "answer": "x", "info": '{"k": 1}'},
+    ]
+    split = make(dataset=rows, system_prompt="Think.").split("train")
+    system = {"role": "system", "content": "Think."}
+    assert split[0].prompt == [system, {"role": "user", "content": "2 + 2?"}]
+    assert (split[0].answer, split[0].info) == ("4", {})
+    assert split[1].info == {"n": [3, 3]}
+    assert split[2].prompt == rows[2]["prompt"]
+    assert (split[3].prompt, split[3].info) == ([system, {"role": "user", "content": "hi"}], {"k": 1})
+    assert len(split) == 4 and split[-1] == split[3] and split[1:3] == [split[1], split[2]]
+
+
+def test_example_gives_the_same_as_the_row_of_a_data_set():
+    env = make(dataset=[{"question": "q", "answer": "a"}])
+    assert env.example(question="q", answer="a") == env.split("train")[0]
+    assert env.example(question="q", answer="a").id != env.example(question="q", answer="b").id
+
+
+def test_data_is_read_on_first_use_and_once():
+    calls = []
+
+    def rows():
+        calls.append(1)
+        return [{"question": "q", "answer": "a"}]
+
+    env = make(dataset=rows)
+    assert calls == []
+    env.split("train")
+    env.split("train")
+    assert calls == [1]
+
+
+def test_a_missing_column_is_named_with_file_line_and_the_columns_there_are(tmp_path: Path):
+    path = tmp_path / "d.jsonl"
+    rows = [{"question": "q", "answer": "a"}, {"question": "q", "solution": "a"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    env = make(dataset=lambda: load_rows(path))
+    with pytest.raises(UserError) as caught:
+        env.split("train")
+    assert str(caught.value) == f"{path}, line 2: no column 'answer'; the columns there are 'question', 'solution'"
+    with pytest.raises(UserError, match=r"toy \(train\), row 0: no column 'prompt' or 'question'"):
+        make(dataset=[{"answer": "a"}]).split("train")
+
+
+def test_an_answer_is_required_only_if_a_reward_function_asks_for_it():
+    assert make(words).example(question="q").answer == ""
+    with pytest.raises(UserError, match="no column 'answer'"):
+        make(exact).example(question="q")
+
+
+def test_own_columns_by_format_row():
+    class Sums(SingleTurnEnv):
+        def format_row(self, row):
+            return {"question": f"{row['a']} + {row['b']}?", "answer": row["a"] + row["b"], "info": row}
+
+        def reference(self, example):
+            return TAGS.wrap(example.answer)
+
+    env = Sums(rubric=Rubric([exact]), parser=TAGS, id="sums")
+    example = env.example(a=1, b=2)
+    assert (example.prompt[0]["content"], example.answer) == ("1 + 2?", "3")
+    assert env.grade(example, env.reference(example)).outcome is Outcome.CORRECT
+    assert env.demonstrate(example, np.random.default_rng(0)) == "<t>3</t>"
+    with pytest.raises(UserError, match=r"example\(\): no column 'b'; the columns there are 'a'"):
+        env.example(a=1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"question": "q", "anwser": "a"}, "unknown column 'anwser'; the columns are prompt, question, answer, info"),
+        ({"question": "q", "answer": "a", "info": "{"}, "'info' is text that is not JSON"),
+        ({"question": "q", "answer": "a", "info": [1]}, "'info' is a list; give an object"),
+        ({"prompt": [{"role": "user"}], "answer": "a"}, "'prompt' must be text or a list of messages"),
+        ({"prompt": 3, "answer": "a"}, "'prompt' must be text or a list of messages"),
+        ({"prompt": "", "answer": "a"}, "no column 'prompt' or 'question'"),
+    ],
+)
+def test_bad_columns(columns: dict, why: str):
+    with pytest.raises(UserError, match=why):
+        make().example(**columns)
+
+
+def test_missing_and_empty_splits():
+    with pytest.raises(UserError, match="'toy' has no eval split; it has train"):
+        make(dataset=[{"question": "q", "answer": "a"}]).split("eval")
+    with pytest.raises(UserError, match="has no test split"):
+        make(dataset=[{"question": "q", "answer": "a"}]).split("test")
+    with pytest.raises(UserError, match="the train split of environment 'toy' is empty"):
+        make(dataset=[]).split("train")
+
+
+def test_examples_go_on_for_ever_in_the_order_of_seed_and_epoch():
+    env = make(dataset=[{"question": str(i), "answer": "a"} for i in range(5)])
+    order = [*epoch_order(5, 3, 0), *epoch_order(5, 3, 1)]
+    drawn = [int(e.prompt[0]["content"]) for e in islice(env.examples("train", seed=3), 10)]
+    assert drawn == order
+
+
+def test_text_messages_and_trajectories_are_graded_alike():
+    env = make()
+    example = env.example(question="2 + 2?", answer="4")
+    completion = [{"role": "assistant", "content": "<t>4</t>"}]
+    token_ids = np.array([1, 2], dtype=np.int64)
+    trajectory = Trajectory(
+        token_ids,
+        np.array([False, True]),
+        np.zeros(2, dtype=np.float32),
+        np.array([-1, 0], dtype=np.int32),
+        example.prompt + completion,
+        "length",
+        "s",
+    )
+    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory):
+        assert env.grade(example, given).outcome is Outcome.CORRECT
+
+
+def test_an_environment_without_reference_says_so():
+    env = make()
+    with pytest.raises(UserError, match="declares no reference"):
+        env.demonstrate(env.example(question="q", answer="a"), np.random.default_rng(0))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.environments import load_environment
+from hone.errors import UserError
+
+TASK = """
+from hone.environments import Rubric, SingleTurnEnv
+
+def exact(completion, answer):
+    return 1.0
+
+def load_environment(size=1, label="{label}"):
+    return SingleTurnEnv(rubric=Rubric([exact]), system_prompt=label)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, and the modules that a test imports forgotten after it."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(path: Path, text: str | None = None, label: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(TASK.replace("{label}", label) if text is None else text)
+    return path
+
+
+def test_the_id_is_the_module_name_with_dashes(here: Path):
+    write(here / "environments" / "my_first_task.py", label="x")
+    env = load_environment("my-first-task", size=2)
+    assert (env.id, env.system_prompt) == ("my-first-task", "x")
+    assert "my_first_task" in sys.modules
+
+
+@pytest.mark.parametrize("place", ["some_task.py", "some_task/__init__.py", "some_task/some_task.py"])
+def test_a_task_may_be_a_file_or_a_folder(here: Path, place: str):
+    write(here / "environments" / place, label=place)
+    assert load_environment("some-task").system_prompt == place
+
+
+def test_environments_comes_before_the_current_directory_and_both_before_installed_packages(here: Path):
+    write(here / "html5lib_task.py", label="here")
+    assert load_environment("html5lib-task").system_prompt == "here"
+    write(here / "environments" / "html5lib_task.py", label="environments")
+    assert load_environment("html5lib-task").system_prompt == "environments"
+    write(here / "environments" / "reverse_text.py", label="mine")
+    assert load_environment("reverse-text").system_prompt == "mine"
+
+
+def test_tasks_of_hone_are_found_from_anywhere(here: Path):
+    assert load_environment("reverse-text").id == "reverse-text"
+
+
+def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
+    write(here / "environments" / "safetensors.py", label="task")
+    assert load_environment("safetensors").system_prompt == "task"
+    import safetensors
+
+    assert "environments" not in str(safetensors.__file__)
+
+
+def test_arguments_reach_load_environment_and_unknown_ones_are_named(here: Path):
+    write(here / "environments" / "args_task.py")
+    assert load_environment("args-task", label="other").system_prompt == "other"
+    with pytest.raises(UserError, match=r"take 'lable' \(did you mean 'label'\?\); its arguments are size, label"):
+        load_environment("args-task", lable="x")
+    write(here / "environments" / "needs_task.py", "def load_environment(path): ...")
+    with pytest.raises(UserError, match="lacks an argument it requires; its arguments are path"):
+        load_environment("needs-task")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "why"),
+    [
+        ("json", "names a module of the standard library"),
+        ("math", "names a module of the standard library"),
+        ("os.path", "is no environment id"),
+        ("someone/reverse-text", "is no environment id.*did you mean reverse-text"),
+        ("../secret", "is no environment id"),
+        ("", "is no environment id"),
+        ("revers-text", "no environment 'revers-text': did you mean reverse-text"),
+        ("numpy", "'numpy' is no environment.*no function load_environment"),
+    ],
+)
+def test_ids_that_are_none(here: Path, env_id: str, why: str):
+    write(here / "environments" / "math.py")
+    with pytest.raises(UserError, match=why):
+        load_environment(env_id)
+
+
+def test_modules_that_are_no_environment(here: Path):
+    write(here / "environments" / "empty_task.py", "x = 1")
+    with pytest.raises(UserError, match="has no function load_environment"):
+        load_environment("empty-task")
+    write(here / "environments" / "none_task.py", "def load_environment(): return None")
+    with pytest.raises(UserError, match="returned a NoneType"):
+        load_environment("none-task")
+    write(here / "environments" / "needy_task.py", "import not_installed_anywhere")
+    with pytest.raises(UserError, match="'needy-task' could not be imported: No module named 'not_installed_anywhere'"):
+        load_environment("needy-task")
+    assert "needy_task" not in sys.modules
+
+
+def test_reverse_text_is_importable_by_its_name(here: Path):
+    code = "import reverse_text, sys; print(reverse_text.load_environment().id, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["reverse-text", "False"]

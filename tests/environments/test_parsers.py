@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from hone.environments import Parser, TagParser
+
+TAGS = TagParser("t")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<t>abc</t>", "abc"),
+        ("so <t>first</t> no, <t>second</t> done", "second"),
+        ("<t>abc</t> and <t>unclosed", "abc"),
+        ("<t>outer<t>inner</t>", "inner"),
+        ("<t>abc</t>def</t>", "abc"),
+        ("<t>\n  two  words\n</t>\n", "two  words"),
+        ("<t>abc</t><t>  </t>", "abc"),
+        ("<T>abc</T>", None),
+        ("<t>abc", None),
+        ("abc</t>", None),
+        ("</t>abc<t>", None),
+        ("<t></t>", None),
+        ("<t> \n </t>", None),
+        ("abc", None),
+        ("", None),
+    ],
+)
+def test_the_last_well_formed_pair_wins(text: str, answer: str | None):
+    assert TAGS.parse(text) == answer
+    assert TAGS.parse_answer([{"role": "assistant", "content": text}]) == answer
+
+
+def test_wrap_is_the_inverse_of_parse():
+    assert TAGS.wrap("a b") == "<t>a b</t>"
+    assert TAGS.parse(TAGS.wrap("a b")) == "a b"
+
+
+def test_many_unmatched_tags_cost_linear_time():
+    assert TAGS.parse("<t>" * 100_000 + "x" + "</t>" * 100_000) == "x"
+
+
+def test_of_messages_the_last_one_of_the_assistant_is_read():
+    messages = [
+        {"role": "assistant", "content": "<t>one</t>"},
+        {"role": "user", "content": "<t>two</t>"},
+        {"role": "assistant", "content": [{"type": "text", "text": "<t>thr"}, {"type": "text", "text": "ee</t>"}]},
+        {"role": "user", "content": "<t>four</t>"},
+    ]
+    assert TAGS.parse_answer(messages) == "three"
+    assert TAGS.parse_answer([{"role": "user", "content": "<t>x</t>"}]) is None
+
+
+def test_the_plain_parser_takes_the_whole_text():
+    assert Parser().parse("  42\n") == "42"
+    assert Parser().parse(" \n") is None

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
+from hone.errors import UserError
+from hone.types import Outcome, Trajectory
+
+TAGS = TagParser("t")
+
+
+def right(completion, answer, parser):
+    return float(parser.parse_answer(completion) == answer)
+
+
+def length(completion):
+    return len(completion[-1]["content"]) / 10
+
+
+async def polite(completion):
+    return 1.0 if "please" in completion[-1]["content"] else None
+
+
+def make(*funcs, weights=None, **kwargs) -> SingleTurnEnv:
+    return SingleTurnEnv(rubric=Rubric(list(funcs), weights, **kwargs), parser=TAGS, id="toy")
+
+
+def grade(env: SingleTurnEnv, completion="<t>4</t>"):
+    return env.grade(env.example(question="2 + 2?", answer="4"), completion)
+
+
+def trajectory(text: str, stop_reason: str) -> Trajectory:
+    return Trajectory(
+        np.array([1, 2], dtype=np.int64),
+        np.array([False, True]),
+        np.zeros(2, dtype=np.float32),
+        np.array([-1, 0], dtype=np.int32),
+        [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}],
+        stop_reason,
+        "s",
+    )
+
+
+def test_the_reward_is_the_weighted_sum_and_an_abstaining_component_is_absent():
+    env = make(right, length, polite, weights=[2.0, 0.5, 10.0])
+    score = grade(env)
+    assert score.reward == 2.0 * 1 + 0.5 * 0.8
+    assert score.components == {"right": 1.0, "length": 0.8}
+    assert score.weights == {"right": 2.0, "length": 0.5, "polite": 10.0}
+    assert grade(env, "please <t>4</t>").components["polite"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_reason", "outcome"),
+    [
+        ("<t>4</t>", "stop", Outcome.CORRECT),
+        ("<t>4</t> and on and", "length", Outcome.CORRECT),
+        ("<t>5</t>", "stop", Outcome.WRONG),
+        ("<t>5</t> and on and", "length", Outcome.WRONG),
+        ("<t>4", "length", Outcome.TRUNCATED),
+        ("<t>4", "stop", Outcome.UNPARSABLE),
+        ("", "stop", Outcome.UNPARSABLE),
+    ],
+)
+def test_outcomes_by_precedence(text: str, stop_reason: str, outcome: Outcome):
+    assert grade(make(right), trajectory(text, stop_reason)).outcome is outcome
+
+
+def test_correctness_is_judged_before_the_weight_and_at_one():
+    def full(completion):
+        return 1.0
+
+    def nearly(completion):
+        return 0.999
+
+    assert grade(make(full, weights=[0.0])).outcome is Outcome.CORRECT
+    assert grade(make(nearly, weights=[5.0])).outcome is Outcome.WRONG
+    assert grade(make(full, right, correctness=right), "<t>5</t>").outcome is Outcome.WRONG
+    assert grade(make(full, right, correctness="right"), "<t>5</t>").outcome is Outcome.WRONG
+    assert grade(make(full, right), "<t>5</t>").outcome is Outcome.CORRECT
+
+
+def boom(completion):
+    raise ZeroDivisionError("in the grader")
+
+
+def leave(completion):
+    raise SystemExit(3)
+
+
+async def late(completion):
+    raise LookupError("from a coroutine")
+
+
+@pytest.mark.parametrize(
+    ("func", "why"),
+    [
+        (boom, "ZeroDivisionError: in the grader"),
+        (leave, "SystemExit: 3"),
+        (late, "LookupError: from a coroutine"),
+        (lambda completion: math.nan, "returned nan, which is not a finite number"),
+        (lambda completion: -math.inf, "returned -inf"),
+        (lambda completion: np.float32("nan"), "returned nan"),
+        (lambda completion: "0.5", "returned '0.5', which is neither a number nor None"),
+        (lambda completion: [1.0], "a value of type list"),
+        (lambda completion: 10**400, "a value of type int"),
+        (lambda completion: None, "every reward function that has a weight abstained"),
+    ],
+)
+def test_a_failing_grader_gives_no_reward_and_says_why(func, why: str):
+    score = grade(make(func))
+    assert score.outcome is Outcome.GRADER_ERROR
+    assert math.isnan(score.reward)
+    assert why in score.detail
+
+
+def test_a_failure_beats_a_correct_answer_and_keeps_what_was_measured():
+    score = grade(make(right, boom))
+    assert (score.outcome, score.components) == (Outcome.GRADER_ERROR, {"right": 1.0})
+
+
+def test_a_failing_parser_is_a_grader_error():
+    class Broken(TagParser):
+        def parse(self, text):
+            raise RuntimeError("parser")
+
+    env = SingleTurnEnv(rubric=Rubric([length]), parser=Broken("t"), id="toy")
+    score = grade(env)
+    assert score.outcome is Outcome.GRADER_ERROR
+    assert "RuntimeError: parser" in score.detail
+
+
+def test_an_infinite_weighted_sum_is_a_grader_error():
+    def huge(completion):
+        return 1e308
+
+    score = grade(make(huge, weights=[1e10]))
+    assert (score.outcome, math.isnan(score.reward)) == (Outcome.GRADER_ERROR, True)
+
+
+def test_the_traceback_starts_in_the_reward_function_and_has_no_addresses():
+    def names_itself(completion):
+        raise ValueError(f"bad {object()!r}")
+
+    detail = grade(make(names_itself)).detail
+    assert "inline.py" not in detail
+    assert "in names_itself" in detail
+    assert "ValueError: bad <object object at 0x…>" in detail
+
+
+def test_ctrl_c_is_not_swallowed():
+    def interrupted(completion):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(make(interrupted))
+
+
+def test_arguments_go_by_name_and_carry_what_is_documented():
+    seen = {}
+
+    def everything(**kwargs):
+        seen.update(kwargs)
+        return 1.0
+
+    env = make(everything)
+    example = env.example(question="2 + 2?", answer="4", info={"n": [2, 2]})
+    env.grade(example, "<t>4</t>")
+    assert seen["completion"] == [{"role": "assistant", "content": "<t>4</t>"}]
+    assert seen["prompt"] == [{"role": "user", "content": "2 + 2?"}]
+    assert (seen["answer"], seen["info"], seen["parser"]) == ("4", {"n": [2, 2]}, TAGS)
+    assert seen["state"]["example_id"] == example.id
+    assert seen["state"]["is_truncated"] is False
+    assert set(seen) == {"completion", "answer", "prompt", "info", "state", "parser"}
+
+
+def test_state_is_shared_within_a_grading_and_fresh_in_the_next():
+    def first(state):
+        assert "seen" not in state
+        state["seen"] = 0.25
+        return 0.0
+
+    def second(state):
+        return state["seen"]
+
+    env = make(first, second)
+    assert [grade(env).reward, grade(env).reward] == [0.25, 0.25]
+
+
+def test_a_function_that_changes_its_arguments_does_not_change_the_example():
+    def vandal(prompt, info, completion):
+        prompt[0]["content"] = "?"
+        info["n"].pop()
+        completion.clear()
+        return 1.0
+
+    env = make(vandal)
+    example = env.example(question="q", answer="4", info={"n": [1]})
+    messages = [{"role": "assistant", "content": "<t>4</t>"}]
+    env.grade(example, messages)
+    assert (example.prompt[0]["content"], example.info, len(messages)) == ("q", {"n": [1]}, 1)
+
+
+def test_async_functions_work_inside_a_running_event_loop():
+    import asyncio
+
+    async def notebook():
+        return grade(make(right, polite), "please <t>4</t>").reward
+
+    assert asyncio.run(notebook()) == 2.0
+
+
+def test_details_are_for_people():
+    env = make(right, length, weights=[1.0, 0.1])
+    assert grade(env, "<t>5</t>").detail == "expected '4', got '5'; right 0; length 0.8"
+    assert grade(env, "five").detail == "no <t>…</t> pair in 'five'; right 0; length 0.4"
+
+
+def test_numbers_of_other_kinds_are_taken():
+    import torch
+
+    for value, reward in ((True, 1.0), (np.float64(0.5), 0.5), (torch.tensor(0.25), 0.25), (3, 3.0)):
+        assert grade(make(lambda completion, value=value: value)).reward == reward
+
+
+def test_functions_without_a_name_of_their_own():
+    def scaled(completion, factor):
+        return factor * 0.5
+
+    class Judge:
+        def __call__(self, completion):
+            return 1.0
+
+    assert grade(make(partial(scaled, factor=2.0), Judge())).components == {"scaled": 1.0, "Judge": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: Rubric([]), "needs at least one"),
+        (lambda: Rubric([right], [1.0, 2.0]), "1 reward functions need as many"),
+        (lambda: Rubric([right], [math.nan]), "finite weights"),
+        (lambda: Rubric([right, right]), "two reward functions have one name"),
+        (lambda: Rubric([right], correctness="exact"), "correctness is 'exact'.*'right'"),
+        (lambda: Rubric([right], ranges={"exact": Range((1, 1), (0, 0))}), r"ranges names \['exact'\]"),
+        (lambda: Rubric([lambda completion, judge: 1.0]), "parameter 'judge'.*it offers completion, answer"),
+    ],
+)
+def test_mistakes_in_a_rubric_are_named_when_it_is_built(build, why: str):
+    with pytest.raises(UserError, match=why):
+        build()

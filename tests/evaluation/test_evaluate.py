@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hone import rng
+from hone.config.eval import EvalConfig
+from hone.environments import Rubric, SingleTurnEnv, TagParser
+from hone.errors import UserError
+from hone.evaluation import EvalResult, evaluate
+from hone.evaluation.intervals import mean_interval, wilson
+from hone.evaluation.report import printable, show_result, show_sample
+from hone.evaluation.saving import results_folder, save_results
+from hone.inference.types import SamplingParams
+from hone.types import Trajectory
+
+TAGS = TagParser("t")
+
+
+class Renderer:
+    """Prompts as one token per character."""
+
+    def prompt_ids(self, messages):
+        return [ord(c) for m in messages for c in m["content"]]
+
+
+class Scripted:
+    """Says for completion (example, rollout) what `script` says; remembers its requests."""
+
+    def __init__(self, script, version=3):
+        self.script, self.version = script, version
+        self.requests, self.calls = [], []
+
+    def sample(self, requests, sampling):
+        self.calls.append((len(requests), sampling))
+        self.requests += requests
+        return [self._trajectory(request) for request in requests]
+
+    def _trajectory(self, request):
+        _, draw, rollout = map(int, request.sample_id.split("-"))
+        text, stop_reason = self.script(draw, rollout)
+        sampled, prompt = len(text) or 1, len(request.prompt_ids)
+        return Trajectory(
+            np.arange(prompt + sampled, dtype=np.int64),
+            np.repeat([False, True], [prompt, sampled]),
+            np.zeros(prompt + sampled, dtype=np.float32),
+            np.repeat([-1, self.version], [prompt, sampled]).astype(np.int32),
+            [*request.messages, {"role": "assistant", "content": text}],
+            stop_reason,
+            request.sample_id,
+        )
+
+
+def right(completion, answer, parser):
+    given = parser.parse_answer(completion)
+    if given == "boom":
+        raise RuntimeError("the grader fell over")
+    return float(given == answer)
+
+
+def bonus(completion):
+    return 1.0 if "please" in completion[-1]["content"] else None
+
+
+def make_env(n=4) -> SingleTurnEnv:
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(n)]
+    rubric = Rubric([right, bonus], [1.0, 0.5])
+    return SingleTurnEnv(rubric=rubric, parser=TAGS, eval_dataset=rows, id="toy")
+
+
+def run(script, env=None, n=4, r=2, version=3, **kwargs) -> tuple[EvalResult, Scripted]:
+    policy = Scripted(script, version)
+    settings = {"sampling": SamplingParams(temperature=0.5), "max_tokens": 10, "seq_len": 100, "seed": 7} | kwargs
+    result = evaluate(
+        policy, env or make_env(), num_examples=n, rollouts_per_example=r, renderer=Renderer(), **settings
+    )
+    return result, policy
+
+
+SCRIPT = {
+    (0, 0): ("<t>0</t>", "stop"),
+    (0, 1): ("please <t>9</t>", "stop"),
+    (1, 0): ("<t>1</t>", "stop"),
+    (1, 1): ("<t>1</t>", "length"),
+    (2, 0): ("<t>boom</t>", "stop"),
+    (2, 1): ("<t>2", "length"),
+    (3, 0): ("three", "stop"),
+    (3, 1): ("<t>4</t>", "stop"),
+}
+
+
+def scripted(draw, rollout):
+    return SCRIPT[draw, rollout]
+
+
+def test_metrics_of_a_known_set_of_completions():
+    metrics = run(scripted)[0].metrics()
+    rewards = [1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0]  # without the one whose grading failed
+    lengths = [len(text) for text, _ in SCRIPT.values()]
+    interval = mean_interval([np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])])
+    expected = {
+        "reward/mean": np.mean(rewards),
+        "reward/std": np.std(rewards),
+        "reward/right/mean": 3 / 7,
+        "reward/bonus/mean": 1.0,
+        "ci95/low": interval.low,
+        "ci95/high": interval.high,
+        "exact": 3 / 7,
+        "pass@1": (0.5 + 1 + 0 + 0) / 4,
+        "pass@2": (1 + 1 + 0) / 3,
+        "outcome/correct": 3 / 8,
+        "outcome/wrong": 2 / 8,
+        "outcome/truncated": 1 / 8,
+        "outcome/unparsable": 1 / 8,
+        "outcome/grader_error": 1 / 8,
+        "outcome/grader_timeout": 0.0,
+        "completion/length/mean": np.mean(lengths),
+        "completion/truncated": 2 / 8,
+    }
+    for name, value in expected.items():
+        assert metrics.pop(f"eval/toy/{name}") == pytest.approx(value), name
+    assert set(metrics) == {"eval/toy/exact/ci95/low", "eval/toy/exact/ci95/high"}
+
+
+def test_one_completion_per_example_gives_wilsons_interval_for_exact_match():
+    metrics = run(scripted, r=1)[0].metrics()
+    interval = wilson(2, 3)
+    assert metrics["eval/toy/exact/ci95/low"] == interval.low
+    assert metrics["eval/toy/exact/ci95/high"] == interval.high
+    assert "eval/toy/pass@2" not in metrics
+
+
+def test_when_all_gradings_fail_there_is_no_average():
+    metrics = run(lambda draw, rollout: ("<t>boom</t>", "stop"))[0].metrics()
+    assert metrics["eval/toy/outcome/grader_error"] == 1.0
+    absent = ("reward", "exact", "pass@", "ci95")
+    assert not [name for name in metrics if any(part in name for part in absent)]
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_randomness_is_keyed_by_seed_version_example_and_rollout():
+    _, policy = run(scripted, n=2, version=5)
+    assert [r.key for r in policy.requests] == [rng.key(7, "eval", 5, d, s) for d in range(2) for s in range(2)]
+    assert [r.prompt_ids for r in policy.requests] == [(113, 48)] * 2 + [(113, 49)] * 2
+    assert policy.calls[0][1].temperature == 0.5
+
+
+def test_completions_fit_the_sequence_length():
+    _, policy = run(scripted, max_tokens=None, seq_len=9)
+    assert {r.max_tokens for r in policy.requests} == {7}
+    assert {r.max_tokens for r in run(scripted, max_tokens=5, seq_len=9)[1].requests} == {5}
+    with pytest.raises(UserError, match="seq_len"):
+        run(scripted, seq_len=2)
+
+
+def test_the_first_examples_are_taken_and_no_more_than_there_are():
+    result, _ = run(scripted, n=2)
+    assert [(s.index, s.rollout) for s in result.samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [s.example.answer for s in result.samples] == ["0", "0", "1", "1"]
+    assert len(run(scripted, n=50)[0].by_example) == 4
+
+
+def test_batches_hold_whole_examples_and_report_progress(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hone.evaluation.loop.BATCH", 5)
+    seen = []
+    result, policy = run(scripted, progress=lambda done, total: seen.append((done, total)))
+    assert [size for size, _ in policy.calls] == [4, 4]
+    assert seen == [(2, 4), (4, 4)]
+    assert result.metrics() == run(scripted)[0].metrics()
+
+
+def test_no_eval_split_is_an_error():
+    env = SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": "q", "answer": "a"}], id="toy")
+    with pytest.raises(UserError, match="has no eval split"):
+        run(scripted, env)
+
+
+def shown(draw) -> str:
+    out = StringIO()
+    draw(Console(file=out, width=120, highlight=False))
+    return out.getvalue()
+
+
+def test_the_report_has_every_number():
+    text = shown(lambda console: show_result(console, run(scripted)[0]))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    interval = mean_interval([np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])])
+    assert f"reward 0.500 ± 0.463 {interval.low:.3f} to {interval.high:.3f}" in lines
+    assert "pass@2 0.667" in lines
+    assert "right 1 0.429 0.495 7" in lines
+    assert "bonus 0.5 1.000 0.000 1" in lines
+    for row in ("correct 3 37.5 %", "wrong 2 25.0 %", "unparsable 1 12.5 %", "grader_error 1 12.5 %"):
+        assert row in lines
+    assert "grader_timeout" not in text
+    assert "1 completions could not be graded and are in no average" in text
+    assert "RuntimeError: the grader fell over" in text
+    assert "\x1b" not in text
+
+
+def test_a_sample_is_shown_with_its_reward_explained():
+    result, _ = run(scripted)
+    text = shown(lambda console: show_sample(console, result.samples[1]))
+    assert "user: q0" in text
+    assert "assistant: please <t>9</t>" in text
+    assert "reward 0.500 = 1 x right 0 + 0.5 x bonus 1, wrong" in text
+    assert "expected '0', got '9'" in text
+    failed = shown(lambda console: show_sample(console, result.samples[4]))
+    assert "reward: none, grader_error" in failed
+
+
+def test_model_output_cannot_steer_the_terminal_or_the_markup():
+    evil = "\x1b[2J[bold]x[/bold]\x07"
+    assert printable(evil + "\na") == "\\x1b[2J[bold]x[/bold]\\x07\na"
+    result, _ = run(lambda draw, rollout: (evil, "stop"))
+    text = shown(lambda console: show_sample(console, result.samples[0]))
+    assert "assistant: \\x1b[2J[bold]x[/bold]\\x07" in text
+
+
+def test_results_on_disk(tmp_path: Path):
+    result, _ = run(scripted)
+    config = EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out", max_tokens=10)
+    folder = results_folder(config)
+    assert folder == tmp_path / "out" and not folder.exists()
+    save_results(folder, config, result, ["hone", "eval"])
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [(row["example"], row["rollout"]) for row in rows] == list(SCRIPT)
+    assert [row["reward"] for row in rows] == [1.0, 0.5, 1.0, 1.0, None, 0.0, 0.0, 0.0]
+    assert rows[1]["components"] == {"right": 0.0, "bonus": 1.0}
+    assert rows[1]["completion"] == [{"role": "assistant", "content": "please <t>9</t>"}]
+    assert (rows[4]["outcome"], rows[4]["components"]) == ("grader_error", {})
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["metrics"] == result.metrics()
+    assert (metadata["failures"], metadata["prompt_tokens"]) == (1, 16)
+    assert json.loads((folder / "run.json").read_text())["kind"] == "eval"
+    assert results_folder(config) == folder  # an evaluation may be replaced
+
+
+def test_what_is_not_an_evaluation_is_left_alone(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"not a run of hone \(notes.txt\)"):
+        results_folder(EvalConfig(output_dir=tmp_path))
+    (tmp_path / "run.json").write_text(json.dumps({"format": "hone-run-1", "kind": "rl"}))
+    with pytest.raises(UserError, match="holds a run of `hone rl`"):
+        results_folder(EvalConfig(output_dir=tmp_path))
+
+
+def test_the_default_folder_names_environment_and_model(tmp_path: Path):
+    folder = results_folder(EvalConfig(env="reverse-text", model=str(tmp_path / "outputs" / "weights" / "step_10")))
+    assert folder.parent == Path("outputs/evals/reverse-text--weights--step_10")
+    assert results_folder(EvalConfig(model="Qwen/Qwen3-0.6B")).parent.name == "reverse-text--Qwen--Qwen3-0.6B"

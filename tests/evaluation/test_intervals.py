@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hone import rng
+from hone.evaluation.intervals import mean_interval, share_interval, wilson
+
+
+def arrays(*rows):
+    return [np.array(row, dtype=np.float64) for row in rows]
+
+
+def test_with_equal_counts_it_is_students_interval_over_the_means_of_the_examples():
+    values = rng.stream(0, "values").random((12, 4))
+    interval = mean_interval(list(values))
+    expected = stats.ttest_1samp(values.mean(axis=1), 0.0).confidence_interval(0.95)
+    assert interval.low == pytest.approx(expected.low, abs=1e-12)
+    assert interval.high == pytest.approx(expected.high, abs=1e-12)
+
+
+def test_copies_of_a_completion_add_no_certainty():
+    single = rng.stream(1, "values").random(20)
+    once = mean_interval([np.array([v]) for v in single])
+    copied = mean_interval([np.full(50, v) for v in single])
+    assert copied.low == pytest.approx(once.low) and copied.high == pytest.approx(once.high)
+
+
+def test_unequal_counts_centre_on_the_mean_of_all_values():
+    values = arrays([1.0, 1.0, 1.0], [0.0], [], [0.5, 0.0])
+    interval = mean_interval(values)
+    assert (interval.low + interval.high) / 2 == pytest.approx(3.5 / 6)
+    # by hand: deviations 3·5/12 = 1.25, -7/12, -2/3; s² = 3/2 · (1.5625 + 0.340278 + 0.444444) / 36
+    half = stats.t.ppf(0.975, 2) * np.sqrt(1.5 * (1.25**2 + (7 / 12) ** 2 + (2 / 3) ** 2)) / 6
+    assert (interval.high - interval.low) / 2 == pytest.approx(half)
+
+
+def test_one_example_has_no_interval():
+    assert mean_interval(arrays([0.1, 0.9, 0.4])) is None
+    assert mean_interval([]) is None
+    assert share_interval(arrays([], [])) is None
+
+
+def test_wilson_agrees_with_scipy():
+    for successes, n in ((0, 10), (3, 17), (10, 10), (50, 100)):
+        expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+        got = wilson(successes, n)
+        assert (got.low, got.high) == (pytest.approx(expected.low, abs=1e-9), pytest.approx(expected.high, abs=1e-9))
+
+
+def test_a_share_of_single_completions_is_wilsons():
+    assert share_interval(arrays([1], [0], [1], [1])) == wilson(3, 4)
+
+
+def test_a_share_of_several_completions_is_clustered_and_clipped():
+    hits = arrays([1, 1], [1, 1], [1, 1], [1, 1], [1, 0], [0, 0])
+    raw = mean_interval(hits)
+    assert raw.low > 0.0 and raw.high > 1.0
+    clipped = share_interval(hits)
+    assert (clipped.low, clipped.high) == (raw.low, 1.0)
+
+
+def test_a_share_on_which_all_examples_agree_still_has_a_width():
+    assert share_interval(arrays([1, 1], [1, 1], [1, 1])) == wilson(3, 3)
+    assert share_interval(arrays([1, 0, 0], [0, 1, 0])) == wilson(2 / 3, 2)
+    assert share_interval(arrays([1, 0])) == wilson(0.5, 1)
+
+
+def test_it_covers_the_truth_in_95_of_100_evaluations():
+    """400 evaluations of 30 examples x 4 completions, with strong differences between the examples."""
+    generator = rng.stream(0, "coverage")
+    covered = 0
+    for _ in range(400):
+        chances = generator.beta(0.5, 0.5, size=(30, 1))
+        hits = (generator.random((30, 4)) < chances).astype(np.float64)
+        interval = share_interval(list(hits))
+        covered += interval.low <= 0.5 <= interval.high
+    assert 0.92 <= covered / 400 <= 0.975
