@@ -119,7 +119,8 @@ def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
     if not good or not value:
         text = "a string or " if column != "messages" else ""
         raise UserError(f"{where}: column `{column}` must be {text}a list of messages with `role` and `content`.")
-    return [{name: part for name, part in message.items() if part is not None} for message in value]
+    messages: list[Any] = list(value)
+    return [{name: part for name, part in message.items() if part is not None} for message in messages]
 
 
 class Source(Protocol):

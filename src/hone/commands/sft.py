@@ -1,0 +1,224 @@
+"""`hone sft`: supervised fine-tuning. Preflight, the loop, a report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.commands.machine import configure, device_of
+from hone.config.sft import SFTConfig
+from hone.environments import load_environment
+from hone.environments.data import load_rows
+from hone.errors import UserError
+from hone.model.card import model_card
+from hone.model.chat import ChatRenderer, load_renderer
+from hone.model.decoder import Decoder
+from hone.model.files import TINY, is_hub_id
+from hone.model.hf import load_model
+from hone.runs.signals import StopRequest
+from hone.runs.writer import RunWriter
+from hone.trainer.export import export_weights
+from hone.trainer.objectives import sft_objective
+from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.sft import Progress, train
+from hone.trainer.sft_data import (
+    DatasetSource,
+    DemonstrationSource,
+    Limit,
+    hold_out_rows,
+    next_batch,
+    prepare,
+    validation_demonstrations,
+    validation_set,
+)
+from hone.trainer.step import Trainer
+
+
+def run(config: SFTConfig) -> int:
+    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
+    refuse_several_ranks()
+    renderer = load_renderer(config.model.name, config.model.chat_template)
+    model = load_model(
+        config.model.name,
+        device=device_of(config.model.device),
+        precision=config.precision,
+        seed=config.seed,
+        init=config.model.init,
+    )
+    threads = configure(config.threads, model.num_parameters, config.deterministic)
+    data = load_data(config, renderer, model)
+    validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
+
+    with RunWriter.start(config, "sft", sys.argv, protect=own_sources(config)) as writer:
+        if writer.start_step == 0:
+            writer.display.message(describe(config, model, threads))
+        trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
+        progress = Progress()
+        if (restored := writer.restored) is not None:
+            tensors, state = restored
+            trainer.load_tensors(tensors, writer.start_step)
+            progress = Progress(**state["progress"])
+
+        def export(folder: Path, step: int) -> None:
+            export_weights(folder, model, renderer, card(config, step))
+
+        with StopRequest(writer.display.notice) as stop:
+            newest = train(config, data.source, validation, trainer, progress, writer, stop, export)
+        writer.finish("stopped" if stop else "done")
+    print(report(config, writer, trainer, data.limit, newest, stop))
+    return stop.exit_code
+
+
+def refuse_several_ranks() -> None:
+    """One sentence for a launch under torchrun with several processes."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "SFT on several ranks is not available in this version; start one process: "
+            "torchrun --nproc-per-node 1, or hone sft"
+        )
+
+
+@dataclass
+class Data:
+    """What preflight found: the source of training examples, the validation set, and what was cut or dropped."""
+
+    source: DatasetSource | DemonstrationSource
+    validation: list[Sequence]
+    limit: Limit
+
+
+def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data:
+    """The data, checked before the run directory is touched.
+
+    Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
+    """
+    limit = Limit(config.data, model.config.max_position_embeddings)
+    name = config.data.path or config.data.name
+    validation: list[Sequence] = []
+    if name is None:
+        assert config.data.env is not None, "the config has exactly one of name, path and env"
+        env = load_environment(config.data.env.id, **config.data.env.args)
+        source = DemonstrationSource(env, renderer, limit, config.seed)
+        if config.val:
+            validation = validation_demonstrations(source, config.val.max_examples)
+    else:
+        rows = load_rows(name if config.data.path is None else existing(name), config.data.split)
+        if config.val:
+            rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)
+            validation = validation_set(held_out, renderer, limit, config.val.max_examples)
+        source = DatasetSource(rows, renderer, limit, config.seed)
+        with slow_work("tokenizing", len(rows), config.display) as advance:
+            prepare(source, config.data, config.max_steps, advance)
+    first_step, _ = next_batch(source, 0, 0, config.data)
+    largest = max(int(sequence.token_ids.max()) for sequence in first_step + validation)
+    if largest >= model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer of {config.model.name} makes token id {largest}, but the model has only "
+            f"{model.config.vocab_size} embeddings: use the tokenizer that the model was trained with."
+        )
+    return Data(source, validation, limit)
+
+
+def existing(path: str) -> Path:
+    """`data.path` if there is such a file or folder; UserError if not."""
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise UserError(f"data.path {path} does not exist: give a JSONL or Parquet file, or a folder of them.")
+    return found
+
+
+@contextmanager
+def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], None]]:
+    """Shows how far work has got, if it takes longer than 2 s: a bar on a terminal, else a line every 2 s.
+
+    Yields a function to be called with the number of items done.
+    """
+    began = shown = time.monotonic()
+    if display == "auto" and sys.stdout.isatty():
+        from rich.progress import Progress as Bar
+
+        with Bar(transient=True) as bar:
+            task = bar.add_task(what, total=total, visible=False)
+            yield lambda done: bar.update(task, completed=done, visible=time.monotonic() - began > 2)
+        return
+
+    def advance(done: int) -> None:
+        nonlocal shown
+        if display != "none" and time.monotonic() - shown > 2:
+            shown = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", flush=True)
+
+    yield advance
+
+
+def own_sources(config: SFTConfig) -> list[Path]:
+    """Local paths that the run reads, which its output directory must not contain."""
+    names = [config.model.name, config.model.chat_template, config.data.path]
+    if config.data.env:
+        names += [value for value in config.data.env.args.values() if isinstance(value, str)]
+    # A chat template given as text may be too long, or hold what no path can.
+    return [Path(name) for name in names if name and "\n" not in name and len(name) < 1024 and Path(name).exists()]
+
+
+def data_name(config: SFTConfig) -> str:
+    """What is imitated, in words."""
+    if config.data.env:
+        return f"demonstrations of environment `{config.data.env.id}`"
+    return f"data set `{config.data.name or Path(config.data.path or '').name}`"
+
+
+def describe(config: SFTConfig, model: Decoder, threads: int) -> str:
+    """What is about to run, in two lines."""
+    unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
+    return (
+        f"SFT: {config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, "
+        f"{threads} thread{'s' if threads > 1 else ''}) on {data_name(config)}\n"
+        f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
+    )
+
+
+def card(config: SFTConfig, step: int) -> str:
+    """The model card of `weights/step_N`."""
+    rows = f"{config.data.batch_size} x {config.data.seq_len} tokens" if config.data.pack else config.data.batch_size
+    name = config.model.name
+    return model_card(
+        title=f"{Path(name).name} after SFT",
+        method="sft",
+        seed=config.seed,
+        command="hone sft @ config.toml",  # as in the run directory: no paths, so that equal runs have equal cards
+        base_model=name if is_hub_id(name) else None,
+        task=data_name(config),
+        step=step,
+        facts={
+            "packed batch" if config.data.pack else "examples per step": rows,
+            "learning rate": config.optim.lr,
+            "schedule": config.scheduler.type,
+            "precision": config.precision,
+        },
+        from_nothing=name == TINY,
+    )
+
+
+def report(
+    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], stop: StopRequest
+) -> str:
+    """The last lines: what happened, where it lies, what to do next."""
+    version = trainer.version
+    weights = writer.weights_path(version)
+    lines = []
+    if limit.dropped or limit.truncated:
+        lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
+    if stop:
+        lines.append(f"Stopped after {version} of {config.max_steps} steps. Saved: {writer.checkpoints.path(version)}")
+        lines.append("Go on with: --resume")
+        return "\n".join(lines)
+    figures = [f"{name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest]
+    lines.append(f"Done: {', '.join([f'{version} steps', *figures])}. Weights: {weights}")
+    env = config.data.env.id if config.data.env else "reverse-text"
+    lines.append(f"Next: hone eval {env} -m {weights} -n 100 -r 4")
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""`hone sft` at the command line: what it says, its exit codes, and that bad input touches nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.trainer.step import Trainer
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"item {i}", "completion": f"{i:03d}"} for i in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def sft(tiny_model_dir, data, tmp_path):
+    """Calls `hone sft` with working defaults; later flags win."""
+
+    def call(*flags: str, model: str | Path = tiny_model_dir, path: str | Path | None = data) -> int:
+        base = ["--model.name", str(model), "--max-steps", "3", "--output-dir", str(tmp_path / "out")]
+        base += ["--data.batch-size", "2", "--data.no-pack", "--display", "plain"]
+        return main(["sft", *base, *(["--data.path", str(path)] if path else []), *flags])
+
+    return call
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tmp_path, capsys):
+    assert sft("--val.interval", "2", "--val.fraction", "0.2") == 0
+    out = capsys.readouterr().out
+    weights = tmp_path / "out" / "weights" / "step_3"
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert f"Done: 3 steps, loss {lines[2]['loss']:.4f}, val/loss {lines[3]['val/loss']:.4f}. Weights: {weights}" in out
+    assert f"hone eval reverse-text -m {weights}" in out
+    assert "SFT: " in out and "data set `rows.jsonl`" in out
+
+
+def test_the_weights_folder_is_a_model_that_sft_and_transformers_take(sft, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert sft() == 0
+    weights = tmp_path / "out" / "weights" / "step_3"
+    AutoModelForCausalLM.from_pretrained(weights)
+    assert AutoTokenizer.from_pretrained(weights).chat_template
+    assert sft("--output-dir", str(tmp_path / "more"), model=weights) == 0
+    assert (tmp_path / "more" / "weights" / "step_3" / "model.safetensors").exists()
+
+
+def test_an_overridden_chat_template_travels_with_the_weights(sft, tmp_path):
+    from transformers import AutoTokenizer
+
+    template = tmp_path / "short.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert sft("--model.chat-template", str(template)) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "weights" / "step_3")
+    assert tokenizer.chat_template == template.read_text()
+
+
+def test_messages_columns_from_a_folder_of_parquet_files(sft, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    for part in range(2):
+        rows = [
+            {"messages": [{"role": "user", "content": f"{part}{i}"}, {"role": "assistant", "content": f"{i}{part}"}]}
+            for i in range(3)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"train-{part}.parquet")
+    assert sft("--data.batch-size", "6", path=folder) == 0
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[2])["examples/total"] == 18 and json.loads(lines[2])["epoch"] == 3.0
+
+
+def test_dropped_examples_are_counted_in_the_report(sft, data, tmp_path, capsys):
+    with data.open("a") as file:
+        file.write(json.dumps({"prompt": "long", "completion": "x" * 200}) + "\n")
+    assert sft("--data.seq-len", "64", "--data.too-long", "drop", "--max-steps", "6") == 0
+    assert "Too long (data.seq_len = 64): 1 dropped, 0 truncated." in capsys.readouterr().out
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypatch, capfd, signum, code):
+    step = Trainer.step
+
+    def interrupted(self, batches):
+        if self.version == 1:
+            signal.raise_signal(signum)
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert sft() == code
+    monkeypatch.undo()
+    out = tmp_path / "out"
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1]
+    assert (out / "checkpoints" / "step_2" / "COMPLETE").exists() and (out / "weights" / "step_2").exists()
+    assert json.loads((out / "run.json").read_text())["status"] == "stopped"
+    assert f"Stopped after 2 of 3 steps. Saved: {out / 'checkpoints' / 'step_2'}" in capfd.readouterr().out
+
+    assert sft("--resume") == 0
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
+    sft("--output-dir", str(tmp_path / "straight"))
+    assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def fails(capsys, code: int, *fragments: str) -> None:
+    """Exit code 2, one sentence on stderr that holds the fragments, no traceback."""
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    for fragment in fragments:
+        assert fragment in captured.err, captured.err
+
+
+def test_a_missing_data_file(sft, tmp_path, capsys):
+    fails(capsys, sft(path=tmp_path / "nowhere.jsonl"), "nowhere.jsonl does not exist")
+    fails(capsys, sft(path="nowhere"), "data.path nowhere does not exist")
+
+
+def test_no_data_at_all(sft, capsys):
+    fails(capsys, sft(path=None), "data.name", "data.path", "data.env.id")
+
+
+def test_an_empty_data_file(sft, data, capsys):
+    data.write_text("")
+    fails(capsys, sft(), "rows.jsonl", "no rows")
+
+
+def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
+    with data.open("a") as file:
+        file.write(json.dumps({"prompt": "x", "answer": "y"}) + "\n")
+    fails(capsys, sft("--max-steps", "10"), "rows.jsonl, line 11", "'completion'", "columns: prompt, answer")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_folder_without_weights(sft, tiny_model_dir, tmp_path, capsys):
+    import shutil
+
+    folder = tmp_path / "empty-model"
+    shutil.copytree(tiny_model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    fails(capsys, sft(model=folder), "empty-model", "safetensors")
+    fails(capsys, sft(model=tmp_path / "no-such-model"), "no-such-model")
+
+
+def test_an_example_longer_than_the_context(sft, data, capsys):
+    with data.open("a") as file:
+        file.write(json.dumps({"prompt": "x", "completion": "y" * 2000}) + "\n")
+    fails(capsys, sft("--max-steps", "10"), "line 11", "more than the model's 1024")
+
+
+def test_a_directory_that_is_not_hone_s_is_left_as_it_is(sft, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("precious")
+    before = snapshot(out)
+    fails(capsys, sft(), "thesis.tex", "--output-dir")
+    assert snapshot(out) == before
+
+
+def test_bad_data_leaves_an_earlier_run_untouched(sft, data, tmp_path, capsys):
+    assert sft() == 0
+    capsys.readouterr()
+    before = snapshot(tmp_path / "out")
+    data.write_text("not json\n")
+    fails(capsys, sft(), "rows.jsonl, line 1")
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
+    assert sft() == 0
+    capsys.readouterr()
+    weights = tmp_path / "out" / "weights" / "step_3"
+    before = snapshot(tmp_path / "out")
+    fails(capsys, sft(model=weights), str(weights), "--output-dir")
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_several_ranks_are_refused(sft, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    fails(capsys, sft(), "several ranks")
+
+
+def test_a_resume_of_what_is_not_there_starts_at_step_0_and_says_so(sft, tmp_path, capsys):
+    assert sft("--resume") == 0
+    assert "starting at step 0" in capsys.readouterr().out
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 3

@@ -1,0 +1,172 @@
+"""The SFT loop: what it minimises, what it logs, when it validates and saves."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hone.cli import main
+from hone.config.sft import SFTDataConfig
+from hone.config.shared import OptimConfig, SchedulerConfig
+from hone.environments.data import load_rows
+from hone.model.attention import PackedAttention
+from hone.model.chat import load_renderer
+from hone.model.hf import load_model
+from hone.trainer.objectives import sft_objective
+from hone.trainer.packing import Sequence, pack, split_micro_batches
+from hone.trainer.sft_data import Limit, hold_out_rows, validation_set
+from hone.trainer.step import Trainer
+
+
+def sequences(count: int = 9, seed: int = 0) -> list[Sequence]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(4, 24))
+        mask = np.zeros(length, dtype=bool)
+        mask[int(rng.integers(1, length)) :] = True
+        made.append(Sequence(rng.integers(0, 90, length), mask))
+    return made
+
+
+def gradients(model, batches) -> dict[str, torch.Tensor]:
+    """The gradient that a step accumulates, caught before the optimiser clears it."""
+    trainer = Trainer(model, OptimConfig(lr=1e-9), SchedulerConfig(), 10, sft_objective)
+    caught = {}
+
+    def catch(lr: float) -> float:
+        caught.update({name: p.grad.clone() for name, p in model.named_parameters()})
+        return 1.0
+
+    trainer.optimizer.step = catch
+    trainer.step(batches)
+    model.zero_grad()
+    return caught
+
+
+def test_accumulation_over_micro_batches_equals_the_unsplit_batch():
+    model = load_model("hone/tiny", seed=0)
+    examples = sequences()
+    whole = gradients(model, [pack(examples)])
+    batches = split_micro_batches(examples, max_tokens=30)
+    assert len(batches) >= 4
+    split = gradients(model, batches)
+    for name, grad in whole.items():
+        assert torch.allclose(split[name], grad, rtol=0, atol=1e-6), name
+    assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-3, "a test of zeros would prove nothing"
+
+
+def test_the_loss_is_the_mean_cross_entropy_over_assistant_tokens_of_isolated_examples():
+    model = load_model("hone/tiny", seed=0)
+    examples = sequences(4)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for sequence in examples:
+            ids = torch.from_numpy(sequence.token_ids)
+            alone = pack([Sequence(sequence.token_ids, sequence.loss_mask)])
+            hidden = model.hidden(alone.token_ids, alone.positions, PackedAttention([len(ids)]))
+            logprobs = model.logits(hidden).log_softmax(-1)
+            for i in np.flatnonzero(sequence.loss_mask):
+                total -= float(logprobs[i - 1, ids[i]])
+                count += 1
+    trainer = Trainer(model, OptimConfig(lr=1e-9), SchedulerConfig(), 10, sft_objective)
+    assert trainer.evaluate(split_micro_batches(examples, 20)) == pytest.approx(total / count, abs=1e-5)
+    assert trainer.step(split_micro_batches(examples, 20))["loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+# ---- the loop, through the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_of(tiny_model_dir, tmp_path_factory):
+    """Runs `hone sft` on 24 short rows; returns its output directory."""
+    data = tmp_path_factory.mktemp("data") / "words.jsonl"
+    words = ["stone", "river", "cloud", "amber", "night", "eagle", "linen", "orbit"]
+    rows = [{"prompt": f"{a}{i}", "completion": f"{i}{a[::-1]}"} for a in words for i in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*flags: str) -> Path:
+        out = tmp_path_factory.mktemp("run")
+        base = f"--model.name {tiny_model_dir} --data.path {data} --data.seq-len 128 --output-dir {out} --optim.lr 2e-3"
+        assert main(["sft", *base.split(), "--display", "none", *flags]) == 0
+        return out
+
+    return run
+
+
+def metrics(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_learns_and_logs_one_line_per_step(run_of):
+    out = run_of("--max-steps", "40", "--data.batch-size", "8", "--data.no-pack", "--scheduler.warmup-steps", "4")
+    lines = metrics(out)
+    assert [line["step"] for line in lines] == list(range(40))
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
+    assert [line["lr"] for line in lines[:5]] == pytest.approx([0.0005, 0.001, 0.0015, 0.002, 0.002])
+    assert [line["examples/total"] for line in lines] == [8 * (i + 1) for i in range(40)]
+    assert lines[2]["epoch"] == 1.0
+    assert lines[2]["tokens/total"] == 3 * lines[0]["tokens/total"], "all rows are equally long here"
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert not any("time" in name or name.endswith("/s") for line in lines for name in line)
+    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in timings] == list(range(40))
+    assert all(line["tokens/s"] > 0 and line["time/train"] > 0 for line in timings)
+    assert json.loads((out / "run.json").read_text())["status"] == "done"
+    assert [path.name for path in (out / "weights").iterdir()] == ["step_40"]
+    assert list((out / "checkpoints").glob("*")) == []
+
+
+def test_validation_is_at_the_interval_and_at_the_end_of_held_out_rows_only(run_of):
+    out = run_of("--max-steps", "5", "--data.batch-size", "7", "--val.interval", "2", "--val.fraction", "0.25")
+    lines = metrics(out)
+    assert [line["step"] for line in lines if "val/loss" in line] == [0, 2, 4, 5]
+    assert lines[-1].keys() == {"step", "val/loss"}
+    assert lines[-1]["val/loss"] < lines[0]["val/loss"]
+    # 24 rows, 6 of them held out: what is trained on is 18 rows an epoch.
+    assert lines[0]["epoch"] == lines[0]["examples/total"] / 18
+
+
+def test_the_weights_have_in_transformers_the_validation_loss_that_was_logged(run_of, tiny_model_dir):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = run_of("--max-steps", "3", "--val.interval", "3", "--val.fraction", "0.9", "--precision", "fp32")
+    data = tomllib.loads((out / "config.toml").read_text())["data"]
+    folder = out / "weights" / "step_3"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    renderer = load_renderer(str(tiny_model_dir))
+    _, held_out = hold_out_rows(load_rows(data["path"]), 0.9, seed=0)
+    total, count = 0.0, 0
+    for sequence in validation_set(held_out, renderer, Limit(SFTDataConfig(**data), 1024), 256):
+        ids = torch.from_numpy(sequence.token_ids.astype(np.int64))
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        where = np.flatnonzero(sequence.loss_mask)
+        total -= float(logprobs[where - 1, ids[where]].sum())
+        count += len(where)
+    assert metrics(out)[-1]["val/loss"] == pytest.approx(total / count, abs=1e-4)
+    assert tokenizer.decode(renderer.prompt_ids([{"role": "user", "content": "abc"}])).count("abc") == 1
+
+
+def test_checkpoints_and_weights_come_at_the_interval_and_at_the_end(run_of):
+    out = run_of("--max-steps", "5", "--data.batch-size", "2", "--ckpt.interval", "2", "--ckpt.keep", "2")
+    assert sorted(path.name for path in (out / "weights").iterdir()) == ["step_2", "step_4", "step_5"]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step_4", "step_5"]
+    state = json.loads((out / "checkpoints" / "step_5" / "state.json").read_text())
+    last = metrics(out)[-1]
+    assert state["progress"]["tokens"] == last["tokens/total"]
+    assert state["progress"]["examples"] == last["examples/total"] == state["progress"]["position"]
+
+
+def test_packing_trains_on_the_same_examples_as_separate_batches(run_of):
+    packed = metrics(run_of("--max-steps", "1", "--data.batch-size", "1", "--data.seq-len", "1000"))[0]
+    count = packed["examples/total"]
+    separate = metrics(run_of("--max-steps", "1", "--data.batch-size", str(count), "--data.no-pack"))[0]
+    assert count > 24, "the row holds more than one epoch"
+    assert packed["loss"] == separate["loss"] and packed["grad_norm"] == separate["grad_norm"]
