@@ -1,0 +1,183 @@
+"""`hone rl`: reinforcement learning in one process. Preflight, the loop, a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hone.commands.cards import weights_card
+from hone.commands.machine import configure, device_of
+from hone.config.rl import RLConfig
+from hone.environments import Environment, load_environment
+from hone.errors import UserError
+from hone.evaluation import evaluate
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.model.chat import ChatRenderer, load_renderer
+from hone.model.decoder import Decoder
+from hone.model.hf import load_model
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.groups import RequestMaker
+from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.loop import Evaluate, train
+from hone.orchestrator.recorder import RunRecorder
+from hone.runs.signals import StopRequest
+from hone.runs.writer import RunWriter
+from hone.trainer.export import export_weights
+from hone.trainer.objectives import policy_objective
+from hone.trainer.step import Trainer
+
+
+def run(config: RLConfig) -> int:
+    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
+    refuse_unsupported(config)
+    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    renderer = load_renderer(config.model.name, config.model.chat_template)
+    model = load_policy(config)
+    threads = configure(config.threads, model.num_parameters, config.deterministic)
+    check_lengths(config, env, renderer, model)
+
+    with RunWriter.start(config, "rl", sys.argv, protect=own_sources(config)) as writer:
+        if writer.start_step == 0:
+            writer.display.message(describe(config, model, threads))
+        trainer = make_trainer(config, model)
+        ledger = Ledger()
+        if (restored := writer.restored) is not None:
+            tensors, state = restored
+            trainer.load_tensors(tensors, writer.start_step)
+            ledger = Ledger(state["ledger"])
+        policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
+
+        def export(folder: Path, step: int) -> None:
+            export_weights(folder, model, renderer, card(config, step))
+
+        with StopRequest(writer.display.notice) as stop:
+            recorder = RunRecorder(writer, stop, config.ckpt, trainer, ledger, export)
+            evaluation = make_evaluate(config, env, renderer, policy, writer)
+            train(config, env, renderer, policy, trainer, ledger, recorder, evaluation)
+        writer.finish("stopped" if stop else "done")
+    print(report(config, writer, trainer, stop))
+    return stop.exit_code
+
+
+def refuse_unsupported(config: RLConfig) -> None:
+    """One sentence for what the schema knows and this version cannot run yet."""
+    if config.mode != "colocated":
+        raise UserError(
+            f"mode {config.mode} (a process for each role) is not available in this version; the same files run in one "
+            "process with --mode colocated"
+        )
+    if config.inference.backend != "hone":
+        raise UserError("inference.backend = vllm is not available in this version; leave it at hone, the own engine")
+    if config.orchestrator.max_async_level > 0:
+        raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
+
+
+def load_policy(config: RLConfig) -> Decoder:
+    """The model to train, on its device, in the configured precision."""
+    return load_model(
+        config.model.name,
+        device=device_of(config.model.device),
+        precision=config.precision,
+        seed=config.seed,
+        init=config.model.init,
+    )
+
+
+def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
+    """The trainer; with a KL term also the frozen initial policy, loaded a second time from `model.name`."""
+    reference = load_policy(config).requires_grad_(False) if config.trainer.loss.kl_coef > 0 else None
+    return Trainer(
+        model,
+        config.trainer.optim,
+        config.trainer.scheduler,
+        config.max_steps,
+        policy_objective(config.trainer.loss),
+        temperature=config.orchestrator.sampling.temperature,
+        reference=reference,
+    )
+
+
+def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, model: Decoder) -> None:
+    """UserError if `seq_len` exceeds the model's context, or the first training prompts leave no room in it."""
+    limit = model.config.max_position_embeddings
+    if config.seq_len > limit:
+        raise UserError(f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}")
+    rows = env.split("train")
+    count = min(len(rows), 64)
+    maker = RequestMaker(renderer, 1, config.seq_len, None, config.seed, "check")
+    maker.requests([rows[i] for i in range(count)], range(count), 0)
+    if config.orchestrator.eval:
+        env.split("eval")
+
+
+def make_evaluate(
+    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: EnginePolicy, writer: RunWriter
+) -> Evaluate:
+    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end."""
+    settings = config.orchestrator.eval
+    if settings is None:
+        return lambda version, last: {}
+    sampling = settings.sampling
+    params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    max_tokens = sampling.max_tokens or config.orchestrator.sampling.max_tokens
+
+    def evaluation(version: int, last: bool) -> dict[str, float]:
+        if version % settings.interval and not last:
+            return {}
+        with writer.phase("evaluate"):
+            result = evaluate(
+                policy,
+                env,
+                num_examples=settings.num_examples,
+                rollouts_per_example=settings.rollouts_per_example,
+                sampling=params,
+                max_tokens=max_tokens,
+                seq_len=config.seq_len,
+                seed=config.seed,
+                renderer=renderer,
+            )
+        return result.metrics()
+
+    return evaluation
+
+
+def own_sources(config: RLConfig) -> list[Path]:
+    """Local paths that the run reads, which its output directory must not contain."""
+    names = [config.model.name, *(v for v in config.orchestrator.env.args.values() if isinstance(v, str))]
+    return [path for path in map(Path, names) if path.exists()]
+
+
+def describe(config: RLConfig, model: Decoder, threads: int) -> str:
+    """What is about to run, in two lines."""
+    orch = config.orchestrator
+    prompts = orch.batch_size // orch.rollouts_per_example
+    return (
+        f"RL: {config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, "
+        f"{threads} thread{'s' if threads > 1 else ''}) on {orch.env.id}\n"
+        f"    {config.max_steps} steps x {prompts} prompts x {orch.rollouts_per_example} completions = "
+        f"{config.max_steps * orch.batch_size:,} completions, into {config.output_dir}"
+    )
+
+
+def card(config: RLConfig, step: int) -> str:
+    """The model card of `weights/step_N`."""
+    orch = config.orchestrator
+    facts = {
+        "completions per step": orch.batch_size,
+        "completions per prompt": orch.rollouts_per_example,
+        "learning rate": config.trainer.optim.lr,
+    }
+    return weights_card(config, "rl", step, orch.env.id, facts)
+
+
+def report(config: RLConfig, writer: RunWriter, trainer: Trainer, stop: StopRequest) -> str:
+    """The last lines: what happened, where it lies, what to do next."""
+    version = trainer.version
+    weights = writer.weights_path(version)
+    if stop:
+        return f"Stopped after {version} of {config.max_steps} steps. Saved: {writer.checkpoints.path(version)}\nGo on with: --resume"
+    return (
+        f"Done: {version} steps. Weights: {weights}\n"
+        f"Next: hone eval {config.orchestrator.env.id} -m {weights} -n 100 -r 4"
+    )

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from hone.environments import Rubric, SingleTurnEnv
+from hone.errors import UserError
+from hone.orchestrator.groups import RequestMaker, grade_groups, group_state
+from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.packing import pack_groups
+from hone.types import Example, Trajectory
+
+
+class Renderer:
+    """Renders a message as one token per character."""
+
+    def prompt_ids(self, messages):
+        return [ord(c) for c in messages[-1]["content"]]
+
+
+def number(completion) -> float:
+    """The reward is the number that the completion names."""
+    return float(completion[-1]["content"])
+
+
+ENV = SingleTurnEnv(rubric=Rubric([number]), dataset=[{"question": "q"}])
+
+
+def trajectory(text: str, length: int = 3, stop_reason: str = "stop") -> Trajectory:
+    return Trajectory(
+        token_ids=np.arange(1, 3 + length, dtype=np.int64),
+        sampled_mask=np.array([False] * 2 + [True] * length),
+        logprobs=np.array([0.0] * 2 + [-1.5] * length, dtype=np.float32),
+        versions=np.array([-1] * 2 + [4] * length, dtype=np.int32),
+        messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}],
+        stop_reason=stop_reason,
+        sample_id="s",
+    )
+
+
+def groups_of(*texts_by_group: list[str], **kwargs):
+    examples = [Example([{"role": "user", "content": "q"}], info={"i": i}) for i in range(len(texts_by_group))]
+    trajectories = [trajectory(text, **kwargs) for texts in texts_by_group for text in texts]
+    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, normalize_std=False)
+
+
+def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
+    examples = [Example([{"role": "user", "content": "abc"}])] * 2
+    maker = RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="rollout")
+    requests = maker.requests(examples, [4, 5], step=7)
+    assert [r.sample_id for r in requests] == ["7-4-0", "7-4-1", "7-4-2", "7-5-0", "7-5-1", "7-5-2"]
+    assert len({r.key for r in requests}) == 6
+    other = RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="eval").requests(examples, [4, 5], step=7)
+    assert not {r.key for r in requests} & {r.key for r in other}
+    assert [r.key for r in maker.requests(examples, [4, 5], step=7)] == [r.key for r in requests]
+
+
+def test_a_completion_gets_what_the_prompt_leaves_of_seq_len():
+    example = Example([{"role": "user", "content": "abcde"}])
+    assert RequestMaker(Renderer(), 1, 20, 8, 0, "r").requests([example], [0], 0)[0].max_tokens == 8
+    assert RequestMaker(Renderer(), 1, 9, 8, 0, "r").requests([example], [0], 0)[0].max_tokens == 4
+    assert RequestMaker(Renderer(), 1, 9, None, 0, "r").requests([example], [0], 0)[0].max_tokens == 4
+    with pytest.raises(UserError, match=r"has 5 tokens and leaves no room.*seq_len = 5"):
+        RequestMaker(Renderer(), 1, 5, 8, 0, "r").requests([example], [0], 0)
+
+
+def test_states_advantages_and_what_is_packed():
+    """A group with variance trains, one without is filtered, one whose grader failed for all but one sample failed."""
+    trained, filtered, failed, partly = groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"], ["1", "x"])
+    partly = groups_of(["1", "x", "0"])[0]
+    assert [group_state(g) for g in (trained, filtered, failed, partly)] == ["trained", "filtered", "failed", "trained"]
+    assert trained.advantages.tolist() == [0.5, -0.5] and partly.advantages.tolist() == [0.5, 0.0, -0.5]
+    batch = pack_groups([trained, filtered, failed, partly], "keep", 1000)[0]
+    assert batch.num_loss_tokens == 4 * 3 and len(batch) == 4 * 5
+    assert batch.group_ids.unique().tolist() == [10]
+    assert batch.advantages[::5].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert batch.sampling_logprobs[:5].tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
+    assert pack_groups([filtered, failed], "keep", 1000) == []
+
+
+def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
+    examples = [Example([{"role": "user", "content": "q"}])]
+    members = [trajectory("1"), trajectory("0", stop_reason="length"), trajectory("0.2")]
+    groups = grade_groups(ENV, examples, [0], members, normalize_std=False)
+    assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
+    assert pack_groups(groups, "keep", 1000)[0].num_loss_tokens == 9
+    masked = pack_groups(groups, "mask", 1000)[0]
+    assert masked.num_loss_tokens == 6 and masked.advantages[::5].tolist() == pytest.approx([0.6, -0.2])
+
+
+def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
+    metrics = step_metrics(groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"]), version=5)
+    assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 1) / 5)
+    assert metrics["reward/number/mean"] == metrics["reward/mean"]
+    assert metrics["frac_reward_zero_std"] == pytest.approx(1 / 3)
+    assert metrics["outcome/correct"] == pytest.approx(2 / 6)
+    assert metrics["outcome/grader_error"] == pytest.approx(1 / 6)
+    assert sum(v for k, v in metrics.items() if k.startswith("outcome/")) == pytest.approx(1.0)
+    assert metrics["completion/length/mean"] == 3.0 and metrics["completion/truncated"] == 0.0
+    assert metrics["staleness/mean"] == 1.0
+    assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["groups/failed"]) == (1, 1, 1)
