@@ -1,0 +1,181 @@
+"""The recipes in examples/ hold the numbers they claim, and the three-file command is the same run as the one file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.config.base import BaseConfig
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+
+ROOT = Path(__file__).parent.parent
+REVERSE_TEXT = "examples/reverse_text"
+QWEN_SFT = "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def rl(line: str) -> RLConfig:
+    return parse(RLConfig, shlex.split(line), "rl")
+
+
+def sft(line: str) -> SFTConfig:
+    return parse(SFTConfig, shlex.split(line), "sft")
+
+
+def values(config: BaseConfig, *names: str) -> list[Any]:
+    """The values of dotted names."""
+    found = []
+    for name in names:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        found.append(value)
+    return found
+
+
+def test_every_example_is_read_by_a_test_here() -> None:
+    files = {str(path.relative_to(ROOT / REVERSE_TEXT)) for path in (ROOT / REVERSE_TEXT).rglob("*.toml")}
+    assert files == {
+        "sft.toml",
+        "rl.toml",
+        "rl/train.toml",
+        "rl/orch.toml",
+        "rl/infer.toml",
+        "tiny_sft.toml",
+        "tiny.toml",
+    }
+
+
+def test_sft() -> None:
+    config = sft(f"@ {REVERSE_TEXT}/sft.toml --wandb.project P --wandb.name N --ckpt")
+    assert values(config, "model.name", "data.name", "data.env", "data.path") == [
+        "PrimeIntellect/Qwen3-0.6B",
+        "willcb/R1-reverse-wikipedia-paragraphs-v1-1000",
+        None,
+        None,
+    ]
+    assert values(config, "max_steps", "data.batch_size", "data.seq_len", "data.pack", "optim.lr") == [
+        100,
+        16,
+        4096,
+        True,
+        2e-5,
+    ]
+    assert values(config, "wandb.project", "wandb.name", "output_dir") == ["P", "N", Path("outputs")]
+    assert config.ckpt is not None
+
+
+RL_NUMBERS = {
+    "max_steps": 40,
+    "seq_len": 128,
+    "model.name": QWEN_SFT,
+    "trainer.optim.lr": 3e-6,
+    "orchestrator.batch_size": 128,
+    "orchestrator.rollouts_per_example": 16,
+    "orchestrator.sampling.max_tokens": 64,
+    "orchestrator.sampling.temperature": 1.0,
+    "orchestrator.env.id": "reverse-text",
+    "orchestrator.advantage.normalize_std": False,
+    "orchestrator.eval.interval": 10,
+    "trainer.loss.kl_coef": 0.0,
+}
+THREE_FILES = (
+    f"--trainer @ {REVERSE_TEXT}/rl/train.toml --orchestrator @ {REVERSE_TEXT}/rl/orch.toml "
+    f"--inference @ {REVERSE_TEXT}/rl/infer.toml"
+)
+
+
+def test_rl() -> None:
+    config = rl(f"@ {REVERSE_TEXT}/rl.toml")
+    assert values(config, *RL_NUMBERS) == list(RL_NUMBERS.values())
+    assert config.mode == "colocated" and config.ckpt is not None
+
+
+def test_rl_in_three_files_is_the_same_run_in_split_mode() -> None:
+    config = rl(THREE_FILES)
+    assert values(config, *RL_NUMBERS) == list(RL_NUMBERS.values())
+    assert config.mode == "split"
+    one = rl(f"@ {REVERSE_TEXT}/rl.toml")
+    assert config.model_copy(update={"mode": "colocated"}) == one
+    assert rl(f"{THREE_FILES} --mode colocated") == one
+
+
+def test_rl_in_three_files_with_root_flags() -> None:
+    config = rl(f"{THREE_FILES} --model.name M --wandb.project P --wandb.name N --ckpt")
+    assert values(config, "model.name", "wandb.project", "wandb.name") == ["M", "P", "N"]
+    assert config.ckpt is not None
+    for section in (config.trainer, config.orchestrator, config.inference):
+        assert (section.model, section.max_steps, section.seq_len, section.ckpt) == (None, None, None, None)
+
+
+def test_tiny_sft() -> None:
+    config = sft(f"@ {REVERSE_TEXT}/tiny_sft.toml")
+    numbers = {
+        "model.name": "hone/tiny",
+        "max_steps": 900,
+        "data.pack": False,
+        "data.batch_size": 32,
+        "data.env.id": "reverse-text",
+        "data.env.args": {"demo_noise": 1.0},
+        "optim.lr": 2e-3,
+        "optim.betas": (0.9, 0.95),
+        "optim.max_norm": 1.0,
+        "scheduler.type": "linear",
+        "scheduler.warmup_steps": 20,
+        "scheduler.min_ratio": 0.1,
+        "precision": "bf16_linear",
+    }
+    assert values(config, *numbers) == list(numbers.values())
+
+
+def test_tiny_rl_goes_on_from_tiny_sft() -> None:
+    before = sft(f"@ {REVERSE_TEXT}/tiny_sft.toml")
+    config = rl(f"@ {REVERSE_TEXT}/tiny.toml")
+    assert config.model.name == str(before.output_dir / "weights" / f"step_{before.max_steps}")
+    assert config.output_dir != before.output_dir
+    numbers = {
+        "max_steps": 150,
+        "orchestrator.batch_size": 128,
+        "orchestrator.rollouts_per_example": 8,
+        "orchestrator.sampling.max_tokens": 19,
+        "orchestrator.sampling.temperature": 1.0,
+        "orchestrator.advantage.normalize_std": True,
+        "orchestrator.env.id": "reverse-text",
+        "trainer.optim.lr": 3e-4,
+        "trainer.scheduler.type": "constant",
+        "trainer.loss.kl_coef": 0.0,
+        "mode": "colocated",
+        "precision": "bf16_linear",
+    }
+    assert values(config, *numbers) == list(numbers.values())
+
+
+@pytest.mark.parametrize("file", ["rl.toml", "tiny.toml"])
+def test_prompt_and_completion_fit_the_sequence(file: str, tiny_model_dir: Path) -> None:
+    """Measured with the tiny tokenizer, which spells every character: no tokenizer of words needs more."""
+    from hone.environments import load_environment
+    from hone.model.chat import load_renderer
+
+    config = rl(f"@ {REVERSE_TEXT}/{file}")
+    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    renderer = load_renderer(str(tiny_model_dir))
+    max_tokens = config.orchestrator.sampling.max_tokens
+    assert max_tokens is not None
+    for split in ("train", "eval"):
+        for index in range(200):
+            example = env.split(split)[index]
+            prompt = len(renderer.prompt_ids(example.prompt))
+            answer = len(renderer.completion_ids(example.prompt, env.reference(example)))
+            if file == "tiny.toml":
+                assert answer <= max_tokens and prompt + max_tokens <= config.seq_len
+            else:
+                assert prompt < config.seq_len and answer <= max_tokens

@@ -1,0 +1,125 @@
+"""Rooms import in one direction, heavy libraries are imported where they are used, and `import hone` is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "hone"
+
+# From the top down: a room may import the rooms of the lines below its own. `__init__` (the version) is below all.
+LEVELS = [
+    {"cli"},
+    {"commands"},
+    {"evaluation"},
+    {"orchestrator"},
+    {"trainer", "inference"},
+    {"environments"},  # SFT imitates what an environment demonstrates
+    {"grading", "algorithms", "model"},
+    {"runs"},
+    {"config"},
+    {"types", "errors", "rng"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+# What these rooms may need when they are imported; anything else is imported inside the functions that use it.
+LIGHT = {"torch", "numpy", "safetensors", "tokenizers"}
+LIGHT_ROOMS = ("algorithms", "inference", "model", "trainer")
+
+
+def modules(folder: Path = SOURCE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def room_of(module: Path) -> str:
+    relative = module.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """Full names of imported modules: `from hone.a import b` gives hone.a, `from hone import a` gives hone.a."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if node.module == "hone":
+                yield from (f"hone.{alias.name}" for alias in node.names)
+            elif node.module:
+                yield node.module
+
+
+def nodes_of(module: Path, only_at_import: bool = False) -> Iterator[ast.AST]:
+    """All nodes, but those of a script's `if __name__ == "__main__"`; or those that run when the module is imported."""
+    queue: list[ast.AST] = [ast.parse(module.read_text())]
+    while queue:
+        node = queue.pop()
+        yield node
+        test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+        if test == "__name__ == '__main__'" or (only_at_import and test.endswith("TYPE_CHECKING")):
+            continue
+        if not (only_at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
+            queue += ast.iter_child_nodes(node)
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    rooms = {room_of(module) for module in modules()} - {"__init__"}
+    assert rooms <= set(LEVEL), rooms - set(LEVEL)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_rooms_import_downwards_only(module: Path) -> None:
+    room = room_of(module)
+    for name in imported(nodes_of(module)):
+        parts = name.split(".")
+        if parts[0] != "hone" or len(parts) == 1 or parts[1] in (room, "__version__"):
+            continue
+        assert room != "__init__", f"{module} imports {name}: `import hone` must stay light"
+        assert LEVEL[parts[1]] > LEVEL[room], f"{module.relative_to(ROOT)} imports {name}, which is not below {room}"
+
+
+def test_tasks_see_the_environment_layer_only() -> None:
+    allowed = {"environments", "types", "errors", "rng"}
+    for module in modules(ROOT / "environments"):
+        for name in imported(nodes_of(module)):
+            if name.startswith("hone."):
+                assert name.split(".")[1] in allowed, f"{module.name} imports {name}"
+
+
+@pytest.mark.parametrize("room", LIGHT_ROOMS)
+def test_rooms_that_need_only_light_libraries_when_imported(room: str) -> None:
+    for module in modules(SOURCE / room):
+        for name in imported(nodes_of(module, only_at_import=True)):
+            top = name.split(".")[0]
+            assert top == "hone" or top in LIGHT or top in sys.stdlib_module_names, f"{module.name} imports {name}"
+
+
+def loaded_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint('\\n'.join({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = {"torch", "transformers", "datasets", "pyarrow", "scipy", "matplotlib", "wandb", "renderers", "tokenizers"}
+
+
+def test_importing_hone_loads_nothing_heavy() -> None:
+    assert not loaded_after("import hone") & (HEAVY | {"numpy", "pydantic"})
+
+
+def test_parsing_a_config_and_printing_help_load_nothing_heavy() -> None:
+    argv = f"['sft', '@', {str(ROOT / 'examples/reverse_text/tiny_sft.toml')!r}, '--bogus', '1']"
+    code = f"from hone.cli import main\nassert main({argv}) == 2"
+    assert not loaded_after(code) & HEAVY
+    assert not loaded_after("import hone.config.dump, hone.config.parse, hone.config.rl, hone.config.eval") & HEAVY
+
+
+def test_the_light_rooms_load_no_heavy_library() -> None:
+    names = ", ".join(f"hone.{room}" for room in LIGHT_ROOMS)
+    assert not loaded_after(f"import {names}") & (HEAVY - LIGHT)
