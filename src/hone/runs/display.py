@@ -78,7 +78,7 @@ class PlainDisplay:
         self._shown_step: int | None = None
         self._shown_doing = ""
         self._closed = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker = threading.Thread(target=self._watch, daemon=True)
 
     def start(self, step: int) -> None:
         self._progress.start(step)
@@ -127,13 +127,17 @@ class PlainDisplay:
         self._print("  ".join(parts))
         self._last_step_line = self._last_line
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Say what the step is busy with, once, if it has been for two seconds. The thread calls it twice a second."""
+        progress = self._progress
+        doing, now = progress.doing, progress.clock()
+        if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
+            self._shown_doing = doing
+            self._print(f"step {progress.current}/{progress.max_steps}: {doing} ...")
+
+    def _watch(self) -> None:
         while not self._closed.wait(0.5):
-            progress = self._progress
-            doing, now = progress.doing, progress.clock()
-            if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
-                self._shown_doing = doing
-                self._print(f"step {progress.current}/{progress.max_steps}: {doing} ...")
+            self.tick()
 
     def _print(self, text: str) -> None:
         with self._lock:

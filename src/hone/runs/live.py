@@ -29,8 +29,8 @@ class LiveDisplay:
     def __init__(self, progress: Progress, out: TextIO):
         self._progress = progress
         self._console = Console(file=out)
-        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
         self._notice = ""
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
 
     def start(self, step: int) -> None:
         self._progress.start(step)

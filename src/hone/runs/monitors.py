@@ -26,7 +26,8 @@ def make_monitors(config: RunConfig) -> list[Monitor]:
     """The monitors that the config asks for, not started yet. UserError if a package is missing."""
     if config.wandb is None:
         return []
-    if importlib.util.find_spec("wandb") is None:
+    spec = importlib.util.find_spec("wandb")
+    if spec is None or spec.origin is None:  # without an origin it is a folder named wandb, such as the client leaves
         raise UserError('--wandb needs the package wandb: pip install "hone-rl[wandb]"')
     return [Wandb(config.wandb)]
 

@@ -1,0 +1,194 @@
+"""Files that survive a crash: a crash is simulated by a rename or write that raises in the middle."""
+
+import json
+import os
+
+import pytest
+
+from hone.runs import files
+from hone.runs.files import (
+    JsonlLog,
+    dumps,
+    is_complete,
+    new_dir,
+    read_lines,
+    remove_dir,
+    sha256,
+    sweep,
+    verify,
+    write_file,
+)
+
+
+class Crash(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+def crash_at(monkeypatch, function: str, count: int = 1, module=os):
+    """Make the count-th call of `module.function` crash instead of doing its work."""
+    original, calls = getattr(module, function), []
+
+    def wrapper(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise Crash
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, function, wrapper)
+
+
+def listing(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def make_dir(path, **contents):
+    with new_dir(path) as folder:
+        for name, text in contents.items():
+            (folder / name).write_text(text)
+
+
+def test_canonical_json():
+    assert dumps({"b": 1, "a": 0.1 + 0.2, "é": None}) == '{"b": 1, "a": 0.30000000000000004, "é": null}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dumps({"a": float("nan")})
+
+
+def test_write_file_replaces_or_leaves_the_old_content(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_file(path, "old")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, "replace")
+        write_file(path, "new")
+    assert path.read_text() == "old"
+    assert listing(tmp_path).keys() == {"run.json", ".tmp-hone-new-run.json"}
+    sweep(tmp_path)
+    assert listing(tmp_path) == {"run.json": b"old"}
+    write_file(path, b"new")
+    assert listing(tmp_path) == {"run.json": b"new"}
+
+
+def test_new_dir_lists_sizes_and_hashes(tmp_path):
+    with new_dir(tmp_path / "step_3") as folder:
+        (folder / "a.txt").write_text("hello")
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b.txt").write_text("")
+    marker = json.loads((tmp_path / "step_3" / "COMPLETE").read_text())
+    assert marker["files"] == {
+        "a.txt": {"bytes": 5, "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"},
+        "sub/b.txt": {"bytes": 0, "sha256": sha256(tmp_path / "step_3" / "sub" / "b.txt")},
+    }
+    assert is_complete(tmp_path / "step_3") and verify(tmp_path / "step_3") == []
+
+
+def test_new_dir_that_fails_leaves_the_old_one(tmp_path):
+    make_dir(tmp_path / "d", a="old")
+    before = listing(tmp_path)
+    with pytest.raises(RuntimeError), new_dir(tmp_path / "d") as folder:
+        (folder / "a").write_text("half")
+        raise RuntimeError
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_killed_while_replacing_a_dir_leaves_one_of_the_two(tmp_path, monkeypatch, rename):
+    make_dir(tmp_path / "d", a="old")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, "rename", rename)
+        make_dir(tmp_path / "d", a="new")
+    sweep(tmp_path)
+    assert verify(tmp_path / "d") == []
+    assert (tmp_path / "d" / "a").read_text() == ("old" if rename == 1 else "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_dir_without_its_marker_does_not_count(tmp_path):
+    half = tmp_path / ".tmp-hone-new-step_4"
+    half.mkdir()
+    (half / "model.safetensors").write_text("half")
+    assert not is_complete(half)
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_verify_names_what_is_wrong(tmp_path):
+    make_dir(tmp_path / "d", a="aaa", b="bbb", c="ccc")
+    (tmp_path / "d" / "a").write_text("aXa")
+    assert is_complete(tmp_path / "d")  # same size: only reading finds it
+    assert verify(tmp_path / "d") == ["a has changed since it was written (SHA-256 differs)"]
+    (tmp_path / "d" / "b").write_text("b")
+    (tmp_path / "d" / "c").unlink()
+    assert verify(tmp_path / "d")[1:] == ["b has 1 bytes instead of 3", "c is missing"]
+    assert not is_complete(tmp_path / "d")
+    (tmp_path / "d" / "COMPLETE").write_text("{")
+    assert verify(tmp_path / "d") == ["d has no readable completion marker"]
+
+
+def test_remove_dir_killed_midway_leaves_only_a_leftover(tmp_path, monkeypatch):
+    make_dir(tmp_path / "d", a="1")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, "rmtree", 2, files.shutil)  # the first clears an older leftover
+        remove_dir(tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_log_drops_a_torn_last_line_on_open(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = JsonlLog(path)
+    log.append({"step": 0, "loss": 1.5})
+    log.append({"step": 1, "loss": None})
+    log.close()
+    whole = path.read_bytes()
+    assert whole == b'{"step": 0, "loss": 1.5}\n{"step": 1, "loss": null}\n'
+    path.write_bytes(whole + b'{"step": 2, "lo')
+    assert [r["step"] for r in read_lines(path)] == [0, 1]
+    assert path.read_bytes() != whole, "reading must not write"
+    log = JsonlLog(path)
+    assert path.read_bytes() == whole
+    log.append({"step": 2})
+    assert path.read_bytes() == whole + b'{"step": 2}\n'
+
+
+def test_each_line_is_one_write(tmp_path, monkeypatch):
+    written, original = [], os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: written.append(data) or original(fd, data))
+    JsonlLog(tmp_path / "log").append({"step": 7, "text": "é"})
+    assert written == ['{"step": 7, "text": "é"}\n'.encode()]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    log = JsonlLog(tmp_path / "log")
+    log.append({"step": 0})
+    original = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: original(fd, data[:5]))
+    with pytest.raises(OSError, match="only 5 of 12 bytes could be written"):
+        log.append({"step": 1})
+    assert (tmp_path / "log").read_bytes() == b'{"step": 0}\n'
+
+
+def test_rewind_moves_lines_byte_for_byte(tmp_path):
+    log = JsonlLog(tmp_path / "log")
+    for step in range(4):
+        log.append({"step": step, "x": step / 3})
+    lines = (tmp_path / "log").read_bytes().splitlines(keepends=True)
+    removed = log.rewind(2, moved_to=tmp_path / "old")
+    assert [r["step"] for r in removed] == [2, 3]
+    assert (tmp_path / "log").read_bytes() == b"".join(lines[:2])
+    assert (tmp_path / "old").read_bytes() == b"".join(lines[2:])
+    log.append({"step": 2})
+    assert [r["step"] for r in read_lines(tmp_path / "log")] == [0, 1, 2]
+    assert log.rewind(3, moved_to=tmp_path / "none") == [] and not (tmp_path / "none").exists()
+
+
+def test_rewind_killed_midway_loses_nothing_and_can_be_repeated(tmp_path, monkeypatch):
+    log = JsonlLog(tmp_path / "log")
+    for step in range(4):
+        log.append({"step": step})
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, "replace", 2)
+        log.rewind(2, moved_to=tmp_path / "old")
+    assert len(read_lines(tmp_path / "log")) == 4
+    JsonlLog(tmp_path / "log").rewind(2, moved_to=tmp_path / "old")
+    assert [r["step"] for r in read_lines(tmp_path / "log")] == [0, 1]
+    assert [r["step"] for r in read_lines(tmp_path / "old")] == [2, 3]

@@ -1,0 +1,49 @@
+"""Facts about a run, and what importing the room costs."""
+
+import ast
+import subprocess
+import sys
+import warnings
+
+from hone.runs import provenance
+
+
+def test_ids_are_unique_and_sort_by_time():
+    ids = [provenance.new_id() for _ in range(50)]
+    assert len(set(ids)) == 50 and len(ids[0]) == 22
+    assert ids[0][:15] <= ids[-1][:15]
+
+
+def test_git_revision_and_dirty_flag(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.git() is None
+    (tmp_path / "a").write_text("1")
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for args in (["init", "-q"], ["add", "a"], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *args], check=True)
+    found = provenance.git()
+    assert found is not None and len(found["revision"]) == 40 and found["dirty"] is False
+    (tmp_path / "untracked").write_text("1")
+    assert provenance.git() == found
+    (tmp_path / "a").write_text("2")
+    assert provenance.git() == found | {"dirty": True}
+
+
+def test_a_machine_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert provenance.git() is None
+
+
+def test_importing_the_room_is_cheap():
+    code = (
+        "import sys, hone.runs, hone.runs.writer, hone.runs.curve, hone.runs.signals\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'wandb', 'matplotlib', 'scipy', 'rich'}\n"
+        "print(sorted(heavy & sys.modules.keys()), sorted(n for n in sys.modules if n.startswith('hone.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ")
+    rooms = {name.split(".")[1] for name in ast.literal_eval(done.stdout[3:])}
+    assert rooms <= {"runs", "config", "types", "errors", "rng"}

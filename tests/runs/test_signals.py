@@ -1,0 +1,58 @@
+"""The first signal asks, the second Ctrl-C insists."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from hone.runs.signals import StopRequest
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_only_asks(signum, code):
+    before = signal.getsignal(signum)
+    said = []
+    with StopRequest(said.append) as stop:
+        assert not stop and stop.exit_code == 0
+        os.kill(os.getpid(), signum)
+        assert stop and stop.signum == signum and stop.exit_code == code
+    assert len(said) == 1 and "finishing this step and saving a checkpoint" in said[0]
+    assert signal.getsignal(signum) is before
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), StopRequest(lambda text: None) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_sigterm_changes_nothing():
+    said = []
+    with StopRequest(said.append) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.exit_code == 143 and len(said) == 1
+
+
+def test_by_default_it_writes_to_standard_error(capfd):
+    with StopRequest():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err.startswith("\nSIGTERM: finishing this step")
+
+
+def test_in_another_thread_nothing_is_changed():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work():
+        with StopRequest() as stop:
+            seen.append((bool(stop), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]
