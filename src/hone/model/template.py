@@ -97,7 +97,7 @@ def compile_template(template: str, tokens: dict[str, str]) -> Callable[[list[Me
             return compiled.render(
                 messages=present, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **tokens
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is its author's program, and may fail in any way
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the model's chat template refuses a conversation of {roles} ({error}): "

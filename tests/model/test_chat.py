@@ -1,0 +1,267 @@
+"""Chat rendering: transformers' ids without transformers, completions that continue their prompts, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.errors import UserError
+from hone.model.chat import load_renderer
+from hone.model.files import write_json
+from hone.model.rendering import named_rendering
+from hone.model.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer, save_tokenizer
+
+# Templates with the moves of Qwen2.5's (default system prompt, tools as JSON) and Qwen3's (reasoning taken out of past
+# turns, an empty think block before a last turn without one), cut down to what conversations without tools reach.
+QWEN25_LIKE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- else %}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+    {%- endif %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+QWEN3_LIKE = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last_query_index=messages|length - 1, found=false) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if not ns.found and message.role == "user" %}
+        {%- set ns.found = true %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- set reasoning_content = '' %}
+        {%- if '</think>' in content %}
+            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- generation %}
+        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
+            {{- '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+        {%- else %}
+            {{- content }}
+        {%- endif %}
+        {{- '<|im_end|>' }}
+        {%- endgeneration %}
+        {{- '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+TEMPLATES = {"tiny": CHAT_TEMPLATE, "qwen2.5": QWEN25_LIKE, "qwen3": QWEN3_LIKE}
+SYSTEM = {"role": "system", "content": "Reverse the text."}
+USER = {"role": "user", "content": "naïve  user <b>"}
+ASSISTANT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\n<answer>3</answer>"}
+CONVERSATIONS = [
+    [USER],
+    [SYSTEM, USER],
+    [SYSTEM, USER, ASSISTANT],
+    [USER, ASSISTANT, USER],
+    [USER, ASSISTANT, USER, ASSISTANT],
+]
+
+
+def make_folder(folder: Path, template: str | None, **changes) -> Path:
+    """A tokenizer folder with this template and these changes of tokenizer_config.json."""
+    save_tokenizer(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template} | changes
+    write_json(folder / "tokenizer_config.json", {k: v for k, v in config.items() if v is not None})
+    return folder
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_folder(tmp_path, TEMPLATES[name])
+    renderer, theirs = load_renderer(folder), AutoTokenizer.from_pretrained(folder)
+    for messages in CONVERSATIONS:
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert renderer.prompt_ids(messages) == expected
+        if messages[-1]["role"] == "assistant":
+            finished = theirs.apply_chat_template(messages)["input_ids"]
+            prompt = renderer.prompt_ids(messages[:-1])
+            completion = renderer.completion_ids(messages[:-1], messages[-1]["content"])
+            newline = renderer.tokenizer.token_to_id("Ċ")
+            assert [*prompt, *completion, newline] == finished
+
+
+def test_tiny_prompt_and_completion() -> None:
+    renderer = load_renderer("hone/tiny")
+    tokens = [renderer.tokenizer.id_to_token(i) for i in renderer.prompt_ids([{"role": "user", "content": "ab"}])]
+    assert tokens == ["<|im_start|>", "user", "Ċ", "a", "b", "<|im_end|>", "Ċ", "<|im_start|>", "assistant", "Ċ"]
+    text = "<reversed_text>ba</reversed_text>"
+    ids = renderer.completion_ids([{"role": "user", "content": "ab"}], text)
+    assert [renderer.tokenizer.id_to_token(i) for i in ids] == [
+        "<reversed_text>",
+        "b",
+        "a",
+        "</reversed_text>",
+        "<|im_end|>",
+    ]
+    assert renderer.decode(ids) == renderer.decode(ids[:-1]) == renderer.decode([*ids, 50, 51]) == text
+    assert (renderer.stop_ids, renderer.end_of_turn_id) == ((2, 0), 2)
+    assert (renderer.vocab_size, renderer.opened_by_template) == (259, "")
+
+
+def test_stop_ids_are_those_of_the_files_and_of_the_template(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, CHAT_TEMPLATE, eos_token="<|endoftext|>")
+    write_json(folder / "config.json", {"eos_token_id": 20})
+    write_json(folder / "generation_config.json", {"eos_token_id": [30, 31]})
+    assert load_renderer(folder).stop_ids == (2, 30, 31, 20, 0)
+
+
+def test_a_template_without_an_end_of_turn_gets_the_eos_token(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    renderer = load_renderer(make_folder(tmp_path, template))
+    assert renderer.decode(renderer.completion_ids([USER], "hi")) == "hi|"
+    assert renderer.completion_ids([USER], "hi")[-1] == 2
+    make_folder(tmp_path, template, eos_token=None)
+    (tmp_path / "special_tokens_map.json").unlink()
+    with pytest.raises(UserError, match="name a token that ends a turn"):
+        load_renderer(tmp_path)
+
+
+def test_what_the_generation_prompt_opens(tmp_path: Path) -> None:
+    thinking = CHAT_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    renderer = load_renderer(make_folder(tmp_path, QWEN3_LIKE, enable_thinking=None))
+    assert renderer.opened_by_template == ""
+    opened = QWEN3_LIKE.replace(
+        "{%- if enable_thinking is defined", "{{- '<think>\\n' }}{%- if enable_thinking is defined"
+    )
+    renderer = load_renderer(make_folder(tmp_path, opened))
+    assert renderer.opened_by_template == "<think>\n"
+    ids = renderer.completion_ids([USER], "<think>\nhm\n</think>\n\n7")
+    assert renderer.decode(ids) == "hm\n</think>\n\n7"
+    with pytest.raises(UserError, match="rewrites the conversation once the assistant has answered"):
+        load_renderer(make_folder(tmp_path, thinking))
+
+
+def test_a_template_that_drops_text_is_refused(tmp_path: Path) -> None:
+    dropping = CHAT_TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+    renderer = load_renderer(make_folder(tmp_path, dropping))
+    assert renderer.decode(renderer.completion_ids([USER], "fine")) == "fine"
+    with pytest.raises(UserError, match="leaves out a part of the assistant's text"):
+        renderer.completion_ids([USER], "<think>lost</think>kept")
+
+
+def test_override_by_file_and_by_text_is_saved_with_the_model(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_folder(tmp_path / "model", CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(QWEN3_LIKE)
+    (tmp_path / "mine.jinja").write_text(QWEN25_LIKE)
+    by_file, by_text = load_renderer(folder, str(tmp_path / "mine.jinja")), load_renderer(folder, QWEN25_LIKE)
+    own, expected = load_renderer(folder), by_file.prompt_ids([USER])
+    assert by_text.prompt_ids([USER]) == expected != own.prompt_ids([USER])
+    by_file.save(tmp_path / "saved")
+    assert load_renderer(tmp_path / "saved").prompt_ids([USER]) == expected
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs.apply_chat_template([USER], add_generation_prompt=True)["input_ids"] == expected
+    own.save(tmp_path / "own")
+    names = ["chat_template.jinja", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(p.name for p in (tmp_path / "own").iterdir()) == names
+    assert all((tmp_path / "own" / n).read_bytes() == (folder / n).read_bytes() for n in names)
+    load_renderer("hone/tiny", QWEN25_LIKE).save(tmp_path / "tiny")
+    assert load_renderer(tmp_path / "tiny").prompt_ids([USER]) == expected
+
+
+def test_bad_templates_and_tokenizers_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, None)
+    for match, template in {
+        "has no chat template": None,
+        "not a file": "missing.jinja",
+        r"not valid Jinja \(line 1": "{% for %}",
+        r"refuses a conversation of user \(no users\)": "{{ raise_exception('no users') }}",
+    }.items():
+        with pytest.raises(UserError, match=match):
+            load_renderer(folder, template)
+    no_system = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHAT_TEMPLATE
+    )
+    with pytest.raises(UserError, match=r"refuses a conversation of system, user \(no system role\)"):
+        load_renderer(folder, no_system).prompt_ids([SYSTEM, USER])
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_renderer(folder, CHAT_TEMPLATE)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        load_renderer(folder, CHAT_TEMPLATE)
+
+
+def test_templates_are_sandboxed_and_see_no_clock(tmp_path: Path) -> None:
+    dated = "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE
+    renderer = load_renderer("hone/tiny", dated)
+    assert renderer.tokenizer.decode(renderer.prompt_ids([USER])).startswith("26 Jul 2024")
+    with pytest.raises(UserError, match="refuses"):
+        load_renderer("hone/tiny", "{{ messages.__class__.__mro__ }}" + CHAT_TEMPLATE)
+
+
+def test_models_that_renderers_knows_by_name(tmp_path: Path) -> None:
+    tokenizer = build_tiny_tokenizer()
+    assert named_rendering("someone/unknown", tokenizer) is None
+    named = named_rendering("Qwen/Qwen3-0.6B", tokenizer)
+    assert named is not None and named.stop_ids == (2, 0)
+    by_template = load_renderer(make_folder(tmp_path, QWEN3_LIKE))
+    for messages in CONVERSATIONS:
+        if messages[-1]["role"] == "assistant":
+            prompt = messages[:-1]
+            assert named.prompt_ids(prompt) == by_template.prompt_ids(prompt)
+            written = named.continuation_ids(prompt, messages[-1])
+            assert written[:-1] == by_template.completion_ids(prompt, messages[-1]["content"])
+
+
+def test_hub_names_use_renderers_and_unknown_ones_their_template(tmp_path: Path, monkeypatch) -> None:
+    from hone.model import chat
+
+    folder = make_folder(tmp_path, QWEN25_LIKE)
+    monkeypatch.setattr(chat, "resolve_model", lambda name: folder)
+    text = load_renderer("someone/unknown").tokenizer.decode(load_renderer("someone/unknown").prompt_ids([USER]))
+    assert "You are a helpful assistant." in text
+    known = load_renderer("Qwen/Qwen3-0.6B")
+    assert "helpful" not in known.tokenizer.decode(known.prompt_ids([USER]))
+    overridden = load_renderer("Qwen/Qwen3-0.6B", QWEN25_LIKE)
+    assert "helpful" in overridden.tokenizer.decode(overridden.prompt_ids([USER]))
+
+
+def test_rendering_a_folder_imports_no_transformers(tmp_path: Path) -> None:
+    make_folder(tmp_path, QWEN3_LIKE)
+    code = (
+        "import sys; import hone.model; from hone.model.chat import load_renderer; "
+        "lazy = {'transformers', 'renderers', 'jinja2', 'huggingface_hub', 'datasets'}; "
+        "assert not lazy & set(sys.modules), lazy & set(sys.modules); "
+        f"load_renderer({str(tmp_path)!r}).prompt_ids([{{'role': 'user', 'content': 'x'}}]); "
+        "assert not {'transformers', 'renderers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

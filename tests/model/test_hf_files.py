@@ -1,0 +1,139 @@
+"""Folders that do not hold a model, or not all of one, are refused by name; saved bytes depend on the model alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hone import rng
+from hone.config.shared import InitConfig
+from hone.errors import UserError
+from hone.model import load_model, save_model
+from hone.model.files import is_hub_id, resolve_model
+from hone.model.presets import random_decoder, tiny_config
+
+SMALL = InitConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(random_decoder(tiny_config(SMALL)), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refuses(folder: Path, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        load_model(folder)
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({k: v for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
+
+
+def test_missing_files_are_named(folder: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:500])
+    refuses(folder, "model.safetensors cannot be read")
+    (folder / "model.safetensors").unlink()
+    refuses(folder, "no model.safetensors: complete the download")
+    (folder / "pytorch_model.bin").touch()
+    refuses(folder, "convert its .bin weights")
+    (folder / "config.json").write_text("{")
+    refuses(folder, "config.json is not valid JSON")
+    (folder / "config.json").write_text("[]")
+    refuses(folder, "must hold a JSON object")
+    (folder / "config.json").unlink()
+    refuses(folder, "has no config.json")
+
+
+def test_missing_shards_are_named(folder: Path) -> None:
+    model = load_model(folder)
+    save_model(model, folder, max_shard_bytes=5000)
+    assert not (folder / "model.safetensors").exists()
+    shards = sorted(p.name for p in folder.glob("*.safetensors"))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert sorted(set(index["weight_map"].values())) == shards and len(shards) > 1
+    assert index["metadata"]["total_size"] == 4 * model.num_parameters
+    (folder / shards[1]).unlink()
+    refuses(folder, f"lacks {shards[1]}")
+    save_model(model, folder)
+    assert [p.name for p in folder.glob("*.safetensors")] == ["model.safetensors"]
+    assert not (folder / "model.safetensors.index.json").exists()
+    load_model(folder)
+
+
+def test_weights_that_do_not_fit_the_config_are_named(folder: Path) -> None:
+    pristine = (folder / "model.safetensors").read_bytes()
+    edit_weights(folder, **{"model.norm.weight": None})
+    refuses(folder, "lacks model.norm.weight")
+    (folder / "model.safetensors").write_bytes(pristine)
+    edit_weights(folder, **{"model.layers.0.self_attn.q_proj.bias": torch.zeros(16)})
+    refuses(folder, "unknown model.layers.0.self_attn.q_proj.bias")
+    (folder / "model.safetensors").write_bytes(pristine)
+    edit_weights(folder, **{"model.norm.weight": torch.zeros(17)})
+    refuses(folder, r"model.norm.weight is \[17\], not \[16\]")
+    # A tied head may be stored twice; it is not read.
+    (folder / "model.safetensors").write_bytes(pristine)
+    edit_weights(folder, **{"lm_head.weight": torch.zeros(259, 16)})
+    assert load_model(folder).head_weight.abs().sum() > 0
+
+
+def test_names_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("here").mkdir()
+    with pytest.raises(UserError, match="file is a file"):
+        resolve_model("file")
+    with pytest.raises(UserError, match=r"no model folder ./missing.*init-model"):
+        resolve_model("./missing")
+    with pytest.raises(UserError, match="neither a folder here nor a model that could be fetched"):
+        resolve_model("owner/missing")
+    assert resolve_model("here") == Path("here")
+    assert [is_hub_id(n) for n in ("owner/name", "gpt2", "here", "a/b/c", "/tmp/x", "hone/tiny")] == [True] * 2 + [
+        False
+    ] * 4
+    for wrong in ({"dtype": torch.float16}, {"precision": "int8"}):
+        with pytest.raises(UserError, match="use"):
+            load_model("hone/tiny", **wrong)
+
+
+def test_saved_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path) -> None:
+    save_model(load_model(folder), tmp_path / "again")
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
+    }
+
+
+def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path: Path) -> None:
+    generation = {"eos_token_id": [7, 9], "temperature": 0.6, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    model = load_model(folder)
+    assert model.config.eos_token_ids == (7, 9)
+    save_model(model, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == generation
+    shutil.rmtree(tmp_path / "again")
+    save_model(model, tmp_path / "again", dtype=torch.bfloat16)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert load_file(tmp_path / "again" / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_the_preset_is_a_function_of_its_seed() -> None:
+    a, b, other = load_model("hone/tiny"), load_model("hone/tiny"), load_model("hone/tiny", seed=1)
+    assert a.num_parameters == 427_136 and a.config.num_layers == 2
+    for (name, x), y, z in zip(a.named_parameters(), b.parameters(), other.parameters(), strict=True):
+        assert torch.equal(x, y)
+        if x.dim() == 2:
+            assert not torch.equal(x, z)
+            assert abs(x.detach().std().item() - 0.02) < 0.001, name
+        else:
+            assert torch.equal(x, torch.ones_like(x))
+    drawn = rng.stream(0, "init", "embed").standard_normal((259, 128), dtype=np.float32) * np.float32(0.02)
+    assert torch.equal(a.embed, torch.from_numpy(drawn))
+    assert load_model("hone/tiny", init=InitConfig(layers=3)).config.num_layers == 3

@@ -1,0 +1,94 @@
+"""The tiny tokenizer: any text survives, tags stay visible, role words stand alone, transformers agrees on every id."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hone.model.tokenizer import (
+    BYTES,
+    ENDOFTEXT_ID,
+    IM_END_ID,
+    ROLES,
+    SPECIALS,
+    TAGS,
+    VOCAB_SIZE,
+    build_tiny_tokenizer,
+    save_tokenizer,
+)
+
+
+def random_texts(count: int) -> list[str]:
+    """Unicode of every plane, control characters, and the tokenizer's own tokens in between."""
+    rng = random.Random(0)
+    pieces = [*TAGS, *ROLES, "username", "<think", "\r\n", "  ", "\t", "\x00", "\u0301", "\u200d", "Ġ", "Ċ", "▁", "��"]
+    texts = []
+    for _ in range(count):
+        parts = []
+        for _ in range(rng.randrange(12)):
+            kind = rng.randrange(4)
+            if kind == 0:
+                parts.append(rng.choice(pieces))
+            elif kind == 1:
+                parts.append("".join(chr(rng.randrange(0x20, 0x7F)) for _ in range(rng.randrange(8))))
+            else:
+                code = rng.randrange(0x110000)
+                parts.append("" if 0xD800 <= code < 0xE000 else chr(code))
+        texts.append("".join(parts))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return folder
+
+
+def test_any_text_round_trips_and_transformers_agrees(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = build_tiny_tokenizer(), AutoTokenizer.from_pretrained(folder)
+    for text in random_texts(400):
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids, skip_special_tokens=True) == text
+        assert ours.encode(text).ids == ids
+        assert theirs.encode(text) == ids
+        assert theirs.decode(ids, skip_special_tokens=True) == text
+
+
+def test_vocabulary() -> None:
+    tokenizer = build_tiny_tokenizer()
+    assert tokenizer.get_vocab_size(with_added_tokens=True) == VOCAB_SIZE == 3 + 3 + 10 + 243
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
+    assert [tokenizer.token_to_id(token) for token in (*SPECIALS, *ROLES, *TAGS)] == list(range(16))
+    assert (tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")) == (IM_END_ID, ENDOFTEXT_ID)
+    assert [tokenizer.encode(chr(c)).ids for c in range(0x20, 0x7F)] == [[16 + i] for i in range(95)]
+    assert set(BYTES) == {b for c in range(0x110000) if not 0xD800 <= c < 0xE000 for b in chr(c).encode()}
+
+
+def test_tags_survive_decoding_and_markers_do_not() -> None:
+    tokenizer = build_tiny_tokenizer()
+    text = "<|im_start|>assistant\n<think>a</think><reversed_text>b</reversed_text><|im_end|>"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == 10
+    assert tokenizer.decode(ids) == "assistant\n<think>a</think><reversed_text>b</reversed_text>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_role_words_are_tokens_only_where_they_stand_alone() -> None:
+    tokenizer = build_tiny_tokenizer()
+    assert tokenizer.encode("user").tokens == ["user"]
+    assert tokenizer.encode("<|im_start|>user\n").tokens == ["<|im_start|>", "user", "Ċ"]
+    assert tokenizer.encode("username").tokens == list("username")
+
+
+def test_saving_is_deterministic_and_states_what_transformers_needs(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    save_tokenizer(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in folder.iterdir()}
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert (theirs.eos_token_id, theirs.pad_token_id, theirs.model_max_length) == (IM_END_ID, ENDOFTEXT_ID, 1024)
