@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,7 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
     weights = tmp_path / "out" / "weights" / "step_3"
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert f"Done: 3 steps, loss {lines[2]['loss']:.4f}, val/loss {lines[3]['val/loss']:.4f}. Weights: {weights}" in out
-    assert f"hone eval reverse-text -m {weights}" in out
+    assert f"hone eval ENV -m {weights}" in out
     assert "SFT: " in out and "data set `rows.jsonl`" in out
 
 
@@ -199,6 +202,17 @@ def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
 def test_several_ranks_are_refused(sft, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     fails(capsys, sft(), "several ranks")
+
+
+def test_the_module_runs_as_a_script_for_torchrun(data, tiny_model_dir, tmp_path):
+    """One rank trains; of several, each says that this is not supported."""
+    flags = f"--model.name {tiny_model_dir} --data.path {data} --max-steps 1 --output-dir {tmp_path / 'out'}"
+    command = [sys.executable, "src/hone/trainer/sft.py", *flags.split(), "--data.seq-len", "64"]
+    root = Path(__file__).parents[2]
+    several = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True)
+    assert several.returncode == 2 and "several ranks" in several.stderr and not (tmp_path / "out").exists()
+    one = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "1"}, capture_output=True, text=True)
+    assert one.returncode == 0 and (tmp_path / "out" / "weights" / "step_1" / "model.safetensors").exists(), one.stderr
 
 
 def test_a_resume_of_what_is_not_there_starts_at_step_0_and_says_so(sft, tmp_path, capsys):

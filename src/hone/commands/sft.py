@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.commands.cards import weights_card
 from hone.commands.machine import configure, device_of
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
 from hone.environments.data import load_rows
 from hone.errors import UserError
-from hone.model.card import model_card
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
@@ -185,23 +184,12 @@ def describe(config: SFTConfig, model: Decoder, threads: int) -> str:
 def card(config: SFTConfig, step: int) -> str:
     """The model card of `weights/step_N`."""
     rows = f"{config.data.batch_size} x {config.data.seq_len} tokens" if config.data.pack else config.data.batch_size
-    name = config.model.name
-    return model_card(
-        title=f"{Path(name).name} after SFT",
-        method="sft",
-        seed=config.seed,
-        command="hone sft @ config.toml",  # as in the run directory: no paths, so that equal runs have equal cards
-        base_model=name if is_hub_id(name) else None,
-        task=data_name(config),
-        step=step,
-        facts={
-            "packed batch" if config.data.pack else "examples per step": rows,
-            "learning rate": config.optim.lr,
-            "schedule": config.scheduler.type,
-            "precision": config.precision,
-        },
-        from_nothing=name == TINY,
-    )
+    facts = {
+        "packed batch" if config.data.pack else "examples per step": rows,
+        "learning rate": config.optim.lr,
+        "schedule": config.scheduler.type,
+    }
+    return weights_card(config, "sft", step, data_name(config), facts)
 
 
 def report(
@@ -219,6 +207,6 @@ def report(
         return "\n".join(lines)
     figures = [f"{name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest]
     lines.append(f"Done: {', '.join([f'{version} steps', *figures])}. Weights: {weights}")
-    env = config.data.env.id if config.data.env else "reverse-text"
+    env = config.data.env.id if config.data.env else "ENV"
     lines.append(f"Next: hone eval {env} -m {weights} -n 100 -r 4")
     return "\n".join(lines)
