@@ -27,6 +27,18 @@ def make(func=exact, **kwargs) -> SingleTurnEnv:
     return SingleTurnEnv(rubric=Rubric([func]), parser=TAGS, id="toy", **kwargs)
 
 
+def trajectory(messages) -> Trajectory:
+    return Trajectory(
+        np.array([1, 2], dtype=np.int64),
+        np.array([False, True]),
+        np.zeros(2, dtype=np.float32),
+        np.array([-1, 0], dtype=np.int32),
+        messages,
+        "length",
+        "s",
+    )
+
+
 def test_rows_become_examples():
     rows = [
         {"question": "2 + 2?", "answer": 4, "extra": "ignored"},
@@ -135,18 +147,23 @@ def test_text_messages_and_trajectories_are_graded_alike():
     env = make()
     example = env.example(question="2 + 2?", answer="4")
     completion = [{"role": "assistant", "content": "<t>4</t>"}]
-    token_ids = np.array([1, 2], dtype=np.int64)
-    trajectory = Trajectory(
-        token_ids,
-        np.array([False, True]),
-        np.zeros(2, dtype=np.float32),
-        np.array([-1, 0], dtype=np.int32),
-        example.prompt + completion,
-        "length",
-        "s",
-    )
-    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory):
+    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory(example.prompt + completion)):
         assert env.grade(example, given).outcome is Outcome.CORRECT
+
+
+def test_reward_functions_see_the_completion_without_its_prompt():
+    seen = []
+
+    def look(completion):
+        seen.append(completion)
+        return 1.0
+
+    env = make(look)
+    example = env.example(question="2 + 2?")
+    completion = [{"role": "assistant", "content": "<t>4</t>"}]
+    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory(example.prompt + completion)):
+        env.grade(example, given)
+    assert seen == [completion] * 4
 
 
 def test_an_environment_without_reference_says_so():
