@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 # Of what pip says, its errors (stderr) and the large downloads.
-LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { print "  " $$0 } /^Installing/ { print "  Installing" }'
+LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
 .PHONY: help install quickstart quickstart-controls test check bench
 
