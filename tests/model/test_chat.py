@@ -79,7 +79,18 @@ QWEN3_LIKE = """\
     {%- endif %}
 {%- endif %}
 """
-TEMPLATES = {"tiny": CHAT_TEMPLATE, "qwen2.5": QWEN25_LIKE, "qwen3": QWEN3_LIKE}
+# White space that only trim_blocks and lstrip_blocks take away.
+INDENTED = """\
+{% for message in messages %}
+    {% if message.content %}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+TEMPLATES = {"tiny": CHAT_TEMPLATE, "qwen2.5": QWEN25_LIKE, "qwen3": QWEN3_LIKE, "indented": INDENTED}
 SYSTEM = {"role": "system", "content": "Reverse the text."}
 USER = {"role": "user", "content": "naïve  user <b>"}
 ASSISTANT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\n<answer>3</answer>"}

@@ -25,12 +25,11 @@ MIN_FILL = 0.7
 class PackedAttention:
     """Attention over segments laid end to end, `segment_lengths[i]` tokens each. Built once a batch, for all layers."""
 
-    def __init__(self, segment_lengths: list[int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, segment_lengths: list[int]) -> None:
         assert segment_lengths and min(segment_lengths) > 0, "a segment has at least one token"
         self.segment_lengths = list(segment_lengths)
         self.max_length = max(segment_lengths)
         self.equal = min(segment_lengths) == self.max_length
-        self.device = torch.device(device)
         self._layout: _SlotLayout | None = None
         self._cumulative: Tensor | None = None
 
@@ -41,7 +40,7 @@ class PackedAttention:
         if self.equal:
             return _attend(q, k, v, len(self.segment_lengths), self.max_length)
         if self._layout is None:
-            self._layout = _SlotLayout(self.segment_lengths, self.device)
+            self._layout = _SlotLayout(self.segment_lengths, q.device)
         return self._layout.attend(q, k, v)
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
