@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 
 import pytest
 
@@ -65,6 +66,23 @@ def test_write_file_replaces_or_leaves_the_old_content(tmp_path, monkeypatch):
     assert listing(tmp_path) == {"run.json": b"old"}
     write_file(path, b"new")
     assert listing(tmp_path) == {"run.json": b"new"}
+
+
+def test_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
+    order, kinds = [], {True: "dir", False: "file"}
+    originals = {name: getattr(os, name) for name in ("fsync", "replace", "rename")}
+
+    def record(name, what):
+        return lambda *args: order.append(what(*args)) or originals[name](*args)
+
+    monkeypatch.setattr(os, "fsync", record("fsync", lambda fd: kinds[stat.S_ISDIR(os.fstat(fd).st_mode)]))
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, record(name, lambda old, new: f"-> {new.name}"))
+    write_file(tmp_path / "a", "1")
+    assert order == ["file", "-> a", "dir"]
+    order.clear()
+    make_dir(tmp_path / "d", x="1", y="2")
+    assert order == ["file", "file", "dir", "file", "-> COMPLETE", "dir", "-> d", "dir"]
 
 
 def test_new_dir_lists_sizes_and_hashes(tmp_path):

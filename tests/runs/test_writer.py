@@ -131,7 +131,7 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
         steps(run, 0, 8)
     with start(tmp_path / "split") as run:
         steps(run, 0, 6, interval=2)
-        run.mark_inexact(5, "x")
+        run.mark_inexact(4, "a grader deadline fired")
         run.rollouts(6, [{"step": 6, "text": "another sample 6"}])
     with open(tmp_path / "split" / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "rew')  # killed in the middle of a line
@@ -173,7 +173,7 @@ def test_resume_from_a_named_step_supersedes_later_versions(tmp_path):
 
 @pytest.mark.parametrize("move", range(1, 20))
 def test_a_resume_that_is_killed_can_be_repeated(tmp_path, monkeypatch, move):
-    """Killed at each rename and each whole-file write of the roll-back in turn; then resumed from *another* choice."""
+    """Killed at each rename and each whole-file write of the roll-back in turn."""
     with start(tmp_path) as run:
         steps(run, 0, 7)
     calls, originals = [], {name: getattr(os, name) for name in ("rename", "replace")}
@@ -215,10 +215,12 @@ def test_an_unfinished_roll_back_is_finished_before_a_checkpoint_is_chosen(tmp_p
     with start(tmp_path) as run:
         steps(run, 0, 7)
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(opening, "write_json", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(Crash()))
         start(tmp_path, resume=ResumeConfig(step=2))
+    assert Run(tmp_path).checkpoints.steps() == [2, 4, 6]
     with start(tmp_path, resume=ResumeConfig()) as run:
         assert run.start_step == 2, "checkpoints 4 and 6 were given up"
+        assert Run(tmp_path).metrics()["step"].to_pylist() == [0, 1]
 
 
 def test_resume_skips_a_damaged_checkpoint(tmp_path, capsys):
