@@ -23,6 +23,7 @@ def snapshot(folder):
 
 def finished_run(folder) -> str:
     with start(folder) as run:
+        run.rollouts(0, [{"step": 0}])
         run.log_step(0, {"reward/mean": 0.5})
         with run.weights_dir(1) as weights:
             (weights / "model.safetensors").write_text("w")

@@ -115,7 +115,7 @@ def _rewards(axes: Axes, runs: list[Run]) -> None:
     _training(axes, runs, "reward/mean", "training reward, smoothed")
     for i, run in enumerate(runs):
         for env in _environments(run):
-            _held_out(axes, run, env, first=i == 0, color=_HELD_OUT if len(runs) == 1 else _COLORS[i % len(_COLORS)])
+            _held_out(axes, run, env, color=_COLORS[i % len(_COLORS)] if len(runs) > 1 else "", first=i == 0)
     if axes.dataLim.y0 >= -0.02 and axes.dataLim.y1 <= 1.02:
         axes.set_ylim(0, 1.04)
     axes.set_ylabel("reward")
@@ -131,20 +131,22 @@ def _environments(run: Run) -> list[str]:
     ]
 
 
-def _held_out(axes: Axes, run: Run, env: str, first: bool, color: str) -> None:
+def _held_out(axes: Axes, run: Run, env: str, color: str, first: bool) -> None:
+    """Points with their intervals. A run on its own has no `color`: its first and last point get their value."""
     steps, values = _series(run, f"eval/{env}/reward/mean")
     low, high = (_series(run, f"eval/{env}/ci95/{end}")[1] for end in ("low", "high"))
     if not len(steps):
         return
     errors = np.maximum([values - low, high - values], 0) if len(low) == len(high) == len(values) else None
     axes.errorbar(
-        steps, values, yerr=errors, fmt="o", color=color, markersize=5, capsize=3, linewidth=1.4, zorder=3,
+        steps, values, yerr=errors, fmt="o", color=color or _HELD_OUT, markersize=5, capsize=3, linewidth=1.4, zorder=3,
         label=f"held out, {env} (95 % interval)" if first else None,
     )  # fmt: skip
-    axes.annotate(
-        f"{values[-1]:.3f}", (steps[-1], values[-1]), xytext=(0, -16), textcoords="offset points",
-        ha="center", color=color, fontweight="bold", fontsize=10,
-    )  # fmt: skip
+    for i, offset, side in () if color else ((0, 8, "left"), (-1, 6, "right")):
+        axes.annotate(
+            f"{values[i]:.3f}", (steps[i], values[i]), xytext=(offset, -17), textcoords="offset points",
+            ha=side, color=_HELD_OUT, fontweight="bold", fontsize=10,
+        )  # fmt: skip
 
 
 def _finish(axes: Axes, title: str, legend: Literal["upper right", "lower right"]) -> None:

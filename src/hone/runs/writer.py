@@ -47,8 +47,7 @@ class RunWriter:
         self.checkpoints = Checkpoints(folder / "checkpoints", config.ckpt.keep if config.ckpt else None)
         self._lock = lock
         self._monitors: list[Monitor] = []
-        for name in ("logs", "rollouts"):
-            (folder / name).mkdir(exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
         self._metrics, self._timings, self._events = (
             JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events")
         )
@@ -144,7 +143,9 @@ class RunWriter:
 
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
-        write_rollouts(self.folder / "rollouts" / f"step_{step:06d}.parquet", rows)
+        folder = self.folder / "rollouts"
+        folder.mkdir(exist_ok=True)
+        write_rollouts(folder / f"step_{step:06d}.parquet", rows)
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
