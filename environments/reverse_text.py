@@ -28,7 +28,6 @@ from hone.types import Example, Message
 
 PARSER = TagParser("reversed_text")
 SYSTEM_PROMPT = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
-SHORT_PROMPT = "Reverse in <reversed_text>: {text}"
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
@@ -94,19 +93,16 @@ def load_environment(
     min_chars: int = 8,
     max_chars: int = 16,
     seed: int = 0,
-    prompt: str | None = None,
-    system_prompt: str | None = None,
+    prompt: str = "{text}",
+    system_prompt: str = SYSTEM_PROMPT,
     demo_noise: float = 0.0,
 ) -> SingleTurnEnv:
     """reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
 
     `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id (the splits are the hub's); of
     `dataset` without `eval_dataset` a tenth of the texts is held out. `prompt` is the user message, with `{text}` in
-    it. Generated phrases come with a short one and no system prompt, so that a small model sees short sequences; a
-    data set with the system prompt of the field.
+    it; an empty `system_prompt` leaves the instruction out.
     """
-    short = dataset is None and eval_dataset is None
-    prompt = prompt or (SHORT_PROMPT if short else "{text}")
     if "{text}" not in prompt:
         raise UserError(f"reverse-text: prompt is {prompt!r}; it must contain {{text}}, where the text goes")
     if not isinstance(demo_noise, int | float) or not 0 <= demo_noise <= 1 / 0.3:
@@ -139,7 +135,7 @@ def load_environment(
         demo_noise=demo_noise,
         dataset=train,
         eval_dataset=held_out,
-        system_prompt=(None if short else SYSTEM_PROMPT) if system_prompt is None else system_prompt,
+        system_prompt=system_prompt or None,
     )
 
 

@@ -1,7 +1,7 @@
 """The whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation. `make quickstart` runs this.
 
-Every step is a command that you can run yourself; they are printed as they run. With `--controls`, two more rows answer the
-obvious questions: what would SFT alone have reached with the same compute, and with perfect demonstrations?
+Every step is a command that you can run yourself; they are printed as they run. With `--controls`, two more rows answer
+the obvious questions: what would SFT alone have reached with the same compute, and with perfect demonstrations?
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"), help="folder for all that is made")
     parser.add_argument("--examples", type=int, default=512, help="held-out phrases in the table")
-    parser.add_argument("--controls", action="store_true", help="add SFT alone: equal compute, and clean demonstrations")
+    parser.add_argument(
+        "--controls", action="store_true", help="add SFT alone: equal compute, and clean demonstrations"
+    )
     args = parser.parse_args()
     os.chdir(ROOT)
     seed, out = ("--seed", str(args.seed)), args.out
@@ -146,7 +148,10 @@ def main() -> None:
 def controls(table: Table, out: Path, seed: tuple[str, str], sft_file: str) -> None:
     """SFT alone, on the same demonstrations and on clean ones, with the compute of SFT and RL together."""
     steps = equal_compute_steps(sft_steps=900, sft_batch=32, rl_steps=150, rl_batch=128)
-    for name, folder, noise in (("SFT alone, equal compute", "sft_long", "1.0"), ("SFT alone, clean", "sft_clean", "0.0")):
+    for name, folder, noise in (
+        ("SFT alone, equal compute", "sft_long", "1.0"),
+        ("SFT alone, clean", "sft_clean", "0.0"),
+    ):
         args = ("--model.name", str(out / "model"), "--max-steps", str(steps), "--output-dir", str(out / folder))
         env_args = json.dumps({"demo_noise": float(noise)})
         seconds = shell("sft", "@", sft_file, *args, "--data.env.args", env_args, *seed)

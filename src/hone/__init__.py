@@ -1,3 +1,3 @@
-"""hone: reinforcement learning with verifiable rewards, in numbers that can be reproduced and rewards that can be explained."""
+"""hone: reinforcement learning with verifiable rewards, reproducible to the bit."""
 
 __version__ = "0.1.0"

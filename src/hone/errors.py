@@ -1,4 +1,6 @@
-"""Errors that a user can cause. The command line prints them as one sentence and exits with code 2, without a traceback."""
+"""Errors that a user can cause. The command line prints them as one sentence and exits with code 2, without a
+traceback.
+"""
 
 
 class UserError(ValueError):

@@ -1,6 +1,7 @@
 """The records that flow between hone's rooms. This module imports nothing of hone, and torch only for type checking.
 
-Shapes: T tokens of one sequence, G completions of one group, N tokens of one packed batch, S sequences of one packed batch.
+Shapes: T tokens of one sequence, G completions of one group, N tokens of one packed batch, S sequences of one packed
+batch.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Example:
 class Trajectory:
     """One rollout, exactly as sampled: what is trained on is this list of ids, never a re-encoding of its text.
 
-    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs` `[T]`
-    float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy version
-    that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
+    `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
+    `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
+    version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
     """
 
     token_ids: np.ndarray
@@ -136,11 +137,12 @@ class Group:
 class PackedBatch:
     """Sequences laid end to end, with everything the train step needs. All tensors are 1-D of N tokens.
 
-    `token_ids`, `positions`, `segment_ids` int64 (segments count 0, 1, …, each a contiguous run: attention never crosses
-    them); `loss_mask` bool marks the tokens whose prediction is trained; `sampling_logprobs`, `advantages` float32;
-    `group_ids`, `sample_ids`, `versions` int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the sampler's are used;
-    ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in its segment.
-    `num_loss_tokens` is the global denominator: the loss tokens of the whole step, over all micro-batches and ranks.
+    `token_ids`, `positions`, `segment_ids` int64 (segments count 0, 1, …, each a contiguous run: attention never
+    crosses them); `loss_mask` bool marks the tokens whose prediction is trained; `sampling_logprobs`, `advantages`
+    float32; `group_ids`, `sample_ids`, `versions` int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the
+    sampler's are used; ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in
+    its segment. `num_loss_tokens` is the global denominator: the loss tokens of the whole step, over all micro-batches
+    and ranks.
     """
 
     token_ids: torch.Tensor

@@ -1,7 +1,8 @@
 """Contracts 1 and 2 for RL. Changing what is compared here is a decision to report, not a fix.
 
 - The same config, seed and machine give the same bytes of metrics and rollouts, the same weights and the same ledger.
-- A run that is killed by SIGKILL (while sampling, grading, updating, writing a checkpoint, exporting weights) and resumed
+- A run that is killed by SIGKILL (while sampling, grading, updating, writing a checkpoint, exporting weights) and
+resumed
   ends with the same bytes as the run that was never killed; each draw is in the ledger once.
 """
 

@@ -1,7 +1,7 @@
 """Runs of the real command line in processes of their own, some of which kill themselves at a chosen event.
 
-A fork server imports hone once; each trial is a fork of it, so a trial costs its training alone. The kill is a real SIGKILL:
-no handler, no cleanup, no flush.
+A fork server imports hone once; each trial is a fork of it, so a trial costs its training alone. The kill is a real
+SIGKILL: no handler, no cleanup, no flush.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _resolve(dotted: str) -> Any:
 
 
 def fingerprint(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of everything that exactness covers: metrics, every rollout file, all weights, all checkpoints' states."""
+    """SHA-256 of what exactness covers: metrics, every rollout file, all weights, all checkpoints."""
     files = [run_dir / "metrics.jsonl"]
     for pattern in ("rollouts/*.parquet", "weights/*/*", "checkpoints/*/*"):
         files += sorted(run_dir.glob(pattern))

@@ -55,7 +55,8 @@ def test_examples(env):
     assert (len(env.split("train")), len(env.split("eval"))) == (50_000, 1_000)
     example = env.split("train")[0]
     text = example.info["text"]
-    assert example.prompt == [{"role": "user", "content": f"Reverse in <reversed_text>: {text}"}]
+    instruction = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
+    assert example.prompt == [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
     assert example.answer == text[::-1]
     again = load_environment("reverse-text", num_train_examples=10).split("train")
     assert [again[i] for i in range(10)] == [env.split("train")[i] for i in range(10)]

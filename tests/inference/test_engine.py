@@ -1,5 +1,7 @@
 """The engine's contract with the trainer: same tokens, same logprobs, whatever is sampled beside them."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -62,7 +64,9 @@ def test_samples_differ_within_a_group_and_repeat_with_the_seed():
     params = SamplingParams(max_tokens=20, n=8, seed=4, ignore_eos=True)
     first = [[c.token_ids for c in cs] for cs in engine.generate(PROMPTS, params)]
     again = [[c.token_ids for c in cs] for cs in engine.generate(PROMPTS, params)]
-    other = [[c.token_ids for c in cs] for cs in engine.generate(PROMPTS, SamplingParams(20, n=8, seed=5, ignore_eos=True))]
+    other = [
+        [c.token_ids for c in cs] for cs in engine.generate(PROMPTS, SamplingParams(20, n=8, seed=5, ignore_eos=True))
+    ]
     assert first == again != other
     assert all(len({tuple(c) for c in group}) == 8 for group in first)
 
@@ -84,7 +88,7 @@ def test_stop_ids_end_a_completion_and_are_kept():
     free = engine.generate(PROMPTS, SamplingParams(max_tokens=25, n=4, ignore_eos=True))
     stop = free[0][0].token_ids[6]
     stopped = engine.generate(PROMPTS, SamplingParams(max_tokens=25, n=4, ignore_eos=True, stop=(stop,)))
-    for before, after in zip(sum(free, []), sum(stopped, []), strict=True):
+    for before, after in zip(chain(*free), chain(*stopped), strict=True):
         if stop in before.token_ids:
             end = before.token_ids.index(stop) + 1
             assert after.token_ids == before.token_ids[:end] and after.stop_reason == "stop"
@@ -103,7 +107,10 @@ def test_the_models_eos_ends_a_completion_unless_ignored():
     uniform = Engine(decoder).run([Job((5, 6), key, 400) for key in range(20)], SamplingParams())
     assert all(c.stop_reason == "length" or c.token_ids[-1] in CONFIG.eos_token_ids for c in uniform)
     assert any(c.stop_reason == "stop" for c in uniform)
-    assert eos in CONFIG.eos_token_ids and len(Engine(decoder).run(jobs, SamplingParams(ignore_eos=True))[0].token_ids) == 8
+    assert (
+        eos in CONFIG.eos_token_ids
+        and len(Engine(decoder).run(jobs, SamplingParams(ignore_eos=True))[0].token_ids) == 8
+    )
 
 
 def test_prompts_are_prefilled_once_per_group(monkeypatch):

@@ -143,7 +143,7 @@ def test_tiny_prompt_and_completion() -> None:
     ]
     assert renderer.decode(ids) == renderer.decode(ids[:-1]) == renderer.decode([*ids, 50, 51]) == text
     assert (renderer.stop_ids, renderer.end_of_turn_id) == ((2, 0), 2)
-    assert (renderer.vocab_size, renderer.opened_by_template) == (259, "")
+    assert (renderer.vocab_size, renderer.opened_by_template) == (260, "")
 
 
 def test_stop_ids_are_those_of_the_files_and_of_the_template(tmp_path: Path) -> None:

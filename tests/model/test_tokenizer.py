@@ -11,6 +11,7 @@ from hone.model.tokenizer import (
     BYTES,
     ENDOFTEXT_ID,
     IM_END_ID,
+    INSTRUCTIONS,
     ROLES,
     SPECIALS,
     TAGS,
@@ -61,11 +62,11 @@ def test_any_text_round_trips_and_transformers_agrees(folder: Path) -> None:
 
 def test_vocabulary() -> None:
     tokenizer = build_tiny_tokenizer()
-    assert tokenizer.get_vocab_size(with_added_tokens=True) == VOCAB_SIZE == 3 + 3 + 10 + 243
+    assert tokenizer.get_vocab_size(with_added_tokens=True) == VOCAB_SIZE == 3 + 3 + 10 + 1 + 243
     assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
-    assert [tokenizer.token_to_id(token) for token in (*SPECIALS, *ROLES, *TAGS)] == list(range(16))
+    assert [tokenizer.token_to_id(token) for token in (*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS)] == list(range(17))
     assert (tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")) == (IM_END_ID, ENDOFTEXT_ID)
-    assert [tokenizer.encode(chr(c)).ids for c in range(0x20, 0x7F)] == [[16 + i] for i in range(95)]
+    assert [tokenizer.encode(chr(c)).ids for c in range(0x20, 0x7F)] == [[17 + i] for i in range(95)]
     assert set(BYTES) == {b for c in range(0x110000) if not 0xD800 <= c < 0xE000 for b in chr(c).encode()}
 
 

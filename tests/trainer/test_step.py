@@ -21,7 +21,9 @@ def sequences(count: int = 6) -> list[Sequence]:
         mask = np.arange(length) >= length // 2
         logprobs = np.where(mask, -5.0, 0.0).astype(np.float32)
         ids = generator.integers(3, 90, length)
-        made.append(Sequence(ids, mask, logprobs, np.zeros(length), advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2))
+        made.append(
+            Sequence(ids, mask, logprobs, np.zeros(length), advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2)
+        )
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
-"""A group whose rewards span no more than this carries no signal (max - min over the group; std would hide rounding)."""
+"""A group whose rewards span no more than this carries no signal (max - min over the group; std would hide rounding).
+"""
 _EPS = 1e-6
 
 
@@ -20,7 +21,8 @@ def group_advantages(rewards_G: np.ndarray, valid_G: np.ndarray, normalize_std: 
     A_i = r_i - mean(r)                        Dr. GRPO (arXiv:2503.20783)
     A_i = (r_i - mean(r)) / (std(r) + 1e-6)    GRPO (arXiv:2402.03300), with `normalize_std`; std over the group, ddof 0
 
-    `valid_G` is False where grading failed: those leave mean and std, and get advantage 0. A group without signal gets 0s.
+    `valid_G` is False where grading failed: those leave mean and std, and get advantage 0. A group without signal gets
+    0s.
     """
     rewards_G = np.asarray(rewards_G, dtype=np.float64)
     valid_rewards = rewards_G[valid_G]

@@ -1,7 +1,7 @@
 """Per-token losses `[M]`, M the loss tokens of a micro-batch. The caller sums and divides by the step's token count.
 
-Dividing by all loss tokens of the step (not per sequence) is the token-level loss of DAPO (arXiv:2503.14476): every token
-weighs the same, so long completions are not favoured or punished for their length.
+Dividing by all loss tokens of the step (not per sequence) is the token-level loss of DAPO (arXiv:2503.14476): every
+token weighs the same, so long completions are not favoured or punished for their length.
 """
 
 from __future__ import annotations

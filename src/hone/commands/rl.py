@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hone.commands.cards import weights_card
-from hone.commands.machine import configure, device_of
+from hone.commands.machine import configure
+from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, weights_card
 from hone.config.rl import RLConfig
 from hone.environments import Environment, load_environment
 from hone.errors import UserError
@@ -15,7 +15,6 @@ from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import RequestMaker
 from hone.orchestrator.ledger import Ledger
@@ -23,7 +22,6 @@ from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
-from hone.trainer.export import export_weights
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
 
@@ -47,16 +45,21 @@ def run(config: RLConfig) -> int:
             trainer.load_tensors(tensors, writer.start_step)
             ledger = Ledger(state["ledger"])
         policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
-
-        def export(folder: Path, step: int) -> None:
-            export_weights(folder, model, renderer, card(config, step))
-
         with StopRequest(writer.display.notice) as stop:
-            recorder = RunRecorder(writer, stop, config.ckpt, trainer, ledger, export)
+            saver = make_saver(
+                config,
+                writer,
+                stop,
+                trainer,
+                renderer,
+                card=lambda step: card(config, step),
+                state=lambda: {"ledger": ledger.dump()},
+            )
+            recorder = RunRecorder(writer, saver)
             evaluation = make_evaluate(config, env, renderer, policy, writer)
             train(config, env, renderer, policy, trainer, ledger, recorder, evaluation)
         writer.finish("stopped" if stop else "done")
-    print(report(config, writer, trainer, stop))
+    print(last_lines(config, writer, trainer.version, stop, "", config.orchestrator.env.id))
     return stop.exit_code
 
 
@@ -71,17 +74,6 @@ def refuse_unsupported(config: RLConfig) -> None:
         raise UserError("inference.backend = vllm is not available in this version; leave it at hone, the own engine")
     if config.orchestrator.max_async_level > 0:
         raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
-
-
-def load_policy(config: RLConfig) -> Decoder:
-    """The model to train, on its device, in the configured precision."""
-    return load_model(
-        config.model.name,
-        device=device_of(config.model.device),
-        precision=config.precision,
-        seed=config.seed,
-        init=config.model.init,
-    )
 
 
 def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
@@ -102,7 +94,9 @@ def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, mo
     """UserError if `seq_len` exceeds the model's context, or the first training prompts leave no room in it."""
     limit = model.config.max_position_embeddings
     if config.seq_len > limit:
-        raise UserError(f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}")
+        raise UserError(
+            f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}"
+        )
     rows = env.split("train")
     count = min(len(rows), 64)
     maker = RequestMaker(renderer, 1, config.seq_len, None, config.seed, "check")
@@ -144,8 +138,7 @@ def make_evaluate(
 
 def own_sources(config: RLConfig) -> list[Path]:
     """Local paths that the run reads, which its output directory must not contain."""
-    names = [config.model.name, *(v for v in config.orchestrator.env.args.values() if isinstance(v, str))]
-    return [path for path in map(Path, names) if path.exists()]
+    return local_sources([config.model.name, config.model.chat_template, *config.orchestrator.env.args.values()])
 
 
 def describe(config: RLConfig, model: Decoder, threads: int) -> str:
@@ -153,8 +146,7 @@ def describe(config: RLConfig, model: Decoder, threads: int) -> str:
     orch = config.orchestrator
     prompts = orch.batch_size // orch.rollouts_per_example
     return (
-        f"RL: {config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, "
-        f"{threads} thread{'s' if threads > 1 else ''}) on {orch.env.id}\n"
+        f"RL: {headline(config, model, threads)} on {orch.env.id}\n"
         f"    {config.max_steps} steps x {prompts} prompts x {orch.rollouts_per_example} completions = "
         f"{config.max_steps * orch.batch_size:,} completions, into {config.output_dir}"
     )
@@ -169,15 +161,3 @@ def card(config: RLConfig, step: int) -> str:
         "learning rate": config.trainer.optim.lr,
     }
     return weights_card(config, "rl", step, orch.env.id, facts)
-
-
-def report(config: RLConfig, writer: RunWriter, trainer: Trainer, stop: StopRequest) -> str:
-    """The last lines: what happened, where it lies, what to do next."""
-    version = trainer.version
-    weights = writer.weights_path(version)
-    if stop:
-        return f"Stopped after {version} of {config.max_steps} steps. Saved: {writer.checkpoints.path(version)}\nGo on with: --resume"
-    return (
-        f"Done: {version} steps. Weights: {weights}\n"
-        f"Next: hone eval {config.orchestrator.env.id} -m {weights} -n 100 -r 4"
-    )

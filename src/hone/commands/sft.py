@@ -7,21 +7,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hone.commands.cards import weights_card
-from hone.commands.machine import configure, device_of
+from hone.commands.machine import configure
+from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, weights_card
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
 from hone.environments.data import load_rows
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
-from hone.trainer.export import export_weights
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence, split_micro_batches
 from hone.trainer.sft import Progress, train
@@ -42,13 +40,7 @@ def run(config: SFTConfig) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     refuse_several_ranks()
     renderer = load_renderer(config.model.name, config.model.chat_template)
-    model = load_model(
-        config.model.name,
-        device=device_of(config.model.device),
-        precision=config.precision,
-        seed=config.seed,
-        init=config.model.init,
-    )
+    model = load_policy(config)
     threads = configure(config.threads, model.num_parameters, config.deterministic)
     data = load_data(config, renderer, model)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
@@ -62,12 +54,17 @@ def run(config: SFTConfig) -> int:
             tensors, state = restored
             trainer.load_tensors(tensors, writer.start_step)
             progress = Progress(**state["progress"])
-
-        def export(folder: Path, step: int) -> None:
-            export_weights(folder, model, renderer, card(config, step))
-
         with StopRequest(writer.display.notice) as stop:
-            newest = train(config, data.source, validation, trainer, progress, writer, stop, export)
+            saver = make_saver(
+                config,
+                writer,
+                stop,
+                trainer,
+                renderer,
+                card=lambda step: card(config, step),
+                state=lambda: {"progress": asdict(progress)},
+            )
+            newest = train(config, data.source, validation, trainer, progress, writer, saver)
         writer.finish("stopped" if stop else "done")
     print(report(config, writer, trainer, data.limit, newest, stop))
     return stop.exit_code
@@ -157,11 +154,8 @@ def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], N
 
 def own_sources(config: SFTConfig) -> list[Path]:
     """Local paths that the run reads, which its output directory must not contain."""
-    names = [config.model.name, config.model.chat_template, config.data.path]
-    if config.data.env:
-        names += [value for value in config.data.env.args.values() if isinstance(value, str)]
-    # A chat template given as text may be too long, or hold what no path can.
-    return [Path(name) for name in names if name and "\n" not in name and len(name) < 1024 and Path(name).exists()]
+    env_args = config.data.env.args.values() if config.data.env else ()
+    return local_sources([config.model.name, config.model.chat_template, config.data.path, *env_args])
 
 
 def data_name(config: SFTConfig) -> str:
@@ -175,8 +169,7 @@ def describe(config: SFTConfig, model: Decoder, threads: int) -> str:
     """What is about to run, in two lines."""
     unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
     return (
-        f"SFT: {config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, "
-        f"{threads} thread{'s' if threads > 1 else ''}) on {data_name(config)}\n"
+        f"SFT: {headline(config, model, threads)} on {data_name(config)}\n"
         f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
     )
 
@@ -196,17 +189,9 @@ def report(
     config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], stop: StopRequest
 ) -> str:
     """The last lines: what happened, where it lies, what to do next."""
-    version = trainer.version
-    weights = writer.weights_path(version)
     lines = []
     if limit.dropped or limit.truncated:
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
-    if stop:
-        lines.append(f"Stopped after {version} of {config.max_steps} steps. Saved: {writer.checkpoints.path(version)}")
-        lines.append("Go on with: --resume")
-        return "\n".join(lines)
-    figures = [f"{name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest]
-    lines.append(f"Done: {', '.join([f'{version} steps', *figures])}. Weights: {weights}")
+    figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
     env = config.data.env.id if config.data.env else "ENV"
-    lines.append(f"Next: hone eval {env} -m {weights} -n 100 -r 4")
-    return "\n".join(lines)
+    return "\n".join([*lines, last_lines(config, writer, trainer.version, stop, figures, env)])

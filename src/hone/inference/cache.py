@@ -1,7 +1,8 @@
 """A static KV cache for a batch that decodes in step.
 
-Prompts are right-aligned: every sequence writes its next token to the same column, so a decode step stores keys and values
-with one slice copy per layer, and the mask is a row-wise constant (a shorter prompt's empty columns on the left).
+Prompts are right-aligned: every sequence writes its next token to the same column, so a decode step stores keys and
+values with one slice copy per layer, and the mask is a row-wise constant (a shorter prompt's empty columns on the
+left).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class PrefillAttention:
 class KVCache:
     """Keys and values of B sequences `[layers][2, B, Hkv, L, Dh]`; acts as the decoder's attention in a decode step.
 
-    `column` is where the next token goes: `width` (the longest prompt) + tokens decoded so far. `mask` `[B, 1, 1, L]` is
-    0 on visible columns, -inf on the padding before a short prompt; None if all prompts are equally long.
+    `column` is where the next token goes: `width` (the longest prompt) + tokens decoded so far. `mask` `[B, 1, 1, L]`
+    is 0 on visible columns, -inf on the padding before a short prompt; None if all prompts are equally long.
     """
 
     def __init__(self, prefill: PrefillAttention, lengths: list[int], rows: torch.Tensor, max_new: int) -> None:

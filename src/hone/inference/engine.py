@@ -35,8 +35,8 @@ class Job:
 class Engine:
     """Samples from a `Decoder` in process.
 
-    `kv_bytes` bounds the KV cache; a larger workload runs in waves. A sample's randomness depends on its key and position
-    alone, so the waves don't change which random numbers it sees.
+    `kv_bytes` bounds the KV cache; a larger workload runs in waves. A sample's randomness depends on its key and
+    position alone, so the waves don't change which random numbers it sees.
     """
 
     def __init__(self, model: Decoder, kv_bytes: int = 4 * 2**30) -> None:

@@ -43,7 +43,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled continuation: its ids (the stop token included), their logprobs, and why it ended (`stop`, `length`)."""
+    """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`)."""
 
     token_ids: list[int]
     logprobs: list[float]

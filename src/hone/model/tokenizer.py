@@ -1,9 +1,9 @@
 """The tiny preset's tokenizer: one token per printable ASCII character, UTF-8 bytes for everything else, ChatML, tags.
 
 It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
-text are special tokens. Role words and the tags of tasks are single tokens too, but *not* special, so that decoding
-keeps them: a reward function must see the tags that the model wrote. A role word is a token only where it stands alone
-("user", not "username").
+text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
+*not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
+token only where it stands alone ("user", not "username").
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ TAGS = tuple(
     for name in ("reversed_text", "think", "answer", "tool_call", "tool_response")
     for bracket in ("<", "</")
 )
+# Task instructions that never change: a character model would spend 81 positions on this sentence.
+INSTRUCTIONS = ("Reverse the text character-by-character. Put your answer in <reversed_text> tags.",)
 # Bytes that occur in no UTF-8 text (RFC 3629) need no token.
 BYTES = tuple(b for b in range(256) if b not in (0xC0, 0xC1) and b < 0xF5)
-VOCAB_SIZE = len(SPECIALS) + len(ROLES) + len(TAGS) + len(BYTES)
+VOCAB_SIZE = len(SPECIALS) + len(ROLES) + len(TAGS) + len(INSTRUCTIONS) + len(BYTES)
 ENDOFTEXT_ID, IM_START_ID, IM_END_ID = range(3)
 
 CHAT_TEMPLATE = """\
@@ -49,9 +51,11 @@ def _byte_characters() -> dict[int, str]:
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """The tokenizer; ids are the same on every machine: specials, roles, tags, then bytes, printable ASCII first."""
+    """The tokenizer; ids are the same on every machine: specials, roles, tags, instructions, then bytes, printable
+    ASCII first.
+    """
     characters = _byte_characters()
-    words = [*SPECIALS, *ROLES, *TAGS]
+    words = [*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS]
     ordered = sorted(BYTES, key=lambda b: (not 0x20 <= b < 0x7F, b))
     vocab = {token: i for i, token in enumerate(words + [characters[b] for b in ordered])}
     assert len(vocab) == VOCAB_SIZE
@@ -60,7 +64,7 @@ def build_tiny_tokenizer() -> Tokenizer:
     tokenizer.decoder = ByteLevelDecoder()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     tokenizer.add_tokens([AddedToken(token, normalized=False, single_word=True) for token in ROLES])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*TAGS, *INSTRUCTIONS)])
     return tokenizer
 
 

@@ -15,7 +15,7 @@ from hone.types import Trajectory
 
 
 class EnginePolicy:
-    """Samples in process. `version` is asked at each call: the weights are the trainer's, so they are always current."""
+    """Samples in process. `version` is asked at each call: the weights are the trainer's, so always current."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
         self.engine = engine

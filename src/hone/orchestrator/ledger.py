@@ -1,7 +1,7 @@
 """What became of every draw. A draw is one example taken in one step; its index counts over the whole run.
 
-Each draw ends in exactly one state; the ledger is part of the checkpoint, so a resume forgets the draws after it, and they
-are drawn again.
+Each draw ends in exactly one state; the ledger is part of the checkpoint, so a resume forgets the draws after it, and
+they are drawn again.
 """
 
 from __future__ import annotations

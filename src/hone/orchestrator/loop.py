@@ -1,9 +1,9 @@
 """The RL loop: GRPO-style policy gradient with verifiable rewards, in one process and in lock-step.
 
-Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward minus
-its group's mean as the advantage, and makes one update of the token-level clipped loss, which gives version N + 1. Groups
-whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
-counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
+Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
+minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N+1. Groups whose
+rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the counter
+and the schedule go on. No value network, no KL by default, one update per batch, no replay.
 
     rl @ examples/reverse_text/tiny.toml
 """
@@ -11,8 +11,6 @@ counter and the schedule go on. No value network, no KL by default, one update p
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from hone.config.rl import RLConfig
 from hone.environments import Environment
@@ -23,33 +21,13 @@ from hone.orchestrator.groups import RequestMaker, grade_groups, group_state
 from hone.orchestrator.ledger import Entry, Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Policy
 from hone.trainer.step import Trainer
 from hone.types import Group
 
 Evaluate = Callable[[int, bool], dict[str, float]]
 """(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""
-
-
-class Recorder(Protocol):
-    """What the loop tells the outside world; `runs.session.Session` writes it to disk and to the screen."""
-
-    @property
-    def stopping(self) -> bool:
-        """True once the user or the system asked the run to end."""
-        ...
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Times what runs inside as `time/<name>`."""
-        ...
-
-    def checkpoint(self, step: int, last: bool = False) -> None:
-        """Writes a checkpoint and weights of this version if they are due."""
-        ...
-
-    def record(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-        """Writes the step's metrics, timings and rollouts."""
-        ...
 
 
 def train(
@@ -59,7 +37,7 @@ def train(
     policy: Policy,
     trainer: Trainer,
     ledger: Ledger,
-    recorder: Recorder,
+    recorder: RunRecorder,
     evaluate: Evaluate,
 ) -> None:
     """Runs from `trainer.version` to `max_steps`, or until a stop is asked for."""
@@ -73,7 +51,7 @@ def train(
     )
     while trainer.version < config.max_steps and not recorder.stopping:
         step = trainer.version
-        recorder.checkpoint(step)
+        recorder.saver.save(step)
         metrics = evaluate(step, False)
         draws = range(ledger.next_draw, ledger.next_draw + prompts)
         examples = [rows[order.index(draw)] for draw in draws]
@@ -86,7 +64,7 @@ def train(
             metrics |= step_metrics(groups, step) | trainer.step(batch)
         close_draws(ledger, groups, step)
         recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups)
-    recorder.checkpoint(trainer.version, last=True)
+    recorder.saver.save(trainer.version, last=True)
     if trainer.version == config.max_steps and not recorder.stopping:
         recorder.record(trainer.version, evaluate(trainer.version, True), [])
 

@@ -16,8 +16,8 @@ def pack_groups(
 ) -> list[PackedBatch]:
     """Micro-batches of at most `max_tokens` tokens, in the order of the groups; empty if no group carries signal.
 
-    Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask", completions
-    that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
+    Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
+    completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
     """
     sequences = [
         Sequence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +47,8 @@ class Wandb:
         self._run: Any = None
 
     def start(self, folder: Path, info: dict[str, Any], config: RunConfig) -> None:
+        # W&B advertises its tracing product wherever `openai` is installed.
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         import wandb
 
         info["wandb_id"] = info["wandb_id"] or info["id"]

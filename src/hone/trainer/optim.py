@@ -19,7 +19,8 @@ class Optimizer:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {
-            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for name, p in self.params.items()
+            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
+            for name, p in self.params.items()
         }
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n]
         plain = [n for n in self.params if n not in set(decayed)]

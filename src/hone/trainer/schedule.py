@@ -10,7 +10,8 @@ from hone.config.shared import SchedulerConfig
 def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) -> float:
     """Learning rate of update `step` (0-based) out of `max_steps`.
 
-    Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay that reaches min_ratio x peak at the last update.
+    Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay that reaches min_ratio x peak at the last
+    update.
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps

@@ -9,12 +9,10 @@ smoothing, no sample weights; what a checkpoint holds besides the trainer is the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from hone.config.sft import SFTConfig
-from hone.runs.signals import StopRequest
+from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.sft_data import Source, next_batch
@@ -38,18 +36,17 @@ def train(
     trainer: Trainer,
     progress: Progress,
     run: RunWriter,
-    stop: StopRequest,
-    export: Callable[[Path, int], None],
+    saver: Saver,
 ) -> dict[str, float]:
     """Runs from `trainer.version` to `max_steps`, or until a stop is asked for.
 
-    `export(folder, version)` writes weights. `val/loss` at step N is of version N, before the update; the last one
+    `val/loss` at step N is of version N, before the update; the last one
     stands in a line of its own at `max_steps`. Returns the newest value of each metric.
     """
     newest: dict[str, float] = {}
-    while trainer.version < config.max_steps and not stop:
+    while trainer.version < config.max_steps and not saver.stop:
         step = trainer.version
-        save(config, trainer, progress, run, stop, export)
+        saver.save(step)
         metrics = {}
         if config.val and step % config.val.interval == 0:
             with run.phase("validate"):
@@ -66,39 +63,13 @@ def train(
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         run.log_step(step, metrics, {"tokens/s": tokens / run.seconds_so_far})
         newest |= metrics
-    save(config, trainer, progress, run, stop, export, last=True)
-    if config.val and trainer.version == config.max_steps and not stop:
+    saver.save(trainer.version, last=True)
+    if config.val and trainer.version == config.max_steps and not saver.stop:
         with run.phase("validate"):
             metrics = {"val/loss": trainer.evaluate(validation)}
         run.log_step(trainer.version, metrics)
         newest |= metrics
     return newest
-
-
-def save(
-    config: SFTConfig,
-    trainer: Trainer,
-    progress: Progress,
-    run: RunWriter,
-    stop: StopRequest,
-    export: Callable[[Path, int], None],
-    last: bool = False,
-) -> None:
-    """Writes weights and a checkpoint of the present version: every `ckpt.interval` steps, and at the end.
-
-    Without `--ckpt` the end writes weights only; a run that is stopped always saves a checkpoint. The weights come
-    first: where there is a checkpoint there are its weights, however the process ends.
-    """
-    step = trainer.version
-    interval = config.ckpt.interval if config.ckpt else None
-    due = last or (interval is not None and step % interval == 0)
-    if not due or (step == run.start_step and (not last or run.weights_path(step).exists())):
-        return
-    with run.phase("checkpoint"):
-        with run.weights_dir(step) as folder:
-            export(folder, step)
-        if config.ckpt or stop:
-            run.save_checkpoint(step, trainer.tensors(), {"progress": asdict(progress)})
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ class Trainer:
         """One update on the micro-batches of one step (all carry the same `num_loss_tokens`, the step's denominator).
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they are,
-        the counter and the schedule go on, and `optimizer/skipped` is 1.
+        tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they
+        are, the counter and the schedule go on, and `optimizer/skipped` is 1.
         """
         sums: dict[str, float] = {}
         for batch in micro_batches:
@@ -81,7 +81,11 @@ class Trainer:
         logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature)
         loss, sums = self.objective(logprobs_M, batch, indices_M)
         (loss / batch.num_loss_tokens).backward()
-        return {"loss": float(loss.detach()), "entropy": float(entropies_M.sum()), **{k: float(v) for k, v in sums.items()}}
+        return {
+            "loss": float(loss.detach()),
+            "entropy": float(entropies_M.sum()),
+            **{k: float(v) for k, v in sums.items()},
+        }
 
     @torch.no_grad()
     def _with_reference(self, batch: PackedBatch, indices_M: torch.Tensor) -> PackedBatch:

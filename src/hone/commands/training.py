@@ -1,0 +1,91 @@
+"""What the training commands share: loading the policy, saving it, and their first and last lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hone.commands.machine import device_of
+from hone.config.shared import RunConfig
+from hone.model.card import model_card
+from hone.model.chat import ChatRenderer
+from hone.model.decoder import Decoder
+from hone.model.files import TINY
+from hone.model.hf import load_model
+from hone.runs.saving import Saver
+from hone.runs.signals import StopRequest
+from hone.runs.writer import RunWriter
+from hone.trainer.export import export_weights
+from hone.trainer.step import Trainer
+
+
+def load_policy(config: RunConfig) -> Decoder:
+    """The model to train, on its device, in the configured precision."""
+    return load_model(
+        config.model.name,
+        device=device_of(config.model.device),
+        precision=config.precision,
+        seed=config.seed,
+        init=config.model.init,
+    )
+
+
+def local_sources(names: Iterable[object]) -> list[Path]:
+    """Those of the names that are local paths: what the run reads, so its output directory must not contain it."""
+    # A chat template given as text may be longer than any path, or hold what no path can.
+    texts = [name for name in names if isinstance(name, str) and name and "\n" not in name and len(name) < 1024]
+    return [path for path in map(Path, texts) if path.exists()]
+
+
+def make_saver(
+    config: RunConfig,
+    run: RunWriter,
+    stop: StopRequest,
+    trainer: Trainer,
+    renderer: ChatRenderer,
+    card: Callable[[int], str],
+    state: Callable[[], dict[str, Any]],
+) -> Saver:
+    """Saves the trainer's model in Hugging Face layout; a checkpoint holds its tensors and the loop's `state()`."""
+
+    def export(folder: Path, step: int) -> None:
+        export_weights(folder, trainer.model, renderer, card(step))
+
+    return Saver(run, stop, config.ckpt, export, lambda: (trainer.tensors(), state()))
+
+
+def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
+    """Card of `weights/step_N`. It names no folder of this machine, so that equal runs write equal cards.
+
+    The command is the one that repeats the run from its own `config.toml`.
+    """
+    name = config.model.name
+    is_hub_id = name != TINY and not Path(name).exists()
+    return model_card(
+        title=f"{name.split('/')[-1] if is_hub_id else 'model'}-{kind}",
+        method=kind,
+        seed=config.seed,
+        command=f"hone {kind} @ config.toml",
+        base_model=name if is_hub_id else None,
+        task=task,
+        step=step,
+        facts={**facts, "precision": config.precision},
+        from_nothing=name == TINY,
+    )
+
+
+def headline(config: RunConfig, model: Decoder, threads: int) -> str:
+    """The policy in one line: name, size, precision, device, threads."""
+    size = f"{model.num_parameters / 1e6:.2f}M parameters"
+    plural = "s" if threads > 1 else ""
+    return f"{config.model.name} ({size}, {config.precision}, {model.device}, {threads} thread{plural})"
+
+
+def last_lines(config: RunConfig, run: RunWriter, version: int, stop: StopRequest, figures: str, env: str) -> str:
+    """What happened, where it lies, what to do next."""
+    if stop:
+        saved = run.checkpoints.path(version)
+        return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: --resume"
+    weights = run.weights_path(version)
+    return f"Done: {version} steps{figures}. Weights: {weights}\nNext: hone eval {env} -m {weights} -n 100 -r 4"
