@@ -177,13 +177,12 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
 
-    import torch
-
     from hone.commands import init_model
+    from hone.commands.machine import configure
     from hone.config.init_model import InitModelConfig
     from hone.config.shared import InitConfig
 
-    torch.set_num_threads(args.threads)
+    configure(args.threads, 0, deterministic=False)  # as the commands do; TRL runs in this process too
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp) / "model"
         init_model.run(InitModelConfig(out=folder, init=InitConfig(layers=args.layers)))

@@ -28,7 +28,8 @@ class EnginePolicy:
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
         """One trajectory per request; stops at the end-of-turn tokens of the chat template as well as at eos."""
-        params = replace(sampling, stop=tuple({*sampling.stop, *self.renderer.stop_ids}))
+        ends = () if sampling.ignore_eos else self.renderer.stop_ids
+        params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         jobs = [Job(r.prompt_ids, r.key, r.max_tokens) for r in requests]
         completions = self.engine.run(jobs, params)
         return [self._trajectory(r, c) for r, c in zip(requests, completions, strict=True)]
