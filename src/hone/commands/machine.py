@@ -42,5 +42,5 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True) 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return count

@@ -1,0 +1,66 @@
+"""The quickstart over several seeds, with its controls, recorded as JSON.
+
+    .venv/bin/python benchmarks/quickstart_seeds.py --seeds 5 --controls --out benchmarks/results/quickstart.json
+
+Each seed is a run of `scripts/quickstart.py`: the model's initial weights, the order of the data, the noise of the
+demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, …")
+    parser.add_argument("--controls", action="store_true", help="with the control rows, in the first seed only")
+    parser.add_argument("--work", type=Path, default=Path("outputs/quickstart-seeds"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/quickstart.json"))
+    args = parser.parse_args()
+    runs = []
+    for seed in range(args.seeds):
+        folder = args.work / str(seed)
+        command = [sys.executable, str(ROOT / "scripts/quickstart.py"), "--seed", str(seed), "--out", str(folder)]
+        subprocess.run(command + (["--controls"] if args.controls and seed == 0 else []), check=True, cwd=ROOT)
+        summary = json.loads((ROOT / folder / "summary.json").read_text())
+        for row in summary["rows"]:
+            row["weights"] = Path(row["weights"]).name
+        runs.append(summary)
+    result = {
+        "runs": runs,
+        "medians": {name: medians(runs, name) for name in ("after SFT", "after SFT + RL")},
+        "machine": {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")},
+    }
+    (ROOT / args.out).parent.mkdir(parents=True, exist_ok=True)
+    (ROOT / args.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result["medians"], indent=2))
+
+
+def medians(runs: list[dict], name: str) -> dict[str, float]:
+    """Median over seeds of reward and exact match, sampled at T=1 and greedy, and of the training seconds so far."""
+    rows = [row for run in runs for row in run["rows"] if row["model"] == name]
+    figures = {f"{how}/{what}": [r[how][what] for r in rows] for how in ("sampled", "greedy") for what in KEYS}
+    figures["train_seconds"] = [row["train_seconds"] for row in rows]
+    return {key: median(values) for key, values in figures.items()}
+
+
+KEYS = ("reward/mean", "exact")
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()

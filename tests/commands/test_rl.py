@@ -1,0 +1,210 @@
+"""`hone rl` at the command line: what it writes and says, its exit codes, and that bad input touches nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.orchestrator.packing import pack_groups
+from hone.runs import Run
+from hone.trainer.step import Trainer
+
+CONSTANT = '''
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment(length: int = 5):
+    """Every completion gets the same reward; `length` characters of prompt."""
+    rows = [{"question": "x" * length + str(i)} for i in range(8)]
+    return SingleTurnEnv(id="constant", rubric=Rubric([same]), dataset=rows, eval_dataset=rows)
+
+
+def same(completion) -> float:
+    return 0.5
+'''
+
+
+@pytest.fixture
+def rl(tiny_model_dir, tmp_path, monkeypatch):
+    """Calls `hone rl` with working defaults, in a folder that holds the environment `constant`; later flags win."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "constant.py").write_text(CONSTANT)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
+        base = ["--model.name", str(model), "--max-steps", "3", "--output-dir", str(tmp_path / "out"), "--seq-len", "64"]
+        base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--display", "plain"]
+        base += ["--orchestrator.sampling.max-tokens", "12", "--trainer.optim.lr", "1e-4"]
+        return main(["rl", *base, *flags])
+
+    return call
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
+    assert rl("--orchestrator.eval.interval", "2", "--orchestrator.eval.num-examples", "4", "--ckpt") == 0
+    out = tmp_path / "out"
+    run = Run(out)
+    assert run.info["kind"] == "rl" and run.info["status"] == "done" and run.info["exact"] is True
+    assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3]
+    assert [line["step"] for line in metrics(out) if "eval/reverse-text/ci95/low" in line] == [0, 2, 3]
+    rows = run.rollouts(1).to_pylist()
+    assert len(rows) == 8 and {row["draw"] for row in rows} == {2, 3}
+    assert {row["stop_reason"] for row in rows} <= {"stop", "length"} and all(row["versions"][-1] == 1 for row in rows)
+    for row in rows:
+        assert sum(row["sampled_mask"]) == sum(version == 1 for version in row["versions"]) <= 12
+    assert metrics(out)[1]["reward/mean"] == pytest.approx(sum(row["reward"] for row in rows) / 8)
+    assert (out / "weights" / "step_3" / "model.safetensors").exists() and (out / "checkpoints" / "step_3").exists()
+    timings = run.timings().to_pylist()
+    assert [line["step"] for line in timings] == [0, 1, 2, 3]
+    assert all(timings[0][f"time/{phase}"] > 0 for phase in ("sample", "grade", "train", "record", "step"))
+    printed = capsys.readouterr().out
+    assert "3 steps x 2 prompts x 4 completions = 24 completions" in printed
+    assert f"Next: hone eval reverse-text -m {out / 'weights' / 'step_3'}" in printed
+
+
+def test_the_resolved_config_repeats_the_run(rl, tmp_path):
+    assert rl("--seed", "5") == 0
+    first = tmp_path / "out"
+    assert main(["rl", "@", str(first / "config.toml"), "--output-dir", str(tmp_path / "again")]) == 0
+    for name in ("metrics.jsonl", "rollouts/step_000002.parquet", "weights/step_3/model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (first / name).read_bytes()
+
+
+def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_path, tiny_model_dir):
+    assert rl("--orchestrator.env.id", "constant") == 0
+    out = tmp_path / "out"
+    for line in metrics(out)[:3]:
+        assert line["frac_reward_zero_std"] == 1.0 and line["groups/filtered"] == 2
+        assert line["optimizer/skipped"] == 1.0 and line["lr"] == 1e-4 and "grad_norm" not in line
+    weights = (out / "weights" / "step_3" / "model.safetensors").read_bytes()
+    assert weights == (tiny_model_dir / "model.safetensors").read_bytes()
+    assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
+
+
+def test_masked_truncated_completions_carry_no_loss(rl, monkeypatch):
+    seen = []
+
+    def spy(groups, truncated, *args, **kwargs):
+        batches = pack_groups(groups, truncated, *args, **kwargs)
+        cut = sum(t.num_sampled for g in groups for t in g.trajectories if t.truncated)
+        seen.append((truncated, cut, sum(int(batch.loss_mask.sum()) for batch in batches)))
+        return batches
+
+    monkeypatch.setattr("hone.orchestrator.loop.pack_groups", spy)
+    assert rl("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "2", "--max-steps", "2") == 0
+    assert all(truncated == "mask" and cut > 0 and trained == 0 for truncated, cut, trained in seen)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypatch, capfd, signum, code):
+    step = Trainer.step
+
+    def interrupted(self, batches):
+        if self.version == 1:
+            signal.raise_signal(signum)
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert rl() == code
+    monkeypatch.undo()
+    out = tmp_path / "out"
+    assert [line["step"] for line in metrics(out)] == [0, 1]
+    assert (out / "checkpoints" / "step_2" / "COMPLETE").exists() and (out / "weights" / "step_2").exists()
+    assert json.loads((out / "run.json").read_text())["status"] == "stopped"
+    assert f"Saved: {out / 'checkpoints' / 'step_2'}\nGo on with: --resume" in capfd.readouterr().out
+    assert rl("--resume") == 0
+    assert rl("--output-dir", str(tmp_path / "straight")) == 0
+    assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
+
+
+def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(rl, tmp_path, capsys):
+    assert rl("--resume") == 0
+    assert "starting at step 0" in capsys.readouterr().out
+    assert [line["step"] for line in metrics(tmp_path / "out")][:3] == [0, 1, 2]
+
+
+def test_wandb_offline_logs_the_run_with_the_real_client(rl, tmp_path):
+    assert rl("--wandb.project", "P", "--wandb.name", "N", "--wandb.mode", "offline") == 0
+    (file,) = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert all(text in content for text in (b"reward/mean", b"outcome/unparsable", b"rollouts_per_example"))
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def fails(capsys, code: int, *fragments: str) -> None:
+    """Exit code 2, one sentence on stderr that holds the fragments, no traceback."""
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    for fragment in fragments:
+        assert fragment in captured.err, captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "fragments"),
+    [
+        (["--orchestrator.rollouts-per-example", "1"], ["orchestrator.rollouts_per_example", "2"]),
+        (["--orchestrator.batch-size", "9"], ["batch_size", "rollouts_per_example"]),
+        (["--orchestrator.env.id", "no-such-task"], ["no-such-task"]),
+        (["--orchestrator.env.args", '{"colour": 1}'], ["colour"]),
+        (["--orchestrator.sampling.top-p", "0.9"], ["top_p"]),
+        (["--orchestrator.sampling.temperature", "0"], ["temperature"]),
+        (["--seq-len", "4096"], ["seq_len = 4096", "1024"]),
+        (["--seq-len", "20", "--orchestrator.sampling.max-tokens", "4"], ["leaves no room", "seq_len = 20"]),
+        (["--mode", "split"], ["--mode colocated"]),
+        (["--orchestrator.max-async-level", "1"], ["max_async_level"]),
+        (["--inference.backend", "vllm"], ["inference.backend"]),
+        (["--resume.step", "7"], ["7"]),
+        (["@", "nowhere.toml"], ["nowhere.toml"]),
+        (["--trainer.optim.learning-rate", "1"], ["--trainer.optim.learning-rate", "did you mean --trainer.optim.lr?"]),
+        (["--max-steps", "many"], ["max_steps", "many"]),
+    ],
+)
+def test_bad_settings_are_one_sentence_with_the_remedy(rl, tmp_path, capsys, flags, fragments):
+    fails(capsys, rl(*flags), *fragments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_folder_without_weights(rl, tmp_path, tiny_model_dir, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny_model_dir.iterdir():
+        if file.suffix != ".safetensors":
+            (bare / file.name).write_bytes(file.read_bytes())
+    fails(capsys, rl(model=bare), str(bare), "safetensors")
+
+
+def test_a_prompt_longer_than_the_context(rl, capsys):
+    args = ["--orchestrator.env.id", "constant", "--orchestrator.env.args", '{"length": 300}']
+    fails(capsys, rl(*args), "leaves no room for a completion in seq_len = 64")
+
+
+def test_an_output_directory_that_is_not_hones_stays_as_it_was(rl, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    fails(capsys, rl(), str(tmp_path / "out"), "--output-dir")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_run_that_holds_its_own_model_is_not_moved_away(rl, tmp_path, capsys):
+    assert rl() == 0
+    before = sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file())
+    fails(capsys, rl(model=tmp_path / "out" / "weights" / "step_3"), "--output-dir")
+    assert sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file()) == before
+
+
+def test_a_dataset_row_without_the_needed_column(rl, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"text": "abc"}\n{"words": "abc"}\n')
+    args = json.dumps({"dataset": str(tmp_path / "rows.jsonl"), "eval_dataset": str(tmp_path / "rows.jsonl")})
+    fails(capsys, rl("--orchestrator.env.args", args), "rows.jsonl", "'text'", "'words'")
