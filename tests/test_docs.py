@@ -1,0 +1,91 @@
+"""Every command and every Python block of the README and the docs is run, in the order of the page.
+
+Runs are cut to two steps, and models and data from the hub are replaced by local ones of the same layout; everything else
+of a command is as printed. Where a page names `weights/step_900`, the version that the short run made stands in for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Commands that other tests run: the upload in tests/commands/test_hf_upload.py; the rest is this very test run.
+ELSEWHERE = ("hf upload", "bash .ci/run", ".venv/bin/pytest", "source .venv")
+COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", *(word.split()[0] for word in ELSEWHERE))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for tag, body in FENCE.findall(page.read_text()) if tag == language]
+
+
+def shell_commands(page: Path) -> list[list[str]]:
+    lines = [line for body in blocks(page, "bash") for line in body.splitlines() if line.strip()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def substitutes(argv: list[str], model: Path, data: Path) -> list[str]:
+    """Flags that cut a run to two steps and keep it off the hub."""
+    if argv[0] not in ("sft", "rl"):
+        return []
+    flags = ["--max-steps", "2", "--display", "plain"]
+    if "--wandb.project" in argv:
+        flags += ["--wandb.mode", "offline"]
+    if "examples/reverse_text/sft.toml" in argv:
+        flags += ["--model.name", str(model), "--data.name", "None", "--data.path", str(data), "--data.seq-len", "256"]
+    if "examples/reverse_text/rl.toml" in argv:
+        flags += ["--orchestrator.eval.num-examples", "8"]
+    return flags
+
+
+def stand_in(folder: Path, named: str) -> None:
+    """Lets `weights/step_2` answer to the name that the page uses."""
+    if (folder / "step_2").exists() and not (folder / named).exists():
+        (folder / named).symlink_to("step_2")
+
+
+def run(argv: list[str], extra: list[str]) -> int:
+    command = argv if argv[0] == "hone" else ["hone", "eval" if argv[0] == "vf-eval" else argv[0], *argv[1:]]
+    return main([*command[1:], *extra])
+
+
+def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"item {i}", "completion": f"{i:03d}"}) + "\n" for i in range(10)))
+    for argv in shell_commands(ROOT / "README.md"):
+        if argv[0] == "make" or " ".join(argv).startswith(ELSEWHERE):
+            continue
+        stand_in(tmp_path / "outputs/tiny-sft/weights", "step_900")
+        stand_in(tmp_path / "outputs/tiny-rl/weights", "step_150")
+        stand_in(tmp_path / "outputs/weights", "step_100")
+        assert run(argv, substitutes(argv, tiny_model_dir, data)) == 0, (argv, capfd.readouterr().err)
+    for body in blocks(ROOT / "README.md", "python"):
+        exec(compile(body, "README.md", "exec"), {})
+    assert "1.0 correct {'similarity': 1.0, 'exact': 1.0}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fenced_line_is_a_command_that_exists(page):
+    for argv in shell_commands(page):
+        assert argv[0] in COMMANDS, f"{page.name}: {' '.join(argv)} is run by no test"
+        if argv[0] == "make":
+            dry = subprocess.run(["make", "-n", *argv[1:]], cwd=ROOT, capture_output=True, text=True)
+            assert dry.returncode == 0, dry.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
