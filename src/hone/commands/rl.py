@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hone.commands.machine import configure
-from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, weights_card
+from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
 from hone.config.rl import RLConfig
 from hone.environments import Environment, load_environment
 from hone.errors import UserError
@@ -39,11 +39,8 @@ def run(config: RLConfig) -> int:
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
         trainer = make_trainer(config, model)
-        ledger = Ledger()
-        if (restored := writer.restored) is not None:
-            tensors, state = restored
-            trainer.load_tensors(tensors, writer.start_step)
-            ledger = Ledger(state["ledger"])
+        state = restore(writer, trainer)
+        ledger = Ledger(state["ledger"] if state else None)
         policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
         with StopRequest(writer.display.notice) as stop:
             saver = make_saver(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hone.commands.machine import configure
-from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, weights_card
+from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
 from hone.environments.data import load_rows
@@ -49,11 +49,8 @@ def run(config: SFTConfig) -> int:
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
-        progress = Progress()
-        if (restored := writer.restored) is not None:
-            tensors, state = restored
-            trainer.load_tensors(tensors, writer.start_step)
-            progress = Progress(**state["progress"])
+        state = restore(writer, trainer)
+        progress = Progress(**state["progress"]) if state else Progress()
         with StopRequest(writer.display.notice) as stop:
             saver = make_saver(
                 config,

@@ -38,6 +38,15 @@ def local_sources(names: Iterable[object]) -> list[Path]:
     return [path for path in map(Path, texts) if path.exists()]
 
 
+def restore(run: RunWriter, trainer: Trainer) -> dict[str, Any] | None:
+    """Loads the checkpoint that the run resumes from into the trainer; returns the loop's own state, None if fresh."""
+    if (restored := run.restored) is None:
+        return None
+    tensors, state = restored
+    trainer.load_tensors(tensors, run.start_step)
+    return state
+
+
 def make_saver(
     config: RunConfig,
     run: RunWriter,
