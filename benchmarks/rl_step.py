@@ -5,7 +5,8 @@
 One step = 8 prompts x 16 completions x 64 new tokens (no early stop) on the tiny preset, graded by a cheap reward, one
 update. Both sides take turns, round by round, so that a machine that slows down slows both; figures are medians.
 TRL needs the extra `bench`; without it only hone is measured. The arithmetic limit beside the figures is 6 FLOP per
-parameter and trained token plus 2 per sampled token, over the GEMM rate measured in the same run.
+parameter and trained token (hone trains a prompt once for its group) plus 2 per sampled token, over the GEMM rate
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class HoneStep:
             rewards = np.array([score.reward for score in scores])
             advantages = group_advantages(rewards, np.ones(ROLLOUTS, dtype=bool))
             groups.append(Group(example, i, members, scores, advantages))
-        self.trainer.step(pack_groups(groups, "keep", 16384))
+        self.trainer.step(pack_groups(groups, "keep", None))
         end = time.perf_counter()
         assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
@@ -215,7 +216,8 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
         rounds.append(row)
         print(f"round {index + 1}/{args.rounds}: " + ", ".join(f"{k} {v * 1000:.0f} ms" for k, v in row.items()))
     seconds = {name: median(row[name] for row in rounds) for name in rounds[0]}
-    trained, sampled = PROMPTS * ROLLOUTS * (prompt_tokens + NEW_TOKENS), PROMPTS * ROLLOUTS * NEW_TOKENS
+    sampled = PROMPTS * ROLLOUTS * NEW_TOKENS
+    trained = PROMPTS * prompt_tokens + sampled
     rates = {"fp32": gemm_gflops("float32"), "bf16_linear": gemm_gflops("bfloat16")}
     result = {
         "workload": {

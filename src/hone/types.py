@@ -137,16 +137,22 @@ class Group:
 class PackedBatch:
     """Sequences laid end to end, with everything the train step needs. All tensors are 1-D of N tokens.
 
-    `token_ids`, `positions`, `segment_ids` int64 (segments count 0, 1, …, each a contiguous run: attention never
-    crosses them); `loss_mask` bool marks the tokens whose prediction is trained; `sampling_logprobs`, `advantages`
-    float32; `group_ids`, `sample_ids`, `versions` int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the
-    sampler's are used; ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in
-    its segment. `num_loss_tokens` is the global denominator: the loss tokens of the whole step, over all micro-batches
-    and ranks.
+    `segment_ids` (0, 1, …, each a contiguous run): attention never crosses from one segment to another, except that
+    `parents[i]`, if it is not -1, is the segment whose tokens come before those of segment i: a prompt that a group
+    shares, laid down once, before its completions. `parents` None: every segment is a whole sequence. `positions`
+    counts within the sequence, so a segment goes on where its parent ends; `previous` is the index of the token that
+    precedes a token in its sequence, -1 for a first token.
+
+    `token_ids`, `positions`, `previous`, `segment_ids` int64; `loss_mask` bool marks the tokens whose prediction is
+    trained; `sampling_logprobs`, `advantages` float32; `group_ids`, `sample_ids` (-1 in a shared prompt), `versions`
+    int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the sampler's are used; ref: no KL term). The logprob of
+    token i is that of predicting it from the tokens before it in its sequence. `num_loss_tokens` is the global
+    denominator: the loss tokens of the whole step, over all micro-batches and ranks.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    previous: torch.Tensor
     segment_ids: torch.Tensor
     loss_mask: torch.Tensor
     sampling_logprobs: torch.Tensor
@@ -157,11 +163,13 @@ class PackedBatch:
     num_loss_tokens: int
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
+    parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         n = self.token_ids.shape[0]
         for name in (
             "positions",
+            "previous",
             "segment_ids",
             "loss_mask",
             "sampling_logprobs",
@@ -172,7 +180,10 @@ class PackedBatch:
         ):
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
         assert self.num_loss_tokens >= int(self.loss_mask.sum())
-        assert not bool((self.loss_mask & (self.positions == 0)).any()), "a first token cannot carry loss"
+        assert not bool((self.loss_mask & (self.previous < 0)).any()), "a first token cannot carry loss"
+        if self.parents is not None:
+            assert len(self.parents) == int(self.segment_ids[-1]) + 1, "one parent, or -1, for each segment"
+            assert all(p < i and (p < 0 or self.parents[p] < 0) for i, p in enumerate(self.parents)), self.parents
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

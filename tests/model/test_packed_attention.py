@@ -50,3 +50,36 @@ def test_buckets_hold_every_segment_once_and_pad_little() -> None:
     lengths = [3, 50, 4, 49, 10, 36, 9, 1]
     buckets = _bucket_by_length(lengths)
     assert buckets == [[1, 3, 5], [4, 6], [2, 0], [7]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parents"),
+    [
+        ([4, 3, 3, 4, 3, 3], [-1, 0, 0, -1, 3, 3]),
+        ([5, 2, 9, 1, 4, 1, 6], [-1, 0, 0, 0, -1, -1, 5]),
+        ([1, 1, 30, 7, 3], [-1, 0, 0, -1, -1]),
+    ],
+    ids=["equal", "unequal, one without a parent, one only child", "buckets, parent of one token"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_segment_sees_its_parent_as_if_it_were_copied_before_it(
+    lengths: list[int], parents: list[int], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(sum(lengths), heads, 8, generator=generator).to(dtype) for heads in (4, 2, 2))
+    upstream = torch.randn(sum(lengths), 4, 8, generator=generator).to(dtype)
+    tokens = torch.arange(sum(lengths)).split(lengths)
+    rows = [tokens[i] if p < 0 else torch.cat([tokens[p], tokens[i]]) for i, p in enumerate(parents)]
+    copied = torch.cat(rows)
+    own = torch.cat([torch.arange(len(row)) >= len(row) - n for row, n in zip(rows, lengths, strict=True)])
+
+    exact = [x.float().requires_grad_() for x in (q, k, v)]
+    expected = plain([len(row) for row in rows], *(x[copied] for x in exact))[own]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    actual = PackedAttention(lengths, parents)(0, *inputs)
+
+    tolerance = {"atol": 1e-5 if dtype == torch.float32 else 0.05, "rtol": 0.0, "check_dtype": False}
+    torch.testing.assert_close(actual, expected, **tolerance)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, inputs, upstream), torch.autograd.grad(expected, exact, upstream), **tolerance
+    )

@@ -59,3 +59,58 @@ def test_rows_are_filled_first_fit_and_say_when_they_are_full():
 def test_a_first_token_cannot_carry_loss():
     with pytest.raises(AssertionError, match="first token"):
         Sequence(np.array([1, 2]), np.array([True, True]))
+
+
+def completion(prompt: list[int], ids: list[int], **values) -> Sequence:
+    mask = np.arange(len(prompt) + len(ids)) >= len(prompt)
+    return Sequence(np.array(prompt + ids), mask, np.where(mask, -1.0, 0.0).astype(np.float32), **values)
+
+
+def test_a_shared_prompt_is_laid_down_once_before_its_completions():
+    run = [
+        completion([1, 2, 3], ids, advantage=a, group=5, sample=i)
+        for i, (ids, a) in enumerate([([7, 8], 1), ([9], -1)])
+    ]
+    alone = completion([1, 2, 3], [6], advantage=0.5, group=6, sample=3)
+    batch = pack([*run, alone], share_prompts=True)
+    assert batch.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 1, 2, 3, 6]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3]
+    assert batch.previous.tolist() == [-1, 0, 1, 2, 3, 2, -1, 6, 7, 8]
+    assert batch.segment_ids.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
+    assert batch.parents == (-1, 0, 0, -1)
+    assert batch.loss_mask.tolist() == [False] * 3 + [True] * 3 + [False] * 3 + [True]
+    assert batch.sampling_logprobs.tolist() == [0, 0, 0, -1, -1, -1, 0, 0, 0, -1]
+    assert batch.advantages.tolist() == [0, 0, 0, 1, 1, -1, 0.5, 0.5, 0.5, 0.5]
+    assert batch.group_ids.tolist() == [5] * 6 + [6] * 4
+    assert batch.sample_ids.tolist() == [-1, -1, -1, 0, 0, 1, 3, 3, 3, 3]
+    assert batch.num_loss_tokens == 4
+
+
+def test_nothing_is_shared_unless_asked_for_or_between_different_prompts_or_groups():
+    same = [completion([1, 2], [7], group=5), completion([1, 2], [8], group=5)]
+    assert pack(same).parents is None and len(pack(same)) == 6
+    for other in (
+        completion([1, 3], [8], group=5),
+        completion([1, 2, 8], [8], group=5),
+        completion([1, 2], [8], group=6),
+    ):
+        batch = pack([same[0], other], share_prompts=True)
+        assert batch.parents is None and len(batch) == len(same[0]) + len(other)
+
+
+def test_micro_batches_keep_a_group_together_if_it_fits_and_count_its_prompt_once():
+    def group(number: int, count: int) -> list[Sequence]:
+        return [completion([1, 2, 3, 4], [i, i], group=number) for i in range(count)]
+
+    sizes = {12: [10 + 0, 12, 8], 10: [10, 10, 6 + 0, 8]}
+    for max_tokens, expected in sizes.items():
+        batches = split_micro_batches(group(0, 3) + group(1, 4) + group(2, 2), max_tokens, share_prompts=True)
+        assert [len(batch) for batch in batches] == expected
+        assert {batch.num_loss_tokens for batch in batches} == {18}
+        samples = [t for b in batches for t in b.token_ids[b.loss_mask].tolist()]
+        assert samples == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1]
+
+
+def test_the_default_micro_batch_depends_on_the_device():
+    sequences = [sequence(1024) for _ in range(5)]
+    assert [len(batch) for batch in split_micro_batches(sequences, None)] == [4096, 1024]

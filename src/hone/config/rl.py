@@ -60,8 +60,8 @@ class TrainerConfig(SectionConfig):
     """Learning rate schedule."""
     loss: LossConfig = LossConfig()
     """Policy-gradient loss."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens per forward and backward pass; a larger batch accumulates gradients."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
 
 
 class AdvantageConfig(BaseConfig):

@@ -28,8 +28,8 @@ class SFTDataConfig(BaseConfig):
     """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
     pack: bool = True
     """Lay examples end to end in rows; attention never crosses from one to the next."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens per forward and backward pass; a larger batch accumulates gradients."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
     too_long: Literal["error", "drop", "truncate"] = "error"
     """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
 

@@ -12,9 +12,11 @@ from hone.types import Group, PackedBatch
 
 
 def pack_groups(
-    groups: SequenceABC[Group], truncated: str, max_tokens: int, device: torch.device | str = "cpu"
+    groups: SequenceABC[Group], truncated: str, max_tokens: int | None, device: torch.device | str = "cpu"
 ) -> list[PackedBatch]:
     """Micro-batches of at most `max_tokens` tokens, in the order of the groups; empty if no group carries signal.
+
+    Completions of a group share its prompt, which is computed once; `max_tokens` None is what suits `device`.
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
     completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
@@ -34,4 +36,4 @@ def pack_groups(
         for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
         if not score.outcome.is_failure and not (truncated == "mask" and trajectory.truncated)
     ]
-    return split_micro_batches(sequences, max_tokens, device) if sequences else []
+    return split_micro_batches(sequences, max_tokens, device, share_prompts=True) if sequences else []

@@ -31,9 +31,9 @@ def token_logprobs(
 
     Both are of softmax(logits / temperature), in nats; the logprobs carry gradient, the entropies do not.
     """
-    attention = PackedAttention(segment_lengths(batch))
+    attention = PackedAttention(segment_lengths(batch), batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
-    hidden_MD = hidden_ND.index_select(0, indices_M - 1)
+    hidden_MD = hidden_ND.index_select(0, batch.previous[indices_M])
     targets_M = batch.token_ids[indices_M]
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
