@@ -33,7 +33,9 @@ def full_forward_logprobs(decoder, prompt, completion, temperature=1.0):
     return [float(logprobs[t - 1, ids[t]]) for t in range(len(prompt), len(ids))]
 
 
-@pytest.mark.parametrize(("precision", "mean", "largest"), [("fp32", 1e-6, 1e-5), ("bf16_linear", 2e-3, 5e-2)])
+@pytest.mark.parametrize(
+    ("precision", "mean", "largest"), [("fp32", 1e-6, 1e-5), ("bf16_linear", 2e-3, 5e-2), ("bf16", 2e-3, 5e-2)]
+)
 def test_logprobs_equal_a_full_forward_pass(precision, mean, largest):
     decoder = model(precision)
     outputs = Engine(decoder).generate(PROMPTS, SamplingParams(max_tokens=30, n=4, ignore_eos=True))

@@ -72,6 +72,26 @@ def test_bf16_linear_rounds_inputs_and_products_only() -> None:
     assert torch.equal(grad_bias, upstream.sum(0))
 
 
+def test_values_are_the_same_bit_for_bit_without_gradients() -> None:
+    """Sampling and training run the same arithmetic, whichever of the two ways a step is called."""
+    x, weight, qkv = randn(9, 16), randn(16, seed=1), randn(9, 5 * 8, seed=2)
+    qk_weight, angles, matrix = randn(4, 8, seed=3), randn(9, 1, 4, seed=4).detach(), randn(12, 16, seed=5)
+
+    def outputs() -> list[Tensor]:
+        return [
+            rms_norm(x, weight, 1e-3),
+            swiglu(x),
+            bf16_linear(x, matrix, None, matrix.detach().bfloat16()),
+            *split_and_rotate(qkv, qk_weight, angles.cos(), angles.sin(), (3, 1), 1e-3),
+        ]
+
+    with torch.no_grad():
+        plain = outputs()
+    for with_grad, without in zip(outputs(), plain, strict=True):
+        assert with_grad.grad_fn is not None and without.grad_fn is None
+        assert torch.equal(with_grad, without)
+
+
 def test_rotary_table_grows_without_changing_what_it_held() -> None:
     table = RotaryTable(tiny_config())
     positions = torch.tensor([3, 0, 200])

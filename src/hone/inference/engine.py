@@ -60,7 +60,7 @@ class Engine:
         """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill."""
         for job in jobs:
             self._check(job)
-        budget = self.kv_bytes // kv_bytes_per_token(self.model.config, self.model.embed.dtype)
+        budget = self.kv_bytes // kv_bytes_per_token(self.model.config)
         done: list[Completion] = []
         wave: list[Job] = []
         longest = 0
@@ -86,53 +86,54 @@ class Engine:
     def _wave(self, jobs: Sequence[Job], params: SamplingParams) -> list[Completion]:
         device = self.model.device
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
-        row_of = {prompt: row for row, prompt in enumerate(prompts)}
-        rows = torch.tensor([row_of[job.prompt] for job in jobs], device=device)
-        lengths = [len(prompt) for prompt in prompts]
-        max_new = max(job.max_tokens for job in jobs)
-        logits_BV, cache = self._prefill(prompts, lengths, rows, max_new)
+        index_of = {prompt: index for index, prompt in enumerate(prompts)}
+        prompt_of_row = np.array([index_of[job.prompt] for job in jobs])
+        limits = np.array([job.max_tokens for job in jobs])
+        max_new = int(limits.max())
+        logits_BV, cache = self._prefill(prompts, prompt_of_row, max_new)
 
         keys = np.array([job.key for job in jobs], dtype=np.uint64)
-        uniforms = torch.from_numpy(rng.uniforms(keys, 0, max_new)).to(device)
-        limits = torch.tensor([job.max_tokens for job in jobs], device=device)
+        uniforms_TB = torch.from_numpy(rng.uniforms(keys, 0, max_new).T.copy()).to(device)
         stops = torch.tensor(self._stop_ids(params), dtype=torch.int64, device=device)
-        tokens = torch.zeros(len(jobs), max_new, dtype=torch.int64, device=device)
-        logprobs = torch.zeros(len(jobs), max_new, device=device)
-        counts = torch.zeros(len(jobs), dtype=torch.int64, device=device)
+        tokens_TB = torch.zeros(max_new, len(jobs), dtype=torch.int64, device=device)
+        logprobs_TB = torch.zeros(max_new, len(jobs), device=device)
 
         batch = torch.arange(len(jobs), device=device)  # the job of each row of the batch
+        last = torch.from_numpy(limits - 1).to(device)  # the index of its last token
         alive = torch.ones(len(jobs), dtype=torch.bool, device=device)
-        positions = torch.tensor(lengths, device=device)[rows]
+        positions = torch.tensor([len(job.prompt) for job in jobs], device=device)
         for index in range(max_new):
-            next_B, logprobs_B = sample_tokens(logits_BV, uniforms[batch, index], params)
-            tokens[batch, index], logprobs[batch, index] = next_B, logprobs_B
-            counts[batch] += alive
-            alive &= ~torch.isin(next_B, stops) & (index + 1 < limits[batch])
+            next_B, logprobs_B = sample_tokens(logits_BV, uniforms_TB[index].index_select(0, batch), params)
+            tokens_TB[index].scatter_(0, batch, next_B)
+            logprobs_TB[index].scatter_(0, batch, logprobs_B)
+            alive &= ~torch.isin(next_B, stops) & (index < last)
             remaining = int(alive.sum())
             if not remaining:
                 break
             if remaining <= COMPACT_AT * len(batch):
                 kept = alive.nonzero().squeeze(1)
                 cache.keep(kept)
-                batch, alive, positions, next_B = batch[kept], alive[kept], positions[kept], next_B[kept]
+                batch, last, alive, positions, next_B = (x[kept] for x in (batch, last, alive, positions, next_B))
             hidden_BD = self.model.hidden(next_B, positions, cache)
             logits_BV = self.model.logits(hidden_BD)
             cache.column += 1
             positions = positions + 1
-        return _completions(tokens, logprobs, counts, stops)
+        return _completions(tokens_TB.T.cpu().numpy(), logprobs_TB.T.cpu().numpy(), limits, stops.cpu().numpy())
 
     def _prefill(
-        self, prompts: list[tuple[int, ...]], lengths: list[int], rows: torch.Tensor, max_new: int
+        self, prompts: list[tuple[int, ...]], prompt_of_row: np.ndarray, max_new: int
     ) -> tuple[torch.Tensor, KVCache]:
         """Logits `[B, V]` after each job's prompt, and the cache that holds the prompts."""
         device = self.model.device
+        lengths = [len(prompt) for prompt in prompts]
         token_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
         attention = PrefillAttention(lengths)
         hidden_ND = self.model.hidden(token_ids, positions, attention)
         last = torch.tensor(lengths, device=device).cumsum(0) - 1
         logits_PV = self.model.logits(hidden_ND[last])
-        return logits_PV.index_select(0, rows), KVCache(attention, lengths, rows, max_new)
+        logits_BV = logits_PV.index_select(0, torch.from_numpy(prompt_of_row).to(device))
+        return logits_BV, KVCache(attention, lengths, prompt_of_row, max_new)
 
     def _stop_ids(self, params: SamplingParams) -> list[int]:
         eos = () if params.ignore_eos else self.model.config.eos_token_ids
@@ -140,11 +141,13 @@ class Engine:
 
 
 def _completions(
-    tokens: torch.Tensor, logprobs: torch.Tensor, counts: torch.Tensor, stops: torch.Tensor
+    tokens_BT: np.ndarray, logprobs_BT: np.ndarray, limits_B: np.ndarray, stops: np.ndarray
 ) -> list[Completion]:
-    stop_set = set(stops.tolist())
+    """Each row up to its first stop id, or its limit; what a row sampled after that, beside its neighbours, is cut."""
+    stopped_BT = np.isin(tokens_BT, stops)
+    ended_BT = stopped_BT | (np.arange(tokens_BT.shape[1]) == limits_B[:, None] - 1)
     completions = []
-    for ids, values, count in zip(tokens.tolist(), logprobs.tolist(), counts.tolist(), strict=True):
-        reason = "stop" if ids[count - 1] in stop_set else "length"
-        completions.append(Completion(ids[:count], values[:count], reason))
+    for row, count in enumerate(ended_BT.argmax(axis=1) + 1):
+        reason = "stop" if stopped_BT[row, count - 1] else "length"
+        completions.append(Completion(tokens_BT[row, :count].tolist(), logprobs_BT[row, :count].tolist(), reason))
     return completions

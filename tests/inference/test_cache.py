@@ -1,0 +1,112 @@
+"""Attention to prompts stored once equals plain attention to each row's own copy of everything it has seen."""
+
+import numpy as np
+import pytest
+import torch
+
+from hone.inference.cache import GroupLayout, KVCache, PrefillAttention
+
+HEADS, KV_HEADS, HEAD_DIM, MAX_NEW = 4, 2, 8, 6
+CPU = torch.device("cpu")
+
+
+def random_qkv(generator, tokens):
+    shapes = [(tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def plain_attention(q, k, v):
+    """One query `[H, Dh]` over keys and values `[L, K, Dh]`, in float64."""
+    k, v = (x.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
+    weights = (torch.einsum("hd,lhd->hl", q.double(), k) / HEAD_DIM**0.5).softmax(-1)
+    return torch.einsum("hl,lhd->hd", weights, v).float()
+
+
+class PlainRows:
+    """What each row has seen so far, written out."""
+
+    def __init__(self, k, v, lengths, prompt_of_row):
+        segments = list(zip(k.split(lengths), v.split(lengths), strict=True))
+        self.rows = [segments[prompt] for prompt in prompt_of_row]
+
+    def step(self, q, k, v):
+        self.rows = [
+            (torch.cat([keys, k[i : i + 1]]), torch.cat([values, v[i : i + 1]]))
+            for i, (keys, values) in enumerate(self.rows)
+        ]
+        return torch.stack([plain_attention(q[i], *row) for i, row in enumerate(self.rows)])
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [3, 7, 1, 4]])
+@pytest.mark.parametrize(
+    "prompt_of_row",
+    [
+        [0, 0, 1, 1, 2, 2],  # equal groups in order: rows and slots coincide
+        [2, 0, 1, 0, 1, 2],
+        [0, 1, 2],
+        [3, *[0] * 9, 1, 2],  # one large group among single rows is cut, and cut anew when a prompt leaves
+    ],
+)
+def test_attention_equals_plain_attention_while_rows_leave(lengths, prompt_of_row):
+    generator = torch.Generator().manual_seed(0)
+    prefill = PrefillAttention(lengths)
+    prompt_qkv = [random_qkv(generator, sum(lengths)) for _ in range(2)]
+    for layer, qkv in enumerate(prompt_qkv):
+        prefill(layer, *qkv)
+    cache = KVCache(prefill, lengths, np.array(prompt_of_row), MAX_NEW)
+    plain = [PlainRows(k, v, lengths, prompt_of_row) for _, k, v in prompt_qkv]
+
+    kept_rows = {2: range(1, len(prompt_of_row)), 4: [len(prompt_of_row) - 2]}
+    for index in range(MAX_NEW):
+        if index in kept_rows:
+            kept = list(kept_rows[index])
+            cache.keep(torch.tensor(kept))
+            for layer in plain:
+                layer.rows = [layer.rows[row] for row in kept]
+        for layer in range(2):
+            qkv = random_qkv(generator, len(plain[layer].rows))
+            torch.testing.assert_close(cache(layer, *qkv), plain[layer].step(*qkv), atol=2e-6, rtol=2e-6)
+        cache.column += 1
+
+
+def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
+    prefill = PrefillAttention([4, 2])
+    prefill(0, *random_qkv(torch.Generator().manual_seed(0), 6))
+    cache = KVCache(prefill, [4, 2], np.array([0, 0, 0, 1, 1, 1]), MAX_NEW)
+    keys, values = cache.prompts[0]
+    assert keys.shape == (KV_HEADS, 2, HEAD_DIM, 4) and values.shape == (KV_HEADS, 2, 4, HEAD_DIM)
+    second = keys[:, 1].clone()
+    cache.keep(torch.tensor([3, 5]))
+    keys, values = cache.prompts[0]
+    assert keys.shape[1] == values.shape[1] == 1 and torch.equal(keys[:, 0], second)
+    assert cache.mask is not None and cache.mask.tolist() == [[[0, 0, -torch.inf, -torch.inf]]]
+
+
+@pytest.mark.parametrize(
+    ("prompt_of_row", "slots", "prompt_of_group", "in_order"),
+    [
+        ([0, 0, 1, 1], 2, [0, 1], True),
+        ([0, 1, 0, 1], 2, [0, 1], False),
+        ([3, 1, 1], 2, [1, 3], False),
+        ([0] * 9 + [1, 2], 7, [0, 0, 1, 2], False),
+        ([4, 4, 4], 3, [4], True),
+    ],
+)
+def test_layout_of_groups(prompt_of_row, slots, prompt_of_group, in_order):
+    layout = GroupLayout(np.array(prompt_of_row), CPU)
+    assert layout.slots == slots and layout.prompt_of_group.tolist() == prompt_of_group
+    assert layout.in_order == in_order
+    assert layout.prompt_of_group[layout.group_of_row].tolist() == prompt_of_row
+    rows = torch.arange(2.0 * len(prompt_of_row)).view(2, -1, 1, 1).expand(-1, -1, 3, 5).contiguous()
+    grouped = layout.to_groups(rows)
+    assert grouped.shape == (2 * len(prompt_of_group), slots * 3, 5)
+    assert torch.equal(layout.to_rows(grouped, 2), rows)
+
+
+def test_padding_is_bounded_whatever_the_sizes_of_the_groups():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        sizes = generator.zipf(1.5, size=generator.integers(1, 30)).clip(max=64)
+        rows = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
+        layout = GroupLayout(rows, CPU)
+        assert len(layout.prompt_of_group) * layout.slots <= 3 * len(rows)
