@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from hone.model import PackedAttention
-from hone.model.ops import bf16_linear, rms_norm, split_and_rotate, swiglu
+from hone.model.bf16 import bf16_linear, bf16_mlp
+from hone.model.ops import rms_norm, split_and_rotate, swiglu
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.rope import RotaryTable
 
@@ -101,6 +102,20 @@ def test_rotary_table_grows_without_changing_what_it_held() -> None:
     angles = 5000 / 10000 ** (torch.arange(16, dtype=torch.float64) / 16)
     torch.testing.assert_close(cos[3, 0].double(), angles.cos(), atol=1e-3, rtol=0)
     torch.testing.assert_close(sin[3, 0].double(), angles.sin(), atol=1e-3, rtol=0)
+
+
+def test_bf16_mlp_is_the_fp32_mlp_up_to_bf16_rounding() -> None:
+    """37 rows are padded to 48: the padding reaches neither the result nor a gradient."""
+    x, gate_up, down = randn(37, 24), randn(2 * 40, 24, seed=1), randn(24, 40, seed=2)
+    upstream = randn(37, 24, seed=3).detach()
+    actual = bf16_mlp(x, gate_up, down, gate_up.detach().bfloat16(), down.detach().bfloat16())
+    expected = swiglu(x @ gate_up.T) @ down.T
+    gradients = [torch.autograd.grad(y, [x, gate_up, down], upstream) for y in (actual, expected)]
+    for ours, exact in [(actual, expected), *zip(*gradients, strict=True)]:
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() / exact.norm() < 1e-2
+    with torch.no_grad():
+        assert torch.equal(actual, bf16_mlp(x, gate_up, down, gate_up.bfloat16(), down.bfloat16()))
 
 
 def test_refresh_makes_the_bf16_product_see_changed_weights() -> None:

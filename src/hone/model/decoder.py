@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hone.model.bf16 import bf16_linear, bf16_mlp
 from hone.model.config import DecoderConfig
-from hone.model.ops import bf16_linear, rms_norm, split_and_rotate, swiglu
+from hone.model.ops import rms_norm, split_and_rotate, swiglu
 from hone.model.rope import RotaryTable
 
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
@@ -37,10 +38,15 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.bf16_product:
             return F.linear(x, self.weight, self.bias)
+        return bf16_linear(x, self.weight, self.bias, self.weight_bf16)
+
+    @property
+    def weight_bf16(self) -> Tensor:
+        """The kept bf16 copy of the weight."""
         if self._weight_bf16 is None:
             self.refresh()
         assert self._weight_bf16 is not None
-        return bf16_linear(x, self.weight, self.bias, self._weight_bf16)
+        return self._weight_bf16
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -79,7 +85,13 @@ class DecoderLayer(nn.Module):
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
         q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
         hidden_ND = hidden_ND + self.o_proj(attention(self.index, q, k, v).flatten(1))
-        return hidden_ND + self.down_proj(swiglu(self.gate_up_proj(self.post_norm(hidden_ND))))
+        return hidden_ND + self._mlp(self.post_norm(hidden_ND))
+
+    def _mlp(self, x_ND: Tensor) -> Tensor:
+        up, down = self.gate_up_proj, self.down_proj
+        if up.bf16_product and up.bias is None:
+            return bf16_mlp(x_ND, up.weight, down.weight, up.weight_bf16, down.weight_bf16)
+        return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
         """One row per head, `[H + K, Dh]`, so that q and k are normalised in one operation."""

@@ -1,4 +1,4 @@
-"""The decoder's element-wise steps and its bf16 matrix product as autograd functions with hand-written gradients.
+"""The decoder's element-wise steps as autograd functions with hand-written gradients.
 
 On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE written out for autograd more
 than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Each forward is a
@@ -123,91 +123,38 @@ def split_and_rotate(
     return _SplitRotate.apply(qkv, norm_weight, cos, sin, heads, eps)  # pyright: ignore[reportReturnType]
 
 
-def _swiglu(gate_up: Tensor) -> Tensor:
+def swiglu_forward(gate_up: Tensor) -> Tensor:
+    """`swiglu` without a gradient, in the dtype of its input."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
+    """Gradient [N, 2F] of `swiglu` to its input, given that to its result."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    grad_gate_up = torch.empty_like(gate_up)
+    grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
+    scratch = F.silu(gate)
+    torch.mul(grad, scratch, out=grad_up)
+    torch.mul(grad, up, out=scratch)
+    torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_gate)
+    return grad_gate_up
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return _swiglu(gate_up)
+        return swiglu_forward(gate_up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad_gate_up = torch.empty_like(gate_up)
-        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
-        scratch = F.silu(gate)
-        torch.mul(grad, scratch, out=grad_up)
-        torch.mul(grad, up, out=scratch)
-        torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_gate)
-        return grad_gate_up
+        return swiglu_grad(grad, ctx.saved_tensors[0])
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of a fused [N, 2F] projection → [N, F] (Shazeer 2020)."""
     if not torch.is_grad_enabled():
-        return _swiglu(gate_up)
+        return swiglu_forward(gate_up)
     return _SwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
-
-
-def _padded_rows(rows: int) -> int:
-    """`rows` rounded up so that few different numbers occur: by at most 1/8, to a multiple of 16."""
-    granule = max(16, (1 << (rows - 1).bit_length()) // 16)
-    return -(-rows // granule) * granule
-
-
-def _to_bf16(x: Tensor) -> Tensor:
-    """[N, K] in bf16, on a CPU with rows of zeros appended.
-
-    oneDNN compiles a kernel for every shape that it meets, and keeps a thousand of them: with a new N each step that
-    doubles the time of a product and costs 20 MB a step (measured: [1500, 128] x [128, 768], 1.4 ms with a known shape,
-    2.7 ms with a new one). The cast makes a copy in any case, so the padding is free.
-    """
-    rows = _padded_rows(x.shape[0])
-    if x.device.type != "cpu" or rows == x.shape[0]:
-        return x.bfloat16()
-    padded = x.new_empty(rows, x.shape[1], dtype=torch.bfloat16)
-    padded[: x.shape[0]] = x
-    padded[x.shape[0] :] = 0
-    return padded
-
-
-def _bf16_linear(x: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> tuple[Tensor, Tensor]:
-    """The product in fp32, and the bf16 input that its gradient needs."""
-    x_bf16 = _to_bf16(x)
-    y = F.linear(x_bf16, weight_bf16)[: x.shape[0]].float()
-    return (y if bias is None else y.add_(bias)), x_bf16
-
-
-class _Bf16Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> Tensor:
-        y, x_bf16 = _bf16_linear(x, bias, weight_bf16)
-        ctx.save_for_backward(x_bf16, weight_bf16)
-        ctx.has_bias = bias is not None
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_bf16, weight_bf16 = ctx.saved_tensors
-        grad_bf16 = _to_bf16(grad)
-        grad_x = (grad_bf16 @ weight_bf16)[: grad.shape[0]].float() if ctx.needs_input_grad[0] else None
-        grad_weight = (grad_bf16.T @ x_bf16).float() if ctx.needs_input_grad[1] else None
-        grad_bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
-        return grad_x, grad_weight, grad_bias, None
-
-
-def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> Tensor:
-    """x Wᵀ + b with fp32 input, parameters and result, whose three products (output, dx, dW) are taken in bf16.
-
-    `weight_bf16` is the cast of `weight`, which the caller keeps, for it changes only once a step.
-    """
-    if not torch.is_grad_enabled():
-        return _bf16_linear(x, bias, weight_bf16)[0]
-    return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
