@@ -4,8 +4,13 @@ import asyncio
 
 import pytest
 
-from hone.grading import GraderFailure, accepted_names, attempt, decide_outcome, run_reward
+from hone.grading import GraderFailure, accepted_names, attempt, decide_outcome, run_reward, together
 from hone.types import Outcome
+
+
+def result(work):
+    return together([work])[0]
+
 
 OFFERED = ("completion", "answer", "parser")
 
@@ -20,10 +25,10 @@ def test_accepted_names_are_the_parameters_that_are_offered():
 
 
 def test_run_reward_gives_a_float_none_or_a_failure():
-    assert run_reward(lambda answer: int(answer) == 4, {"answer": "4"}) == 1.0
-    assert type(run_reward(lambda: True, {})) is float
-    assert run_reward(lambda: None, {}) is None
-    failure = run_reward(lambda: 1 / 0, {})
+    assert result(run_reward(lambda answer: int(answer) == 4, {"answer": "4"})) == 1.0
+    assert type(result(run_reward(lambda: True, {}))) is float
+    assert result(run_reward(lambda: None, {})) is None
+    failure = result(run_reward(lambda: 1 / 0, {}))
     assert isinstance(failure, GraderFailure)
     assert failure.outcome is Outcome.GRADER_ERROR and "ZeroDivisionError" in failure.detail
 
@@ -36,18 +41,70 @@ def test_attempt_awaits_whatever_is_awaitable_and_a_cancelled_task_is_a_failure(
     async def cancelled():
         raise asyncio.CancelledError
 
-    assert attempt(value) == 7
-    assert attempt(lambda: value()) == 7
-    assert isinstance(attempt(cancelled), GraderFailure)
+    assert result(attempt(value)) == 7
+    assert result(attempt(lambda: value())) == 7
+    assert isinstance(result(attempt(cancelled)), GraderFailure)
 
 
 def test_long_tracebacks_are_cut_in_the_middle():
     def chatty():
         raise ValueError("x" * 10_000 + " the end")
 
-    failure = attempt(chatty)
+    failure = result(attempt(chatty))
     assert len(failure.detail) < 4100
     assert failure.detail.startswith("Traceback") and failure.detail.endswith("the end")
+
+
+def test_whatever_is_raised_is_a_failure_but_for_ctrl_c():
+    def gone():
+        raise GeneratorExit
+
+    async def gone_later():
+        raise GeneratorExit
+
+    async def interrupted():
+        raise KeyboardInterrupt
+
+    for func in (gone, gone_later):
+        assert "GeneratorExit" in result(attempt(func)).detail
+    with pytest.raises(KeyboardInterrupt):
+        result(attempt(interrupted))
+
+
+def test_what_is_waited_for_is_waited_for_together_and_results_keep_their_order():
+    """Each waits for the next to have begun: one after another they would wait for ever."""
+    begun = []
+
+    async def ranked(n):
+        begun.append(n)
+        while len(begun) < 5:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002 * (5 - n))
+        return n
+
+    assert together([run_reward(ranked, {"n": n}) for n in range(5)]) == [0, 1, 2, 3, 4]
+
+
+def test_plain_functions_run_outside_an_event_loop_even_after_async_ones():
+    async def one():
+        return 1.0
+
+    def plain():
+        return asyncio.run(one())
+
+    def both():
+        first = yield from run_reward(one, {})
+        second = yield from run_reward(plain, {})
+        return first, second
+
+    assert together([both(), both()]) == [(1.0, 1.0)] * 2
+
+
+def test_details_can_be_written_to_any_file():
+    def broken():
+        raise ValueError("half a pair: \ud800")
+
+    assert result(attempt(broken)).detail.endswith("ValueError: half a pair: ?")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +13,11 @@ from hone.environments.order import Draws
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric
 from hone.errors import UserError
+from hone.grading import Work, together
 from hone.types import Example, Message, Score, Trajectory
 
 SplitName = Literal["train", "eval"]
+Completion = str | list[Message] | Trajectory
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 COLUMNS = ("prompt", "question", "answer", "info")
 
@@ -128,11 +130,21 @@ class Environment:
             raise missing_column(where, "'answer'", row)
         return Example(self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where))
 
-    def grade(self, example: Example, completion: str | list[Message] | Trajectory) -> Score:
+    def grade(self, example: Example, completion: Completion) -> Score:
         """Grades a completion: its text, its messages (with or without the prompt before them), or a trajectory.
 
         Only a trajectory says whether the length limit stopped it; text and messages count as ended by themselves.
         """
+        return self.grade_many([(example, completion)])[0]
+
+    def grade_many(self, pairs: Iterable[tuple[Example, Completion]]) -> list[Score]:
+        """`grade` of each (example, completion), in order; what async reward functions wait for, they wait for at once.
+
+        Each reward function still comes after the one before it in the rubric, for they share `state`.
+        """
+        return together([self._grading(example, completion) for example, completion in pairs])
+
+    def _grading(self, example: Example, completion: Completion) -> Work[Score]:
         stop_reason = "stop"
         if isinstance(completion, Trajectory):
             stop_reason = completion.stop_reason

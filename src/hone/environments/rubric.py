@@ -12,7 +12,7 @@ from typing import Any
 
 from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
-from hone.grading import GraderFailure, accepted_names, attempt, decide_outcome, run_reward
+from hone.grading import GraderFailure, Work, accepted_names, attempt, decide_outcome, run_reward
 from hone.types import Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | Awaitable[float | None] | None]
@@ -71,17 +71,17 @@ class Rubric:
         """Whether a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())
 
-    def grade(self, example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> Score:
+    def grade(self, example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> Work[Score]:
         """Runs all functions on one completion. The first that fails ends the grading: the sample has no reward then.
 
-        `state` holds prompt, completion, answer, info, example_id, stop_reason and is_truncated; functions may add to
-        it.
+        To be run by `hone.grading.together`. `state` holds prompt, completion, answer, info, example_id, stop_reason
+        and is_truncated; functions may add to it.
         """
         started = time.perf_counter()
         offered = _arguments(example, completion, parser, stop_reason)
-        answer = attempt(parser.parse_answer, completion)
+        answer = yield from attempt(parser.parse_answer, completion)
         components: dict[str, float] = {}
-        failure = answer if isinstance(answer, GraderFailure) else self._run(offered, components)
+        failure = answer if isinstance(answer, GraderFailure) else (yield from self._run(offered, components))
         reward = math.nan if failure else sum(self.weights[name] * value for name, value in components.items())
         failure = failure or self._no_reward(reward, components)
         seconds = time.perf_counter() - started
@@ -91,10 +91,10 @@ class Rubric:
         detail = _explain(example, completion, parser, answer, components)
         return Score(reward, components, self.weights, outcome, detail, seconds)
 
-    def _run(self, offered: Mapping[str, Any], components: dict[str, float]) -> GraderFailure | None:
+    def _run(self, offered: Mapping[str, Any], components: dict[str, float]) -> Work[GraderFailure | None]:
         """Adds to `components` the value of each function that does not abstain, up to the first that fails."""
         for name, func in self.funcs.items():
-            value = run_reward(func, {key: offered[key] for key in self._accepts[name]})
+            value = yield from run_reward(func, {key: offered[key] for key in self._accepts[name]})
             if isinstance(value, GraderFailure):
                 return value
             if value is not None:

@@ -55,9 +55,10 @@ def evaluate(
         began = time.perf_counter()
         trajectories = policy.sample(maker.requests(examples, indices, version), sampling)
         sampled = time.perf_counter()
-        for position, trajectory in enumerate(trajectories):
-            member, rollout = divmod(position, rollouts_per_example)
-            score = env.grade(examples[member], trajectory)
+        places = [divmod(position, rollouts_per_example) for position in range(len(trajectories))]
+        pairs = [(examples[member], t) for (member, _), t in zip(places, trajectories, strict=True)]
+        scores = env.grade_many(pairs)
+        for (member, rollout), trajectory, score in zip(places, trajectories, scores, strict=True):
             samples.append(EvalSample(indices[member], rollout, examples[member], trajectory, score))
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled

@@ -13,6 +13,7 @@ from rich.text import Text
 from hone.environments.parsers import message_text
 from hone.evaluation.intervals import Interval
 from hone.evaluation.result import EvalResult, EvalSample
+from hone.grading import printable
 from hone.types import Message, Outcome
 
 _COLORS = {
@@ -25,11 +26,6 @@ _COLORS = {
 }
 _LONGEST = 2000
 """Characters of a message that are shown; `results.jsonl` has all."""
-
-
-def printable(text: str) -> str:
-    """`text` with control characters spelled out: model output must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:

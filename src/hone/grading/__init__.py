@@ -1,5 +1,23 @@
 """Running reward functions, and deciding what their results mean. Knows nothing of environments."""
 
-from hone.grading.inline import GraderFailure, accepted_names, attempt, decide_outcome, run_reward
+from hone.grading.inline import (
+    GraderFailure,
+    Work,
+    accepted_names,
+    attempt,
+    decide_outcome,
+    printable,
+    run_reward,
+    together,
+)
 
-__all__ = ["GraderFailure", "accepted_names", "attempt", "decide_outcome", "run_reward"]
+__all__ = [
+    "GraderFailure",
+    "Work",
+    "accepted_names",
+    "attempt",
+    "decide_outcome",
+    "printable",
+    "run_reward",
+    "together",
+]

@@ -1,4 +1,10 @@
-"""Running reward functions in this process. A failure is a value here, never an exception and never a reward of 0."""
+"""Running reward functions in this process. A failure is a value here, never an exception and never a reward of 0.
+
+What may have to wait for an async function is written as `Work`, a generator that yields each awaitable and is sent its
+result; `together` runs many. So plain functions never meet an event loop, and async ones wait at the same time.
+
+    [right, wrong] = together([run_reward(func, {"answer": "4"}), run_reward(func, {"answer": "5"})])
+"""
 
 from __future__ import annotations
 
@@ -8,12 +14,16 @@ import math
 import re
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from hone.types import Outcome
+
+T = TypeVar("T")
+Work = Generator[Awaitable[Any], Any, T]
+"""Something to be run by `together`; what it returns is its result."""
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _MAX_DETAIL = 4000
@@ -28,6 +38,8 @@ class GraderFailure:
 
     def __post_init__(self) -> None:
         assert self.outcome.is_failure
+        # Text of a reward function may hold half a surrogate pair, which no file takes.
+        object.__setattr__(self, "detail", self.detail.encode("utf-8", "replace").decode())
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
@@ -47,24 +59,44 @@ def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[
     return tuple(names)
 
 
-def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any | GraderFailure:
-    """`func(*args, **kwargs)`, awaited if async. An exception (`sys.exit` too) is a failure; Ctrl-C is not caught."""
+def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | GraderFailure]:
+    """`func(*args, **kwargs)`, awaited if async. Whatever it raises is a failure, `sys.exit` too; but not Ctrl-C."""
     try:
         value = func(*args, **kwargs)
-        return _wait(value) if inspect.isawaitable(value) else value
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))
+    return (yield value) if inspect.isawaitable(value) else value
 
 
-def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> float | GraderFailure | None:
+def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
     """What a reward function returns: a number, or None if it abstains.
 
     An exception, a value that is not a number, NaN and infinity are failures.
     """
-    value = attempt(func, **kwargs)
+    value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
         return value
     return _as_reward(func, value)
+
+
+def together(works: Sequence[Work[T]]) -> list[T]:
+    """The results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
+
+    Between the waits they run one after another, in order, so no result depends on which awaitable is done first.
+    """
+    results: dict[int, T] = {}
+    sent: dict[int, Any] = dict.fromkeys(range(len(works)))
+    while sent:
+        waiting: dict[int, Awaitable[Any]] = {}
+        for index, value in sent.items():
+            try:
+                waiting[index] = works[index].send(value)
+            except StopIteration as stop:
+                results[index] = stop.value
+        sent = dict(zip(waiting, _wait(list(waiting.values())), strict=True)) if waiting else {}
+    return [results[index] for index in range(len(works))]
 
 
 def _as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
@@ -98,22 +130,22 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
     return Outcome.TRUNCATED if truncated else Outcome.UNPARSABLE
 
 
-def _wait(awaitable: Awaitable[Any]) -> Any:
-    """The awaitable's result; on a thread of its own where an event loop is running already, as in a notebook."""
+def _wait(awaitables: list[Awaitable[Any]]) -> list[Any | GraderFailure]:
+    """Their results; on a thread of its own where an event loop is running already, as in a notebook."""
 
-    async def main() -> Any:
-        return await awaitable
+    async def main() -> list[Any | GraderFailure]:
+        return await asyncio.gather(*map(_settle, awaitables))
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(main())
-    result: list[Any] = []
+    results: list[Any] = []
     failure: list[BaseException] = []
 
     def target() -> None:
         try:
-            result.append(asyncio.run(main()))
+            results.extend(asyncio.run(main()))
         except BaseException as error:
             failure.append(error)
 
@@ -122,7 +154,21 @@ def _wait(awaitable: Awaitable[Any]) -> Any:
     thread.join()
     if failure:
         raise failure[0]
-    return result[0]
+    return results
+
+
+async def _settle(awaitable: Awaitable[Any]) -> Any | GraderFailure:
+    try:
+        return await awaitable
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))
+
+
+def printable(text: str) -> str:
+    """`text` with control characters spelled out: what a model wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _name(func: Callable[..., Any]) -> str:

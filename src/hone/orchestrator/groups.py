@@ -59,10 +59,11 @@ def grade_groups(
 ) -> list[Group]:
     """Scores the trajectories (given group by group) and computes each group's advantages."""
     size = len(trajectories) // len(examples)
+    all_scores = env.grade_many((examples[i // size], trajectory) for i, trajectory in enumerate(trajectories))
     groups = []
     for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
-        members = list(trajectories[index * size : (index + 1) * size])
-        scores = [env.grade(example, trajectory) for trajectory in members]
+        of_group = slice(index * size, (index + 1) * size)
+        members, scores = list(trajectories[of_group]), all_scores[of_group]
         advantages = group_advantages(rewards(scores), valid(scores), normalize_std)
         groups.append(Group(example, draw, members, scores, advantages))
     return groups
