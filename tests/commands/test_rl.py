@@ -27,16 +27,43 @@ def same(completion) -> float:
     return 0.5
 '''
 
+FLAKY = """
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment(failing: int = 1):
+    calls = []
+
+    def judge(completion) -> float:
+        calls.append(1)
+        if len(calls) <= failing:
+            raise RuntimeError("the judge \\x1b[2J is away")
+        return len(calls) % 2
+
+    rows = [{"question": f"q{i}"} for i in range(8)]
+    return SingleTurnEnv(rubric=Rubric([judge]), dataset=rows)
+"""
+
 
 @pytest.fixture
 def rl(tiny_model_dir, tmp_path, monkeypatch):
-    """Calls `hone rl` with working defaults, in a folder that holds the environment `constant`; later flags win."""
+    """Calls `hone rl` with working defaults, in a folder that holds two environments; later flags win."""
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "constant.py").write_text(CONSTANT)
+    (tmp_path / "environments" / "flaky.py").write_text(FLAKY)
     monkeypatch.chdir(tmp_path)
 
     def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
-        base = ["--model.name", str(model), "--max-steps", "3", "--output-dir", str(tmp_path / "out"), "--seq-len", "64"]
+        base = [
+            "--model.name",
+            str(model),
+            "--max-steps",
+            "3",
+            "--output-dir",
+            str(tmp_path / "out"),
+            "--seq-len",
+            "64",
+        ]
         base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--display", "plain"]
         base += ["--orchestrator.sampling.max-tokens", "12", "--trainer.optim.lr", "1e-4"]
         return main(["rl", *base, *flags])
@@ -87,6 +114,31 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
     weights = (out / "weights" / "step_3" / "model.safetensors").read_bytes()
     assert weights == (tiny_model_dir / "model.safetensors").read_bytes()
     assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
+
+
+def flaky(failing: int) -> list[str]:
+    return ["--orchestrator.env.id", "flaky", "--orchestrator.env.args", json.dumps({"failing": failing})]
+
+
+def test_a_grader_that_fails_is_told_once(rl, tmp_path, capsys):
+    assert rl(*flaky(9), "--orchestrator.batch-size", "16") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("9 of 16 completions could not be graded; the first: Traceback") == 1
+    assert "RuntimeError: the judge \\x1b[2J is away" in printed
+    (event,) = [e for e in Run(tmp_path / "out").events() if e["kind"] == "grader_error"]
+    assert (event["step"], event["count"], event["total"]) == (0, 9, 16)
+    assert "RuntimeError: the judge" in event["detail"]
+
+
+def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
+    assert rl(*flaky(16)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: every completion of step 0 failed in the grader")
+    assert 'raise RuntimeError("the judge' in captured.err and "is away" in captured.err and "\x1b" not in captured.err
+    out = tmp_path / "out"
+    assert Run(out).info["status"] == "failed"
+    assert [line["step"] for line in metrics(out)] == [0] and metrics(out)[0]["outcome/grader_error"] == 1.0
+    assert {row["outcome"] for row in Run(out).rollouts(0).to_pylist()} == {"grader_error"}
 
 
 def test_masked_truncated_completions_carry_no_loss(rl, monkeypatch):

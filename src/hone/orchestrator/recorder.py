@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from hone.errors import UserError
+from hone.grading import printable
 from hone.orchestrator.groups import group_state
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
@@ -17,6 +19,7 @@ class RunRecorder:
     def __init__(self, run: RunWriter, saver: Saver) -> None:
         self.run = run
         self.saver = saver
+        self._told_failure = False
 
     @property
     def stopping(self) -> bool:
@@ -28,10 +31,34 @@ class RunRecorder:
         return self.run.phase(name)
 
     def record(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-        """Writes a step. Its rollouts come first: a step whose metrics are on disk has its samples on disk."""
+        """Writes a step. Its rollouts come first: a step whose metrics are on disk has its samples on disk.
+
+        The first completion that could not be graded is told, with an event; of later ones the metrics tell. UserError
+        after a step without a single graded completion: there is nothing to learn from.
+        """
         if groups:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
         self.run.log_step(step, metrics, {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None)
+        self._tell_failures(step, groups)
+
+    def _tell_failures(self, step: int, groups: list[Group]) -> None:
+        scores = [score for group in groups for score in group.scores]
+        failures = [score for score in scores if score.outcome.is_failure]
+        if not failures:
+            return
+        detail = printable(failures[0].detail)
+        if not self._told_failure:
+            self.run.event("grader_error", step, count=len(failures), total=len(scores), detail=failures[0].detail)
+        if len(failures) == len(scores):
+            raise UserError(
+                f"every completion of step {step} failed in the grader, so there is nothing to learn from: mend the "
+                f"reward function. The first:\n{detail}"
+            )
+        if not self._told_failure:
+            self.run.display.message(
+                f"{len(failures)} of {len(scores)} completions could not be graded; the first: {detail}"
+            )
+        self._told_failure = True
