@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,18 @@ NAMES = (
     "card.md",
     "curve.svg",
     "wandb",
+    "results.jsonl",
+    "metadata.json",
     "run.json",
 )
-"""What hone writes in a run directory; run.json last, so that it is also the last to be moved away."""
+"""What hone writes in the directory of a run or an evaluation; run.json last: it is also the last to be moved away."""
 
 FORMAT = "hone-run-1"
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
-_FINE = {PREVIOUS, LOCK, "curve.svg", ".gitignore", ".gitkeep", ".DS_Store"}
+_FINE = {PREVIOUS, LOCK, ".gitignore", ".gitkeep", ".DS_Store"}
+_CARD_TAG = '\n- "hone"\n'
+"""In the model card of every model that hone writes (hone.model.card)."""
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
@@ -45,28 +51,37 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def is_hones(path: Path) -> bool:
-    """True for what hone makes inside an output directory: runs, evaluations, created models, folders of only those."""
+    """True for what hone makes beside runs: directories with a run.json, models it created, folders of only those."""
     if path.name in _FINE or path.name.startswith(TMP_PREFIX):
         return True
     if path.is_symlink() or not path.is_dir():
         return False
-    if run_info(path) or _is_model(path):
+    if run_info(path) or _is_own_model(path):
         return True
     return all(is_hones(entry) for entry in path.iterdir())
 
 
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+def _is_own_model(folder: Path) -> bool:
+    try:
+        with open(folder / "README.md", encoding="utf-8", errors="replace") as card:
+            front = card.read(4096)
+    except OSError:
+        return False
+    return front.startswith("---\n") and _CARD_TAG in front.split("\n---\n")[0] + "\n"
 
 
 def check(folder: Path, protect: list[Path]) -> None:
-    """UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources."""
+    """UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources.
+
+    Foreign is what hone didn't make, and without a run.json also whatever has a name that the run itself would write.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
+    _check_outside(folder)
     if not folder.exists():
         return
     if run_info(folder) is None:
-        foreign = sorted(entry.name for entry in folder.iterdir() if not is_hones(entry))
+        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name in NAMES or not is_hones(entry))
         if foreign:
             shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
             raise UserError(
@@ -75,6 +90,17 @@ def check(folder: Path, protect: list[Path]) -> None:
             )
     for source in protect:
         _check_source(folder.resolve(), folder, source)
+
+
+def _check_outside(folder: Path) -> None:
+    """UserError if `folder` lies where another run keeps its own files."""
+    inner = folder.resolve()
+    for outer in inner.parents:
+        name = inner.relative_to(outer).parts[0]
+        if name in NAMES and run_info(outer) is not None:
+            raise UserError(
+                f"{folder} lies in {name} of the run in {outer}, which is that run's own: choose another --output-dir"
+            )
 
 
 def _check_source(resolved: Path, folder: Path, source: Path) -> None:
@@ -102,6 +128,17 @@ def clear(folder: Path) -> Path | None:
         if os.path.lexists(folder / name):
             os.rename(folder / name, place / name)
     return place
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Turns what the system refuses while `folder` is being opened into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or folder} can't be written ({error.strerror or error}): choose another --output-dir"
+        ) from None
 
 
 class Lock:

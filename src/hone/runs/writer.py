@@ -26,7 +26,7 @@ from hone.runs.display import Display, make_display
 from hone.runs.files import JsonlLog, new_dir, write_file, write_json
 from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
-from hone.runs.outputs import Lock, check, run_info
+from hone.runs.outputs import Lock, check, run_info, writable
 from hone.runs.rollouts import write_rollouts
 
 
@@ -73,24 +73,25 @@ class RunWriter:
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
         folder = config.output_dir
-        resuming = config.resume is not None and run_info(folder) is not None
-        if not resuming:
-            if config.resume is not None and config.resume.step:
-                raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
-            check(folder, protect or [])
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder)
-        try:
-            display = make_display(config.display, kind, config.max_steps, out)
-            opened = (opening.resumed if resuming else opening.fresh)(config, kind, command, display.message)
-            run = cls(config, opened, display, lock)
-            run.event("resume" if resuming else "start", run.start_step)
-            if opened.differs:
-                run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}", lasting=True)
-            write_file(folder / "config.toml", settings.run_toml(config))
-        except BaseException:
-            lock.release()
-            raise
+        with writable(folder):
+            resuming = config.resume is not None and run_info(folder) is not None
+            if not resuming:
+                if config.resume is not None and config.resume.step:
+                    raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
+                check(folder, protect or [])
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = Lock(folder)
+            try:
+                display = make_display(config.display, kind, config.max_steps, out)
+                opened = (opening.resumed if resuming else opening.fresh)(config, kind, command, display.message)
+                run = cls(config, opened, display, lock)
+                run.event("resume" if resuming else "start", run.start_step)
+                if opened.differs:
+                    run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}", lasting=True)
+                write_file(folder / "config.toml", settings.run_toml(config))
+            except BaseException:
+                lock.release()
+                raise
         run._start_monitors(monitors, config)
         display.start(run.start_step)
         run._step_began = time.perf_counter()
