@@ -1,7 +1,8 @@
 """Every command and every Python block of the README and the docs is run, in the order of the page.
 
-Runs are cut to two steps, and models and data from the hub are replaced by local ones of the same layout; everything else
-of a command is as printed. Where a page names `weights/step_900`, the version that the short run made stands in for it.
+Runs are cut to two steps, and models and data from the hub are replaced by local ones of the same layout; everything
+else of a command is as printed. Where a page names `weights/step_900`, the version that the short run made stands in
+for it.
 """
 
 from __future__ import annotations

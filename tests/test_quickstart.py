@@ -1,6 +1,7 @@
 """The main job, for real: `scripts/quickstart.py` makes a model from nothing, warms it up, reinforces and evaluates it.
 
-One seed, no shortened run (about two minutes on one core); five seeds are recorded in benchmarks/results/quickstart.json.
+One seed, no shortened run (about two minutes on one core); five seeds are recorded in
+benchmarks/results/quickstart.json.
 """
 
 import json

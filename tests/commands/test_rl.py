@@ -64,7 +64,16 @@ def rl(tiny_model_dir, tmp_path, monkeypatch):
             "--seq-len",
             "64",
         ]
-        base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--display", "plain"]
+        base += [
+            "--seq-len",
+            "64",
+            "--orchestrator.batch-size",
+            "8",
+            "--orchestrator.rollouts-per-example",
+            "4",
+            "--display",
+            "plain",
+        ]
         base += ["--orchestrator.sampling.max-tokens", "12", "--trainer.optim.lr", "1e-4"]
         return main(["rl", *base, *flags])
 
@@ -260,3 +269,28 @@ def test_a_dataset_row_without_the_needed_column(rl, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text('{"text": "abc"}\n{"words": "abc"}\n')
     args = json.dumps({"dataset": str(tmp_path / "rows.jsonl"), "eval_dataset": str(tmp_path / "rows.jsonl")})
     fails(capsys, rl("--orchestrator.env.args", args), "rows.jsonl", "'text'", "'words'")
+
+
+def test_a_signal_during_the_final_evaluation_does_not_undo_the_run(rl, tmp_path, monkeypatch, capfd):
+    """All updates are made and the weights are written: the evaluation is finished, and the run is done."""
+    import hone.commands.rl as command
+
+    original = command.evaluate
+
+    def interrupted(policy, *args, **kwargs):
+        if policy.version == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(policy, *args, **kwargs)
+
+    monkeypatch.setattr(command, "evaluate", interrupted)
+    assert rl("--orchestrator.eval.num-examples", "2") == 0
+    out = tmp_path / "out"
+    assert json.loads((out / "run.json").read_text())["status"] == "done"
+    assert "eval/reverse-text/reward/mean" in metrics(out)[3]
+    assert f"Done: 3 steps. Weights: {out / 'weights' / 'step_3'}" in capfd.readouterr().out
+
+
+def test_kernels_that_may_vary_make_the_run_inexact(rl, tmp_path):
+    assert rl("--no-deterministic") == 0
+    info = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert info["exact"] is False and info["inexact"][0]["cause"] == "deterministic = false"

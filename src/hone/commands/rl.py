@@ -36,6 +36,8 @@ def run(config: RLConfig) -> int:
     check_lengths(config, env, renderer, model)
 
     with RunWriter.start(config, "rl", sys.argv, protect=own_sources(config)) as writer:
+        if not config.deterministic:
+            writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
         trainer = make_trainer(config, model)
@@ -54,10 +56,10 @@ def run(config: RLConfig) -> int:
             )
             recorder = RunRecorder(writer, saver)
             evaluation = make_evaluate(config, env, renderer, policy, writer)
-            train(config, env, renderer, policy, trainer, ledger, recorder, evaluation)
-        writer.finish("stopped" if stop else "done")
-    print(last_lines(config, writer, trainer.version, stop, "", config.orchestrator.env.id))
-    return stop.exit_code
+            finished = train(config, env, renderer, policy, trainer, ledger, recorder, evaluation)
+        writer.finish("done" if finished else "stopped")
+    print(last_lines(config, writer, trainer.version, finished, "", config.orchestrator.env.id))
+    return 0 if finished else stop.exit_code
 
 
 def refuse_unsupported(config: RLConfig) -> None:

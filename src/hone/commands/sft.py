@@ -46,6 +46,8 @@ def run(config: SFTConfig) -> int:
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
 
     with RunWriter.start(config, "sft", sys.argv, protect=own_sources(config)) as writer:
+        if not config.deterministic:
+            writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
@@ -61,10 +63,10 @@ def run(config: SFTConfig) -> int:
                 card=lambda step: card(config, step),
                 state=lambda: {"progress": asdict(progress)},
             )
-            newest = train(config, data.source, validation, trainer, progress, writer, saver)
-        writer.finish("stopped" if stop else "done")
-    print(report(config, writer, trainer, data.limit, newest, stop))
-    return stop.exit_code
+            newest, finished = train(config, data.source, validation, trainer, progress, writer, saver)
+        writer.finish("done" if finished else "stopped")
+    print(report(config, writer, trainer, data.limit, newest, finished))
+    return 0 if finished else stop.exit_code
 
 
 def refuse_several_ranks() -> None:
@@ -183,7 +185,7 @@ def card(config: SFTConfig, step: int) -> str:
 
 
 def report(
-    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], stop: StopRequest
+    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], finished: bool
 ) -> str:
     """The last lines: what happened, where it lies, what to do next."""
     lines = []
@@ -191,4 +193,4 @@ def report(
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
     figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
     env = config.data.env.id if config.data.env else "ENV"
-    return "\n".join([*lines, last_lines(config, writer, trainer.version, stop, figures, env)])
+    return "\n".join([*lines, last_lines(config, writer, trainer.version, finished, figures, env)])

@@ -91,10 +91,12 @@ def headline(config: RunConfig, model: Decoder, threads: int) -> str:
     return f"{config.model.name} ({size}, {config.precision}, {model.device}, {threads} thread{plural})"
 
 
-def last_lines(config: RunConfig, run: RunWriter, version: int, stop: StopRequest, figures: str, env: str) -> str:
+def last_lines(config: RunConfig, run: RunWriter, version: int, finished: bool, figures: str, env: str) -> str:
     """What happened, where it lies, what to do next."""
-    if stop:
+    if not finished:
         saved = run.checkpoints.path(version)
+        assert saved.exists(), "a run that is stopped is saved"
         return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: --resume"
     weights = run.weights_path(version)
-    return f"Done: {version} steps{figures}. Weights: {weights}\nNext: hone eval {env} -m {weights} -n 100 -r 4"
+    steps = "1 step" if version == 1 else f"{version} steps"
+    return f"Done: {steps}{figures}. Weights: {weights}\nNext: hone eval {env} -m {weights} -n 100 -r 4"

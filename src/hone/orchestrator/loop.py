@@ -39,8 +39,8 @@ def train(
     ledger: Ledger,
     recorder: RunRecorder,
     evaluate: Evaluate,
-) -> None:
-    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for."""
+) -> bool:
+    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for; True if it came to its end."""
     orch = config.orchestrator
     rows = env.split("train")
     order = Draws(len(rows), config.seed, orch.max_examples)
@@ -64,9 +64,11 @@ def train(
             metrics |= step_metrics(groups, step) | trainer.step(batch)
         close_draws(ledger, groups, step)
         recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups)
+    finished = trainer.version == config.max_steps and not recorder.stopping
     recorder.saver.save(trainer.version, last=True)
-    if trainer.version == config.max_steps and not recorder.stopping:
+    if finished:
         recorder.record(trainer.version, evaluate(trainer.version, True), [])
+    return finished
 
 
 def close_draws(ledger: Ledger, groups: list[Group], step: int) -> None:

@@ -37,11 +37,12 @@ def train(
     progress: Progress,
     run: RunWriter,
     saver: Saver,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], bool]:
     """Runs from `trainer.version` to `max_steps`, or until a stop is asked for.
 
     `val/loss` at step N is of version N, before the update; the last one
-    stands in a line of its own at `max_steps`. Returns the newest value of each metric.
+    stands in a line of its own at `max_steps`. Returns the newest value of each metric, and whether the run came to its
+    end.
     """
     newest: dict[str, float] = {}
     while trainer.version < config.max_steps and not saver.stop:
@@ -63,13 +64,14 @@ def train(
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         run.log_step(step, metrics, {"tokens/s": tokens / run.seconds_so_far})
         newest |= metrics
+    finished = trainer.version == config.max_steps and not saver.stop
     saver.save(trainer.version, last=True)
-    if config.val and trainer.version == config.max_steps and not saver.stop:
+    if config.val and finished:
         with run.phase("validate"):
             metrics = {"val/loss": trainer.evaluate(validation)}
         run.log_step(trainer.version, metrics)
         newest |= metrics
-    return newest
+    return newest, finished
 
 
 if __name__ == "__main__":
