@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Making .venv (a few minutes on the first run: PyTorch is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) --quiet pip
-	@$(PIP) --build-constraint constraints.txt --progress-bar off --editable ".[dev]" | $(LARGE)
+	@set -o pipefail; $(PIP) --build-constraint constraints.txt --progress-bar off --editable ".[dev]" | $(LARGE)
 	@touch $@
 
 quickstart: install

@@ -53,29 +53,20 @@ class Table:
 
     def add(self, name: str, weights: Path, seconds: float) -> None:
         """Evaluates `weights` and adds its row; `seconds` is what training took in all."""
-        from hone.commands.machine import configure
-        from hone.evaluation import evaluate
-        from hone.inference.engine import Engine
+        from hone.commands.eval import evaluate_weights, load_weights
         from hone.inference.types import SamplingParams
-        from hone.model.chat import load_renderer
-        from hone.model.hf import load_model
-        from hone.orchestrator.colocated import EnginePolicy
 
-        model = load_model(str(weights), precision="bf16_linear")
-        configure(None, model.num_parameters)
-        renderer = load_renderer(str(weights))
+        policy = load_weights(str(weights), "bf16_linear")
         row: dict = {"model": name, "weights": str(weights), "train_seconds": seconds}
         for label, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-            result = evaluate(
-                EnginePolicy(Engine(model), renderer),
+            result = evaluate_weights(
+                policy,
                 self.env,
+                SamplingParams(temperature=temperature),
                 num_examples=self.examples,
                 rollouts_per_example=1,
-                sampling=SamplingParams(temperature=temperature),
                 max_tokens=32,
-                seq_len=128,
                 seed=self.seed,
-                renderer=renderer,
             )
             prefix = f"eval/{self.env.id}/"
             metrics = {k.removeprefix(prefix): v for k, v in result.metrics().items()}
@@ -126,7 +117,8 @@ def main() -> None:
     table.add("after SFT + RL", rl_weights, sft + rl)
     if args.controls:
         controls(table, out, seed, sft_file)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit / 2**30
     print()
     table.print()
     summary = {"seed": args.seed, "rows": table.rows, "peak_memory_gib": round(peak, 3)}
