@@ -90,3 +90,32 @@ def test_every_fenced_line_is_a_command_that_exists(page):
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def header_commands() -> list[tuple[str, list[str]]]:
+    """The commands in the comments of the example configs, continuation lines joined."""
+    found = []
+    for path in sorted((ROOT / "examples").rglob("*.toml")):
+        text = path.read_text().replace("\\\n#", "")
+        for line in re.findall(r"^#   +((?:hone )?(?:sft|rl) @? ?.*|(?:hone )?rl --.*)$", text, re.MULTILINE):
+            found.append((str(path.relative_to(ROOT)), shlex.split(line, comments=True)))
+    return found
+
+
+@pytest.mark.parametrize(("file", "argv"), header_commands(), ids=lambda value: " ".join(value)[:60])
+def test_every_command_in_an_example_config_parses(file, argv, monkeypatch):
+    from hone.config.parse import parse
+    from hone.config.rl import RLConfig
+    from hone.config.sft import SFTConfig
+
+    monkeypatch.chdir(ROOT)
+    argv = argv[1:] if argv[0] == "hone" else argv
+    config = parse(RLConfig if argv[0] == "rl" else SFTConfig, argv[1:], argv[0])
+    assert config.max_steps in (40, 100, 150, 900), file
+    inside = Path(config.output_dir) in Path(config.model.name).parents
+    assert not inside, f"{file}: the run would hold its own model"
+
+
+def test_each_example_config_shows_its_command():
+    shown = {file for file, _ in header_commands()}
+    assert {"sft.toml", "rl.toml", "tiny.toml", "tiny_sft.toml"} <= {Path(file).name for file in shown}
