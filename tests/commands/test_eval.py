@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli import call
+from hone.orchestrator.colocated import EnginePolicy
 from hone.runs.outputs import is_hones
 
 
@@ -79,12 +80,23 @@ def load_environment():
         (("reverse-text", "-a", '{"dataset": "no.jsonl"}'), "no.jsonl does not exist"),
         (("reverse-text", "-m", "no/such/folder"), "no/such/folder"),
         (("reverse-text", "--output-dir", "mine"), "not a run of hone"),
+        (("reverse-text", "--output-dir", "mine/notes.txt/x"), "mine/notes.txt/x cannot be written (Not a directory)"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_2(here: Path, words, why: str, capsys):
+def test_mistakes_are_one_sentence_and_exit_2(here: Path, words, why: str, capsys, monkeypatch):
+    monkeypatch.setattr(EnginePolicy, "sample", lambda *_: pytest.fail("nothing may be sampled"))
     (here / "mine").mkdir()
     (here / "mine" / "notes.txt").write_text("mine")
     assert hone_eval(*words) == 2
     err = capsys.readouterr().err
     assert why in err and err.startswith("error: ") and err.count("\n") == 1
     assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == ["mine", "mine/notes.txt"]
+
+
+def test_a_prompt_longer_than_the_context_is_named_with_its_row(here: Path, tiny_model_dir: Path, capsys):
+    (here / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("short", "long " * 1000)))
+    words = ("reverse-text", "-a", '{"eval_dataset": "d.jsonl"}', "-m", str(tiny_model_dir))
+    assert hone_eval(*words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: d.jsonl, line 2: the prompt has 5")
+    assert "leaves no room for a completion in the model's context of 2048 tokens" in err and "seq_len" not in err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
+from hone.config.rl import RLConfig
 from hone.orchestrator.packing import pack_groups
 from hone.runs import Run
 from hone.trainer.step import Trainer
@@ -220,8 +221,9 @@ def fails(capsys, code: int, *fragments: str) -> None:
         (["--orchestrator.env.args", '{"colour": 1}'], ["colour"]),
         (["--orchestrator.sampling.top-p", "0.9"], ["top_p"]),
         (["--orchestrator.sampling.temperature", "0"], ["temperature"]),
-        (["--seq-len", "4096"], ["seq_len = 4096", "1024"]),
+        (["--seq-len", "4096"], ["seq_len = 4096", "2048"]),
         (["--seq-len", "20", "--orchestrator.sampling.max-tokens", "4"], ["leaves no room", "seq_len = 20"]),
+        (["--model.device", "foo"], ["model.device = 'foo'", "use auto, cpu, cuda"]),
         (["--mode", "split"], ["--mode colocated"]),
         (["--orchestrator.max-async-level", "1"], ["max_async_level"]),
         (["--inference.backend", "vllm"], ["inference.backend"]),
@@ -236,6 +238,11 @@ def test_bad_settings_are_one_sentence_with_the_remedy(rl, tmp_path, capsys, fla
     assert not (tmp_path / "out").exists()
 
 
+def test_the_defaults_fit_each_other():
+    config = RLConfig()
+    assert config.seq_len <= config.model.init.max_positions
+
+
 def test_a_model_folder_without_weights(rl, tmp_path, tiny_model_dir, capsys):
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -248,6 +255,31 @@ def test_a_model_folder_without_weights(rl, tmp_path, tiny_model_dir, capsys):
 def test_a_prompt_longer_than_the_context(rl, capsys):
     args = ["--orchestrator.env.id", "constant", "--orchestrator.env.args", '{"length": 300}']
     fails(capsys, rl(*args), "leaves no room for a completion in seq_len = 64")
+
+
+def test_cuda_without_cuda(rl, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fails(capsys, rl("--model.device", "cuda:1"), "model.device = 'cuda:1'", "use auto or cpu")
+
+
+def test_every_row_that_will_be_used_is_tried(rl, tmp_path, capsys):
+    """Row 100 of 101 is too long: named if it is drawn, and for no reason else."""
+    rows = [{"text": f"text {i}"} for i in range(100)] + [{"text": "much too long " * 10}]
+    for name, members in (("long", rows), ("short", rows[:100])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in members))
+
+    def env(train: str, held_out: str) -> list[str]:
+        args = {"dataset": str(tmp_path / f"{train}.jsonl"), "eval_dataset": str(tmp_path / f"{held_out}.jsonl")}
+        return ["--orchestrator.env.args", json.dumps(args), "--seq-len", "96"]
+
+    every_row = ["--max-steps", "51"]
+    fails(
+        capsys, rl(*env("long", "short"), *every_row), "long.jsonl, line 101: the prompt has", "raise --seq-len (up to"
+    )
+    held_out = ["--orchestrator.eval.interval", "5", "--orchestrator.eval.num-examples"]
+    fails(capsys, rl(*env("short", "long"), *held_out, "101"), "long.jsonl, line 101")
+    assert not (tmp_path / "out").exists()
+    assert rl(*env("long", "long"), "--orchestrator.max-examples", "100", *held_out, "4", "--max-steps", "1") == 0
 
 
 def test_an_output_directory_that_is_not_hones_stays_as_it_was(rl, tmp_path, capsys):

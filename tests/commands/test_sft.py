@@ -168,8 +168,8 @@ def test_a_model_folder_without_weights(sft, tiny_model_dir, tmp_path, capsys):
 
 def test_an_example_longer_than_the_context(sft, data, capsys):
     with data.open("a") as file:
-        file.write(json.dumps({"prompt": "x", "completion": "y" * 2000}) + "\n")
-    fails(capsys, sft("--max-steps", "10"), "line 11", "more than the model's 1024")
+        file.write(json.dumps({"prompt": "x", "completion": "y" * 3000}) + "\n")
+    fails(capsys, sft("--max-steps", "10"), "line 11", "more than the model's 2048")
 
 
 def test_a_directory_that_is_not_hone_s_is_left_as_it_is(sft, tmp_path, capsys):

@@ -242,11 +242,23 @@ def test_results_on_disk(tmp_path: Path):
     assert results_folder(config) == folder  # an evaluation may be replaced
 
 
+def test_numbers_that_json_does_not_know_are_saved_as_null(tmp_path: Path):
+    info = {"limit": math.inf, "least": -math.inf, "none": math.nan, "n": 1.5}
+    rows = [{"question": "q", "answer": "a", "info": info}]
+    result, _ = run(
+        lambda *_: ("<t>a</t>", "stop"), SingleTurnEnv(rubric=Rubric([right]), parser=TAGS, eval_dataset=rows)
+    )
+    config = EvalConfig(output_dir=tmp_path, env_args={"limit": math.inf})
+    save_results(tmp_path, config, result, ["hone", "eval"])
+    row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
+    assert row["info"] == {"limit": None, "least": None, "none": None, "n": 1.5}
+
+
 def test_what_is_not_an_evaluation_is_left_alone(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"not a run of hone \(notes.txt\)"):
         results_folder(EvalConfig(output_dir=tmp_path))
-    (tmp_path / "run.json").write_text(json.dumps({"format": "hone-run-1", "kind": "rl"}))
+    (tmp_path / "run.json").write_text(json.dumps({"format": "hone-run-1", "id": "x", "kind": "rl"}))
     with pytest.raises(UserError, match="holds a run of `hone rl`"):
         results_folder(EvalConfig(output_dir=tmp_path))
 

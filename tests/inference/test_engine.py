@@ -130,7 +130,7 @@ def test_prompts_are_prefilled_once_per_group(monkeypatch):
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
-    with pytest.raises(UserError, match="exceeds the model's context of 1024"):
-        Engine(model()).generate([[5] * 1020], SamplingParams(max_tokens=5))
+    with pytest.raises(UserError, match="exceeds the model's context of 2048"):
+        Engine(model()).generate([[5] * 2044], SamplingParams(max_tokens=5))
     with pytest.raises(UserError, match="no tokens"):
         Engine(model()).generate([[]], SamplingParams(max_tokens=5))

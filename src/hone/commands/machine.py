@@ -8,13 +8,34 @@ import sys
 
 import torch
 
+from hone.errors import UserError
+
 SMALL_MODEL = 10_000_000
 """Below this many parameters a second thread costs more than it brings (and far more on a busy machine)."""
 
 
 def device_of(name: str) -> str:
-    """`auto` resolved: CUDA if there is one, else the CPU."""
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    """`auto` resolved: CUDA if there is one, else the CPU. UserError for a device that this machine does not have."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"model.device = {name!r} is no device that hone runs on: use auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device = {name!r}, but torch finds no CUDA device here: use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"model.device = {name!r}, but there are {torch.cuda.device_count()} CUDA devices, counted from cuda:0"
+        )
+    return name
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; where the system cannot say (macOS), those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:
@@ -36,7 +57,7 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True) 
     Without `threads`: 1 for a small model, else one per core that this process may use.
     """
     keep_freed_memory()
-    count = threads or (1 if parameters < SMALL_MODEL else len(os.sched_getaffinity(0)))
+    count = threads or (1 if parameters < SMALL_MODEL else usable_cores())
     torch.set_num_threads(count)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

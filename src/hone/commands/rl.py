@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hone.commands.machine import configure
+from hone.commands.slow_work import slow_work
 from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
 from hone.config.rl import RLConfig
 from hone.environments import Environment, load_environment
+from hone.environments.environment import Split
+from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.evaluation import evaluate
 from hone.inference.engine import Engine
@@ -16,7 +20,7 @@ from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.groups import RequestMaker
+from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
@@ -35,7 +39,10 @@ def run(config: RLConfig) -> int:
     threads = configure(config.threads, model.num_parameters, config.deterministic)
     check_lengths(config, env, renderer, model)
 
-    with RunWriter.start(config, "rl", sys.argv, protect=own_sources(config)) as writer:
+    parameters = dict(model.named_parameters())
+    with RunWriter.start(config, "rl", sys.argv, protect=own_sources(config), parameters=parameters) as writer:
+        if writer.nothing_left:
+            return 0
         if not config.deterministic:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
@@ -90,18 +97,27 @@ def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
 
 
 def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, model: Decoder) -> None:
-    """UserError if `seq_len` exceeds the model's context, or the first training prompts leave no room in it."""
+    """UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it."""
     limit = model.config.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(
             f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}"
         )
-    rows = env.split("train")
-    count = min(len(rows), 64)
-    maker = RequestMaker(renderer, 1, config.seq_len, None, config.seed, "check")
-    maker.requests([rows[i] for i in range(count)], range(count), 0)
-    if config.orchestrator.eval:
-        env.split("eval")
+    orch = config.orchestrator
+    remedy = "shorten the row or take it out of the data"
+    if config.seq_len < limit:
+        remedy += f", or raise --seq-len (up to {limit}, the model's context)"
+    train_rows = env.split("train")
+    order = Draws(len(train_rows), config.seed, orch.max_examples)
+    draws = config.max_steps * orch.batch_size // orch.rollouts_per_example
+    drawn = sorted({order.index(draw) for draw in range(min(draws, order.n))})
+    used: list[tuple[Split, Sequence[int]]] = [(train_rows, drawn)]
+    if orch.eval:
+        eval_rows = env.split("eval")
+        used.append((eval_rows, range(min(orch.eval.num_examples, len(eval_rows)))))
+    for split, indices in used:
+        with slow_work("checking the length of prompts", len(indices), config.display) as advance:
+            check_prompts(split, indices, renderer, config.seq_len, f"seq_len = {config.seq_len}", remedy, advance)
 
 
 def make_evaluate(

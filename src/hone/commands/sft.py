@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hone.commands.machine import configure
+from hone.commands.slow_work import slow_work
 from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
@@ -45,7 +43,10 @@ def run(config: SFTConfig) -> int:
     data = load_data(config, renderer, model)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
 
-    with RunWriter.start(config, "sft", sys.argv, protect=own_sources(config)) as writer:
+    parameters = dict(model.named_parameters())
+    with RunWriter.start(config, "sft", sys.argv, protect=own_sources(config), parameters=parameters) as writer:
+        if writer.nothing_left:
+            return 0
         if not config.deterministic:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
@@ -125,30 +126,6 @@ def existing(path: str) -> Path:
     if not found.exists():
         raise UserError(f"data.path {path} does not exist: give a JSONL or Parquet file, or a folder of them.")
     return found
-
-
-@contextmanager
-def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], None]]:
-    """Shows how far work has got, if it takes longer than 2 s: a bar on a terminal, else a line every 2 s.
-
-    Yields a function to be called with the number of items done.
-    """
-    began = shown = time.monotonic()
-    if display == "auto" and sys.stdout.isatty():
-        from rich.progress import Progress as Bar
-
-        with Bar(transient=True) as bar:
-            task = bar.add_task(what, total=total, visible=False)
-            yield lambda done: bar.update(task, completed=done, visible=time.monotonic() - began > 2)
-        return
-
-    def advance(done: int) -> None:
-        nonlocal shown
-        if display != "none" and time.monotonic() - shown > 2:
-            shown = time.monotonic()
-            print(f"{what}: {done:,} of {total:,}", flush=True)
-
-    yield advance
 
 
 def own_sources(config: SFTConfig) -> list[Path]:

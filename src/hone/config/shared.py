@@ -28,7 +28,7 @@ class InitConfig(BaseConfig):
     """Width of one head; even."""
     intermediate: int = Field(default=384, ge=8)
     """Width of the SwiGLU layer."""
-    max_positions: int = Field(default=1024, ge=16)
+    max_positions: int = Field(default=2048, ge=16)
     """Longest sequence in tokens."""
 
     @model_validator(mode="after")

@@ -23,11 +23,14 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 class Rows(Sequence[Row]):
     """Rows that know where they come from, for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged` says that one row may have other columns than the next, so that looking at the first is not enough.
+    `ragged` says that one row may have other columns than the next, so that looking at the first is not enough;
+    `generated` that all are made by one function, so that looking at some is enough.
     """
 
-    def __init__(self, rows: Sequence[Row], where: Callable[[int], str], ragged: bool = False) -> None:
-        self._rows, self.where, self.ragged = rows, where, ragged
+    def __init__(
+        self, rows: Sequence[Row], where: Callable[[int], str], ragged: bool = False, generated: bool = False
+    ) -> None:
+        self._rows, self.where, self.ragged, self.generated = rows, where, ragged, generated
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -40,7 +43,7 @@ class Rows(Sequence[Row]):
     def take(self, indices: Sequence[int]) -> Rows:
         """The rows at `indices`, which keep their names."""
         rows = _Indexed(lambda i: self[indices[i]], len(indices))
-        return Rows(rows, lambda i: self.where(indices[i]), self.ragged)
+        return Rows(rows, lambda i: self.where(indices[i]), self.ragged, self.generated)
 
 
 class _Indexed(Sequence[Row]):
@@ -59,7 +62,7 @@ class _Indexed(Sequence[Row]):
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
     """`n` rows of a generated task: row i is `make` of a generator that depends on (seed, env_id, split, i) alone."""
     rows = _Indexed(lambda i: make(rng.stream(seed, env_id, split, i)), n)
-    return Rows(rows, lambda i: f"{env_id} ({split}), row {i}")
+    return Rows(rows, lambda i: f"{env_id} ({split}), row {i}", generated=True)
 
 
 def load_rows(source: str | Path, split: str = "train") -> Rows:

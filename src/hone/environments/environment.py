@@ -27,6 +27,11 @@ class Split(Sequence[Example]):
 
     def __init__(self, env: Environment, rows: Rows) -> None:
         self._env, self._rows = env, rows
+        self.generated = rows.generated
+
+    def where(self, index: int) -> str:
+        """Where example `index` comes from, in words: "data.jsonl, line 4"."""
+        return self._rows.where(index)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -5,6 +5,8 @@ Beside them lie `run.json` and `config.toml`, as in every directory that hone wr
 
 from __future__ import annotations
 
+import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,24 @@ def results_folder(config: EvalConfig) -> Path:
     return config.output_dir
 
 
+def make_folder(folder: Path) -> None:
+    """Creates the folder of results. UserError if nothing can be written there: call it before sampling for hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): choose another --output-dir, or --no-save"
+        ) from None
+
+
 def save_results(folder: Path, config: EvalConfig, result: EvalResult, command: list[str]) -> None:
     """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_file(folder / "results.jsonl", "".join(dumps(_plain(s.row())) + "\n" for s in result.samples))
     write_file(folder / "config.toml", to_toml(config))
-    write_json(folder / "metadata.json", _metadata(config, result))
+    write_json(folder / "metadata.json", _plain(_metadata(config, result)))
     write_json(folder / "run.json", _run_info(config, command))
 
 
@@ -83,11 +97,11 @@ def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in what JSON knows: rows of a Parquet file may hold dates and numbers of other kinds in `info`."""
+    """`value` in what JSON knows: `info` may hold dates (Parquet), and NaN and infinities, which become null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from hone import rng
 from hone.algorithms.advantages import group_advantages, has_signal
 from hone.environments import Environment
+from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.ledger import State
@@ -48,6 +49,30 @@ class RequestMaker:
                 key = rng.key(self.seed, self.purpose, step, draw, sample)
                 requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
         return requests
+
+
+def check_prompts(
+    split: Split,
+    indices: Sequence[int],
+    renderer: ChatRenderer,
+    seq_len: int,
+    limit: str,
+    remedy: str,
+    advance: Callable[[int], None] = lambda done: None,
+) -> None:
+    """UserError naming the row if one of these examples leaves no room for a completion in `seq_len` tokens.
+
+    `limit` is what the user knows `seq_len` as, `remedy` what to do. Of generated examples the first 64 are enough.
+    `advance` is told how many are done.
+    """
+    for done, index in enumerate(indices[:64] if split.generated else indices):
+        advance(done)
+        tokens = len(renderer.prompt_ids(split[index].prompt))
+        if tokens >= seq_len:
+            raise UserError(
+                f"{split.where(index)}: the prompt has {tokens} tokens and leaves no room for a completion in {limit}; "
+                f"{remedy}"
+            )
 
 
 def grade_groups(
