@@ -53,7 +53,7 @@ def test_plain_rl_line():
     display.step(0, {"step": 0} | RL, TIMES)
     display.close()
     assert out.getvalue() == (
-        "step   0/150  reward 0.432 (std 0.21)  correct 6.2 %  length 14.3 tokens  truncated 0.4 %  "
+        "step   1/150  reward 0.432 (std 0.21)  correct 6.2 %  length 14.3 tokens  truncated 0.4 %  "
         "21.2k tokens/s  0.31 s/step  1:14 left\n"
     )
 
@@ -65,7 +65,7 @@ def test_plain_sft_line():
     display.close()
     assert out.getvalue() == (
         "held out, at step 0: validation loss 4.7000 nats/token\n"
-        "step   0/900  loss 4.6321 nats/token  lr 2.00e-04  21.2k tokens/s  35 ms/step  0:45 left\n"
+        "step   1/900  loss 4.6321 nats/token  lr 2.00e-04  21.2k tokens/s  35 ms/step  0:45 left\n"
     )
 
 
@@ -78,7 +78,7 @@ def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations
     display.close()
     lines = out.getvalue().splitlines()
     shown = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step")]
-    assert shown == [0, *range(8, 99, 8), 99]
+    assert shown == [1, *range(9, 100, 8), 100]
     text = "reverse-text reward 0.912 (95 % interval 0.897 to 0.927), exact 61 %"
     assert [line for line in lines if line.startswith("held")] == [
         f"held out, at step 51: {text}",
@@ -93,7 +93,7 @@ def test_plain_shows_the_step_at_which_it_stops():
         clock.now += 0.1
         display.step(step, {"step": step} | RL, TIMES)
     display.close()
-    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["0/100", "2/100"]
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/100", "3/100"]
 
 
 def test_plain_says_what_a_long_step_is_busy_with():
@@ -109,7 +109,7 @@ def test_plain_says_what_a_long_step_is_busy_with():
     clock.now += 5
     display.tick()
     display.close()
-    assert out.getvalue() == "step 0/100: sampling ...\nstep 0/100: training ...\n"
+    assert out.getvalue() == "step 1/100: sampling ...\nstep 1/100: training ...\n"
 
 
 def test_eta_leaves_out_the_slow_first_step():

@@ -68,7 +68,10 @@ class NoDisplay:
 
 
 class PlainDisplay:
-    """ASCII lines for logs and pipes; a thread says what a step is busy with when it takes longer than two seconds."""
+    """ASCII lines for logs and pipes; a thread says what a step is busy with when it takes longer than two seconds.
+
+    `step 3/8` is the third step, done or being taken: people count from 1.
+    """
 
     def __init__(self, progress: Progress, out: TextIO):
         self._progress = progress
@@ -121,7 +124,7 @@ class PlainDisplay:
         progress = self._progress
         self._shown_step = progress.step
         width = len(str(progress.max_steps))
-        parts = [f"step {progress.step:>{width}}/{progress.max_steps}", *progress.summary()]
+        parts = [f"step {progress.done:>{width}}/{progress.max_steps}", *progress.summary()]
         if progress.left:
             parts.append(f"{duration(progress.left)} left")
         self._print("  ".join(parts))
@@ -133,7 +136,7 @@ class PlainDisplay:
         doing, now = progress.doing, progress.clock()
         if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
             self._shown_doing = doing
-            self._print(f"step {progress.current}/{progress.max_steps}: {doing} ...")
+            self._print(f"step {progress.current + 1}/{progress.max_steps}: {doing} ...")
 
     def _watch(self) -> None:
         while not self._closed.wait(0.5):

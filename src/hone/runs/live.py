@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hone.runs.progress import Progress, duration, percent, short_seconds, sparkline, thousands
 
-_OUTCOMES = {
+OUTCOME_STYLES = {
     "correct": "green",
     "wrong": "yellow",
     "truncated": "magenta",
@@ -21,6 +21,7 @@ _OUTCOMES = {
     "grader_error": "bold red",
     "grader_timeout": "bold red",
 }
+"""How rich shows each outcome, here and in reports."""
 
 
 class LiveDisplay:
@@ -114,7 +115,7 @@ def _headline(progress: Progress, width: int) -> tuple[str, Text]:
 
 
 def _outcomes(metrics: dict[str, Any]) -> Text | None:
-    shares = [(name, style, metrics.get(f"outcome/{name}") or 0.0) for name, style in _OUTCOMES.items()]
+    shares = [(name, style, metrics.get(f"outcome/{name}") or 0.0) for name, style in OUTCOME_STYLES.items()]
     parts = [Text(f"{name.replace('_', ' ')} {percent(share)}", style=style) for name, style, share in shares if share]
     return Text("  ").join(parts) if parts else None
 

@@ -73,7 +73,7 @@ class Progress:
 
     @property
     def current(self) -> int:
-        """The step being taken."""
+        """The step being taken, from 0; after the last one, the last."""
         return min(self.done, self.max_steps - 1)
 
     @property
