@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from hone.errors import UserError
 from hone.runs import files
 from hone.runs.files import (
     JsonlLog,
@@ -210,3 +211,22 @@ def test_rewind_killed_midway_loses_nothing_and_can_be_repeated(tmp_path, monkey
     JsonlLog(tmp_path / "log").rewind(2, moved_to=tmp_path / "old")
     assert [r["step"] for r in read_lines(tmp_path / "log")] == [0, 1]
     assert [r["step"] for r in read_lines(tmp_path / "old")] == [2, 3]
+
+
+@pytest.mark.parametrize("bad", [b"{garbage}\n", b"[1]\n", b"\x00\xff\n", b'{"step": "two"}\n'])
+def test_a_damaged_line_is_named(tmp_path, bad):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + bad + b'{"step": 2}\n')
+    before = path.read_bytes()
+    for read in (lambda: read_lines(path), lambda: JsonlLog(path).rewind(0)):
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is damaged \(.*\): mend or delete that line"):
+            read()
+    assert path.read_bytes() == before
+
+
+def test_new_dir_replaces_only_what_it_made(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "MINE").write_text("years of work")
+    with pytest.raises(FileExistsError, match="hone did not write it"):
+        make_dir(tmp_path / "d", a="new")
+    assert (tmp_path / "d" / "MINE").read_text() == "years of work" and len(list((tmp_path / "d").iterdir())) == 1

@@ -5,6 +5,7 @@ A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hone.errors import UserError
 
 TMP_PREFIX = ".tmp-hone-"
 _NEW = TMP_PREFIX + "new-"
@@ -71,8 +74,15 @@ def new_dir(path: Path) -> Iterator[Path]:
 
 
 def _swap_in(temporary: Path, path: Path) -> None:
-    """Rename a finished directory into place. Killed between the two renames, `sweep` does the second."""
+    """Rename a finished directory into place. Killed between the two renames, `sweep` does the second.
+
+    OSError, with `temporary` left, if what lies there was not made by `new_dir`.
+    """
     if path.exists():
+        if not (path / MARKER).is_file():
+            raise FileExistsError(
+                errno.EEXIST, f"hone did not write it, so it is not replaced by {temporary}", str(path)
+            )
         old = path.with_name(f"{_OLD}{path.name}")
         shutil.rmtree(old, ignore_errors=True)
         os.rename(path, old)
@@ -157,7 +167,29 @@ def fsync_dir(folder: Path) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON-lines file, `[]` if there is none. A torn last line is ignored; nothing is written."""
-    return [json.loads(line) for line in _whole_lines(path)]
+    return [_record(path, number, line) for number, line in enumerate(_whole_lines(path), 1)]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """The record in a line of a log: a JSON object whose step, if it has one, is a number. UserError if it isn't."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int | None):
+            raise ValueError("not a record of a step")
+    except ValueError as error:
+        raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
+    return record
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. UserError if its content isn't that; OSError if it can't be read."""
+    try:
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): mend it, or choose another --output-dir") from None
+    return value
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -196,8 +228,8 @@ class JsonlLog:
             first = goes
             goes = lambda record: record["step"] >= first  # noqa: E731
         kept, removed = [], []
-        for line in _whole_lines(self.path):
-            (removed if goes(json.loads(line)) else kept).append(line)
+        for number, line in enumerate(_whole_lines(self.path), 1):
+            (removed if goes(_record(self.path, number, line)) else kept).append(line)
         if removed:
             if moved_to is not None:
                 write_file(moved_to, b"".join(removed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import TMP_PREFIX, sweep
+from hone.runs.files import TMP_PREFIX, read_json, sweep
 
 NAMES = (
     "config.toml",
@@ -42,12 +41,20 @@ _CARD_TAG = '\n- "hone"\n'
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """The run.json of a run of hone; None if `folder` isn't one."""
+    """The run.json of a run of hone; None if `folder` isn't one, or its run.json can't be read."""
     try:
-        info = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):
+        info = read_json(folder / "run.json")
+    except (OSError, UserError):
         return None
-    return info if isinstance(info, dict) and info.get("format") == FORMAT else None
+    known = info.get("format") == FORMAT and isinstance(info.get("id"), str) and isinstance(info.get("kind"), str)
+    return info if known else None
+
+
+def existing_run(folder: Path) -> dict[str, Any] | None:
+    """`run_info`, but UserError if there is a run.json that is damaged."""
+    if (folder / "run.json").is_file():
+        read_json(folder / "run.json")
+    return run_info(folder)
 
 
 def is_hones(path: Path) -> bool:

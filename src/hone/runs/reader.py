@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import Checkpoints, step_of
 from hone.runs.files import is_complete, read_lines
-from hone.runs.outputs import run_info
+from hone.runs.outputs import existing_run
+from hone.runs.settings import read_toml
 
 if TYPE_CHECKING:
     import pyarrow
@@ -21,20 +21,20 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if run_info(self.path) is None:
+        if existing_run(self.path) is None:
             raise UserError(f"{self.path} is not a run of hone: it has no run.json; name a directory that `hone` wrote")
 
     @property
     def info(self) -> dict[str, Any]:
         """run.json: id, kind, status, exact, seed, versions, hardware, …"""
-        info = run_info(self.path)
+        info = existing_run(self.path)
         assert info is not None, "run.json disappeared"
         return info
 
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config (config.toml)."""
-        return tomllib.loads((self.path / "config.toml").read_text())
+        return read_toml(self.path / "config.toml")
 
     def metrics(self) -> pyarrow.Table:
         """One row per step: int64 `step`, a column per metric, null where a step lacks it."""

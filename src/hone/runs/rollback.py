@@ -7,18 +7,24 @@ first, every move is a rename, and doing any part again changes nothing.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from hone.errors import UserError
 from hone.runs.checkpoint import step_of
-from hone.runs.files import JsonlLog, dumps, read_lines, sweep, write_file
+from hone.runs.files import JsonlLog, dumps, read_json, read_lines, sweep, write_file
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
 HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
 """Events about the process or about the state before step N: those at N itself stay."""
 _PLAN = "rollback.json"
+
+
+def check_logs(folder: Path) -> None:
+    """UserError if a line of a log can't be read: to be called before anything is moved."""
+    for name in LOGS:
+        read_lines(folder / name)
 
 
 def finish_roll_back(folder: Path) -> None:
@@ -27,11 +33,20 @@ def finish_roll_back(folder: Path) -> None:
         sweep(folder / name)
     for place in _places(folder):
         sweep(place)
-        plan = json.loads((place / _PLAN).read_text()) if (place / _PLAN).exists() else None
+        plan = _read_plan(place / _PLAN)
         if plan is None:
             place.rmdir()  # nothing is moved before the plan is written
         elif not plan["done"]:
             _move(folder, place, plan["step"])
+
+
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    plan = read_json(path)
+    if not (isinstance(plan.get("step"), int) and isinstance(plan.get("done"), bool)):
+        raise UserError(f"{path} is damaged (it says no step): mend it, or choose another --output-dir")
+    return plan
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
