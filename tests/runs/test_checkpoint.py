@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hone.errors import UserError
-from hone.runs.checkpoint import Checkpoints
+from hone.runs.checkpoint import Checkpoints, misfit
 
 STATE = {"step": 4, "ledger": [[1, "trained"]], "position": 2**63 + 5, "lr": 0.1, "none": None}
 
@@ -69,25 +68,32 @@ def test_newest_skips_damaged_ones_and_says_so(tmp_path):
         "and is not used",
         "checkpoint step_9 is damaged (state.json is missing) and is not used",
     ]
-    with pytest.raises(UserError, match=r"SHA-256 differs.*complete checkpoints: 2 \(--resume.step 2\)"):
-        checkpoints.load(10)
+    assert checkpoints.remedy(but=10) == "complete checkpoints: 2 (--resume.step 2)"
 
 
 def test_a_missing_step_lists_what_there_is(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(UserError, match="no such checkpoint; there is no complete checkpoint: leave out --resume"):
-        checkpoints.load(3)
+    assert checkpoints.problems(3) == ["there is no such checkpoint"]
+    assert checkpoints.remedy(but=3) == "there is no complete checkpoint: leave out --resume to start again"
     for step in (2, 10):
         checkpoints.save(step, tensors(), STATE)
-    with pytest.raises(UserError, match=r"no such checkpoint; complete checkpoints: 2, 10 \(--resume.step 10\)"):
-        checkpoints.load(3)
+    assert checkpoints.remedy(but=3) == "complete checkpoints: 2, 10 (--resume.step 10)"
 
 
-def test_prune_keeps_the_newest_complete_ones(tmp_path):
+def test_surplus_leaves_the_newest_complete_ones(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3, 10):
         checkpoints.save(step, {}, {})
     (checkpoints.path(10) / "COMPLETE").unlink()
-    assert checkpoints.prune() == [1]
-    assert checkpoints.steps() == [2, 3]
-    assert Checkpoints(tmp_path).prune() == []
+    assert checkpoints.surplus() == [1]
+    assert Checkpoints(tmp_path).surplus() == []
+
+
+def test_misfit_names_the_first_difference():
+    saved = {"model": {"a": torch.zeros(2, 3), "b": torch.zeros(4)}}
+    a, b = torch.ones(2, 3), torch.ones(4)
+    assert misfit(saved, {"a": a, "b": b}) == ""
+    assert misfit(saved, {"a": a, "b": b, "layers.2.q_norm": b}) == "layers.2.q_norm is missing"
+    assert misfit(saved, {"a": a.T, "b": b}) == "a has shape [2, 3], not [3, 2]"
+    assert misfit(saved, {"a": a, "b": b.bfloat16()}) == "b is torch.float32, not torch.bfloat16"
+    assert misfit(saved, {"a": a}) == "it has b as well"

@@ -11,7 +11,8 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
-from hone.runs import Run, opening, writer
+from hone.runs import Run, checkpoint, opening, writer
+from hone.runs.files import remove_dir
 from hone.runs.writer import RunWriter
 
 
@@ -287,10 +288,179 @@ def test_resume_on_other_software_is_not_exact(tmp_path, monkeypatch):
     assert Run(tmp_path).info["inexact"][0]["cause"] == f"resumed with other torch ({torch.__version__}, now 9.9)"
 
 
-def test_checkpoints_are_pruned(tmp_path):
+def state_of(folder):
+    """Every file of a run but the lock and what sweeps leave; the test asks whether a refusal changed any."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"w": torch.zeros(3)}, r"w has shape \[2\], not \[3\]"),
+        ({"w": torch.zeros(2), "layers.2.q_norm": torch.zeros(2)}, r"layers\.2\.q_norm is missing"),
+        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, r"w is torch\.float32, not torch\.bfloat16"),
+    ],
+)
+def test_a_checkpoint_of_another_model_changes_nothing(tmp_path, parameters, problem):
+    with start(tmp_path) as run:
+        steps(run, 0, 6)
+    before = state_of(tmp_path)
+    changed = config(tmp_path, resume=ResumeConfig(), seed=9)
+    with pytest.raises(UserError, match=rf"checkpoint step_4 is of another model \({problem}\): resume with the model"):
+        RunWriter.start(changed, "rl", [], parameters=parameters)
+    assert state_of(tmp_path) == before
+    RunWriter.start(config(tmp_path, resume=ResumeConfig()), "rl", [], parameters={"w": torch.zeros(2)}).finish("done")
+
+
+def test_resume_past_max_steps_changes_nothing(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 6)
+    before = state_of(tmp_path)
+    with pytest.raises(
+        UserError, match=r"checkpoint step_4 is past max_steps = 1: set --max-steps above 4, or --resume\.step"
+    ):
+        start(tmp_path, resume=ResumeConfig(), max_steps=1)
+    assert state_of(tmp_path) == before
+    with start(tmp_path, resume=ResumeConfig(), max_steps=4) as run:
+        assert run.start_step == 4 and not run.nothing_left
+    assert [r["step"] for r in Run(tmp_path).metrics().to_pylist()] == [0, 1, 2, 3]
+
+
+def finished(folder):
+    with start(folder) as run:
+        steps(run, 0, 8)
+        with run.weights_dir(8) as weights:
+            (weights / "model.safetensors").write_text("version 8")
+        run.save_checkpoint(8, {"model": {"w": torch.zeros(2)}}, {"step": 8})
+        run.log_step(8, {"eval/x/reward/mean": 0.5})
+
+
+def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
+    finished(tmp_path)
+    before = state_of(tmp_path)
+    for _ in range(2):
+        with start(tmp_path, resume=ResumeConfig()) as run:
+            assert run.nothing_left and run.start_step == 8
+    assert f"Nothing left to do in {tmp_path}: all 8 steps are done." in capsys.readouterr().out
+    assert state_of(tmp_path) == before
+    with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
+        assert not run.nothing_left and run.start_step == 8
+
+
+def test_a_finished_run_with_another_evaluation_or_an_earlier_step_goes_on(tmp_path):
+    finished(tmp_path)
+    with start(tmp_path, resume=ResumeConfig(), seed=1) as run:
+        assert not run.nothing_left
+    with start(tmp_path, resume=ResumeConfig(step=6), seed=1) as run:
+        assert not run.nothing_left and run.start_step == 6
+
+
+def test_a_resume_that_restores_nothing_is_a_fresh_run(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 3)
+    with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
+        steps(run, 2, 4)
+    assert Run(tmp_path).info["inexact"][0]["lasting"] is True
+    with start(tmp_path, resume=ResumeConfig(step=0), seed=4) as run:
+        assert run.restored is None
+    info = Run(tmp_path).info
+    assert info["exact"] is True and info["inexact"] == [] and info["seed"] == 4
+
+
+def broken_run_json(folder):
+    info = json.loads((folder / "run.json").read_text())
+    del info["inexact"]
+    (folder / "run.json").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "metrics.jsonl").write_bytes(b'{"step": 0}\nxxx\n'), r"metrics\.jsonl, line 2, is damaged"),
+        (lambda f: (f / "events.jsonl").write_bytes(b"xxx\n"), r"events\.jsonl, line 1, is damaged"),
+        (
+            lambda f: (f / "config.toml").write_text("a = 1\nb = x\n"),
+            r"config\.toml is damaged \(.*line 2.*\): mend it",
+        ),
+        (lambda f: (f / "config.toml").write_bytes(b"\xff"), r"config\.toml is damaged"),
+        (lambda f: (f / "run.json").write_text("{"), r"run\.json is damaged \(.*line 1.*\): mend it"),
+        (broken_run_json, r"run\.json is damaged \(inexact is missing\): mend it"),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_changed(tmp_path, damage, message):
+    with start(tmp_path) as run:
+        steps(run, 0, 6)
+    damage(tmp_path)
+    before = state_of(tmp_path)
+    with pytest.raises(UserError, match=message):
+        start(tmp_path, resume=ResumeConfig(step=2))
+    assert state_of(tmp_path) == before
+
+
+def test_a_damaged_plan_of_a_roll_back_is_named(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 6)
+    start(tmp_path, resume=ResumeConfig(step=2)).finish("stopped")
+    for text in ("{", "{}"):
+        (tmp_path / "superseded" / "1" / "rollback.json").write_text(text)
+        with pytest.raises(UserError, match=r"1/rollback\.json is damaged"):
+            start(tmp_path, resume=ResumeConfig())
+
+
+def test_a_step_without_metrics_is_no_line(tmp_path):
+    with start(tmp_path) as run:
+        run.log_step(0, {"loss": 1.0})
+        run.log_step(1, {})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "loss": 1.0}\n'
+    assert Run(tmp_path).timings()["step"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_interrupted_run_says_what_is_kept(tmp_path, capsys, saved):
+    with pytest.raises(KeyboardInterrupt), start(tmp_path) as run:
+        steps(run, 0, 5 if saved else 2)
+        raise KeyboardInterrupt
+    last = capsys.readouterr().out.splitlines()[-1]
+    kept = "the last checkpoint is step_4; go on with --resume" if saved else "no checkpoint was saved"
+    assert last == f"Interrupted: {kept}."
+
+
+def test_checkpoints_beyond_keep_go_with_their_weights(tmp_path):
     with start(tmp_path, ckpt=CkptConfig(interval=2, keep=1)) as run:
-        steps(run, 0, 7)
+        steps(run, 0, 5)
+        with run.weights_dir(5) as folder:
+            (folder / "model.safetensors").write_text("without a checkpoint")
+        steps(run, 5, 8, interval=3)
     assert Run(tmp_path).checkpoints.steps() == [6]
+    assert sorted(Run(tmp_path).weights()) == [5, 6]
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, call):
+    ckpt = CkptConfig(interval=2, keep=1)
+    with start(tmp_path / "whole", ckpt=ckpt) as run:
+        steps(run, 0, 8)
+    calls = []
+
+    def crashing(path):
+        calls.append(path)
+        if len(calls) == call:
+            raise Crash
+        remove_dir(path)
+
+    with monkeypatch.context() as patch, pytest.raises(Crash), start(tmp_path / "split", ckpt=ckpt) as run:
+        patch.setattr(writer, "remove_dir", crashing)
+        patch.setattr(checkpoint, "remove_dir", crashing)
+        steps(run, 0, 8)
+        raise Crash  # more calls than there are
+    with start(tmp_path / "split", resume=ResumeConfig(), ckpt=ckpt) as run:
+        steps_from(run, 8)
+    assert exact_files(tmp_path / "split") == exact_files(tmp_path / "whole")
+
+
+def steps_from(run: RunWriter, last: int) -> None:
+    """What is left of `steps(run, 0, last)`; like hone's loops, it doesn't save the version it began with."""
+    steps(run, run.start_step, last)
 
 
 def test_weights_that_fail_to_export_leave_nothing(tmp_path):

@@ -97,7 +97,7 @@ class CkptConfig(BaseConfig):
     interval: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; without it, only at the end and on a signal."""
     keep: int | None = Field(default=None, ge=1)
-    """Keep the newest this many; without it, all."""
+    """Keep the newest this many, and their weights; without it, all."""
 
 
 class ResumeConfig(BaseConfig):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.errors import UserError
 from hone.runs.files import dumps, is_complete, new_dir, remove_dir, verify, write_file
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def step_of(path: Path) -> int | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run; `keep` is how many of the newest `prune` leaves (None: all)."""
+    """The checkpoints of one run; `keep` is how many of the newest are not `surplus` (None: all)."""
 
     def __init__(self, folder: Path, keep: int | None = None):
         self.folder = folder
@@ -51,13 +51,7 @@ class Checkpoints:
         return self.path(step)
 
     def load(self, step: int) -> tuple[Tensors, dict[str, Any]]:
-        """The tensors, on the CPU, and the state of step `step`. UserError if it is missing, incomplete or damaged."""
-        if problems := self.problems(step):
-            raise UserError(f"{self.path(step)} cannot be resumed from: {problems[0]}; {self.remedy(but=step)}")
-        return self.read(step)
-
-    def read(self, step: int) -> tuple[Tensors, dict[str, Any]]:
-        """`load` without the check, for a checkpoint that was found intact just before."""
+        """The tensors, on the CPU, and the state of step `step`, in which `problems` found none."""
         from safetensors.torch import load_file
 
         folder = self.path(step)
@@ -88,13 +82,28 @@ class Checkpoints:
             return "there is no complete checkpoint: leave out --resume to start again"
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
-    def prune(self) -> list[int]:
-        """Delete all but the newest `keep` complete checkpoints; returns the deleted steps."""
-        gone = self.steps()[: -self.keep] if self.keep else []
-        for step in gone:
-            remove_dir(self.path(step))
-        return gone
+    def surplus(self) -> list[int]:
+        """Complete checkpoints other than the newest `keep`, ascending."""
+        return self.steps()[: -self.keep] if self.keep else []
+
+    def remove(self, step: int) -> None:
+        """Delete the checkpoint of step `step`."""
+        remove_dir(self.path(step))
 
     def _all(self) -> list[int]:
         found = [step_of(path) for path in self.folder.glob("step_*") if path.is_dir()]
         return sorted(step for step in found if step is not None)
+
+
+def misfit(tensors: Tensors, parameters: Mapping[str, torch.Tensor]) -> str:
+    """Why a checkpoint's model is not the one with these parameters (names, shapes, dtypes), in words; "" if it is."""
+    saved = tensors["model"]
+    for name, parameter in parameters.items():
+        if name not in saved:
+            return f"{name} is missing"
+        if saved[name].shape != parameter.shape:
+            return f"{name} has shape {list(saved[name].shape)}, not {list(parameter.shape)}"
+        if saved[name].dtype != parameter.dtype:
+            return f"{name} is {saved[name].dtype}, not {parameter.dtype}"
+    extra = sorted(saved.keys() - parameters.keys())
+    return f"it has {extra[0]} as well" if extra else ""

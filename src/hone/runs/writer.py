@@ -12,29 +12,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import opening, provenance, settings
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
-from hone.runs.files import JsonlLog, new_dir, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
-from hone.runs.outputs import Lock, check, run_info, writable
+from hone.runs.outputs import Lock, check, existing_run, writable
 from hone.runs.rollouts import write_rollouts
+
+if TYPE_CHECKING:
+    import torch
 
 
 class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
 
     `start_step` is the first step to take. `restored` is None for a run from the beginning, else the (tensors, state)
-    of checkpoint `start_step`.
+    of checkpoint `start_step`. `nothing_left` is true where a finished run was resumed: the directory is as it was, and
+    the loop has nothing to do.
     """
 
     def __init__(self, config: RunConfig, opened: opening.Opened, display: Display, lock: Lock):
@@ -43,6 +47,7 @@ class RunWriter:
         self.info = opened.info
         self.start_step = opened.start_step
         self.restored = opened.restored
+        self.nothing_left = opened.nothing_left
         self.display = display
         self.checkpoints = Checkpoints(folder / "checkpoints", config.ckpt.keep if config.ckpt else None)
         self._lock = lock
@@ -64,17 +69,19 @@ class RunWriter:
         command: list[str],
         protect: list[Path] | None = None,
         out: TextIO | None = None,
+        parameters: Mapping[str, torch.Tensor] | None = None,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
         A fresh start moves an earlier run of hone to `.previous/<its id>`. UserError, with nothing touched, if the
-        directory holds foreign files or any of `protect`: the run's own model, data and other sources. `out` is the
-        text file the display writes to, by default standard output.
+        directory can't be written, holds foreign files or any of `protect` (the run's own model, data and other
+        sources), or if the checkpoint to resume from doesn't fit `parameters`, the model's by name. `out` is the text
+        file the display writes to, by default standard output.
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
         folder = config.output_dir
         with writable(folder):
-            resuming = config.resume is not None and run_info(folder) is not None
+            resuming = config.resume is not None and existing_run(folder) is not None
             if not resuming:
                 if config.resume is not None and config.resume.step:
                     raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
@@ -83,12 +90,18 @@ class RunWriter:
             lock = Lock(folder)
             try:
                 display = make_display(config.display, kind, config.max_steps, out)
-                opened = (opening.resumed if resuming else opening.fresh)(config, kind, command, display.message)
+                if resuming:
+                    opened = opening.resumed(config, kind, command, display.message, parameters)
+                else:
+                    opened = opening.fresh(config, kind, command, display.message)
                 run = cls(config, opened, display, lock)
+                if run.nothing_left:
+                    return run
                 run.event("resume" if resuming else "start", run.start_step)
                 if opened.differs:
                     run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}", lasting=True)
                 write_file(folder / "config.toml", settings.run_toml(config))
+                run._prune()  # what a process that was killed had not got to
             except BaseException:
                 lock.release()
                 raise
@@ -116,8 +129,10 @@ class RunWriter:
         """Write the step's lines. Nothing in `metrics` may come from a clock; that goes into `timings`.
 
         `time/<phase>` of each `phase` since the last call and `time/step`, in seconds, are added to the timings. A
-        metric that isn't finite becomes null, with an event that says what it was.
+        metric that isn't finite becomes null, with an event that says what it was. Without metrics nothing is written.
         """
+        if not metrics:
+            return
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
         seconds["time/step"] = self.seconds_so_far
         self._phases, self._step_began = {}, time.perf_counter()
@@ -160,13 +175,24 @@ class RunWriter:
         return self.folder / "weights" / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:
-        """Save version `step` (after `step` updates, before step `step`), flush the logs first, delete surplus ones."""
+        """Save version `step` (after `step` updates, before step `step`), then delete what `ckpt.keep` doesn't keep.
+
+        The logs are flushed first.
+        """
         for log in (self._metrics, self._timings, self._events):
             log.sync()
         path = self.checkpoints.save(step, tensors, state)
         self.event("checkpoint", step)
-        self.checkpoints.prune()
+        self._prune()
         return path
+
+    def _prune(self) -> None:
+        """Delete surplus checkpoints and their weights."""
+        for step in self.checkpoints.surplus():
+            # The weights first: killed in between, the next call finds the checkpoint and does it again.
+            if self.weights_path(step).exists():
+                remove_dir(self.weights_path(step))
+            self.checkpoints.remove(step)
 
     def mark_inexact(self, step: int, cause: str, lasting: bool = False) -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
@@ -190,6 +216,9 @@ class RunWriter:
             self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         self.info |= {"status": status, "ended": provenance.now()}
         self._save_info()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for log in (self._metrics, self._timings, self._events):
             log.sync()
             log.close()
@@ -202,9 +231,18 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed."""
-        if self.info["status"] == "running":
+        if self.nothing_left:
+            self._log_file.close()
+            self._close_files()
+        elif self.info["status"] == "running":
             status = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
             self.finish(status)
+            if status == "interrupted":
+                self.display.message(f"Interrupted: {self._kept()}.")
+
+    def _kept(self) -> str:
+        steps = self.checkpoints.steps()
+        return f"the last checkpoint is step_{steps[-1]}; go on with --resume" if steps else "no checkpoint was saved"
 
     def _start_monitors(self, monitors: list[Monitor], config: RunConfig) -> None:
         self._monitors = monitors
