@@ -30,6 +30,12 @@ def test_jsonl_rows_are_what_was_written_and_know_their_line(tmp_path: Path):
         rows[2]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}\n')
+    assert list(load_rows(path)) == [{"a": "\U0001f600"}]
+
+
 def test_a_json_file_may_hold_one_array(tmp_path: Path):
     path = tmp_path / "d.json"
     path.write_text(json.dumps(ROWS, indent=2))
@@ -89,6 +95,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence():
         ("d.jsonl", b"[1]\n", "line 1: a list, not a JSON object"),
         ("d.json", b'[{"a": 1},\n {]', "line 2: not valid JSON"),
         ("d.jsonl", b"\xff\xfe", "UTF-8"),
+        ("d.jsonl", b'{"a": "\\ud83d\\ude00"}\n{"a": ["\\uD800"]}\n', "line 2: a text holds half of a surrogate pair"),
         ("d.parquet", b"PAR?", "cannot be read as Parquet"),
     ],
 )

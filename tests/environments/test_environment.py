@@ -10,7 +10,7 @@ import pytest
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
 from hone.environments.order import epoch_order
 from hone.errors import UserError
-from hone.types import Outcome, Trajectory
+from hone.types import Example, Outcome, Trajectory
 
 TAGS = TagParser("t")
 
@@ -119,7 +119,11 @@ def test_own_columns_by_format_row():
         ({"question": "q", "answer": "a", "info": [1]}, "'info' is a list; give an object"),
         ({"prompt": [{"role": "user"}], "answer": "a"}, "'prompt' must be text or a list of messages"),
         ({"prompt": 3, "answer": "a"}, "'prompt' must be text or a list of messages"),
-        ({"prompt": "", "answer": "a"}, "no column 'prompt' or 'question'"),
+        ({"prompt": "", "answer": "a"}, "'prompt' must be non-empty text, not ''"),
+        ({"question": "q", "answer": None}, "'answer' must be non-empty text, not None"),
+        ({"answer": "a"}, "no column 'prompt' or 'question'"),
+        ({"question": "\ud800", "answer": "a"}, "half of a surrogate pair"),
+        ({"question": "q", "answer": "a", "info": {"k": ["\ud800"]}}, "half of a surrogate pair"),
     ],
 )
 def test_bad_columns(columns: dict, why: str):
@@ -170,3 +174,7 @@ def test_an_environment_without_reference_says_so():
     env = make()
     with pytest.raises(UserError, match="declares no reference"):
         env.demonstrate(env.example(question="q", answer="a"), np.random.default_rng(0))
+
+
+def test_every_example_has_an_id():
+    assert len(Example([{"role": "user", "content": "\ud800"}]).id) == 16

@@ -81,6 +81,37 @@ def test_arguments_reach_load_environment_and_unknown_ones_are_named(here: Path)
         load_environment("needs-task")
 
 
+TYPED = """
+from __future__ import annotations
+import typing
+from hone.environments import Rubric, SingleTurnEnv
+if typing.TYPE_CHECKING:
+    from nowhere import Thing
+
+def right(completion): ...
+
+def load_environment(a: int | None = None, b: float = 1, c: bool = True, d: list[int] = (), e=0, f: str | int = 1, **g):
+    return SingleTurnEnv(rubric=Rubric([right]))
+"""
+
+
+def test_arguments_of_a_simple_type_are_checked(here: Path):
+    write(here / "environments" / "typed_task.py", TYPED)
+    load_environment("typed-task", a=None, b=2, c=False, d="anything", e="x", f="x", h=object())
+    for name, value, why in (
+        ("a", 1.5, "typed-task: a is 1.5; it must be a whole number$"),
+        ("a", True, "a is True; it must be a whole number$"),
+        ("b", "1", "b is '1'; it must be a number$"),
+        ("b", None, "b is None; it must be a number$"),
+        ("c", 1, "c is 1; it must be true or false$"),
+        ("f", [], r"f is \[\]; it must be text or a whole number$"),
+    ):
+        with pytest.raises(UserError, match=why):
+            load_environment("typed-task", **{name: value})
+    write(here / "environments" / "untyped_task.py", TYPED.replace("e=0", "e: Thing = 0"))
+    load_environment("untyped-task", a="unknown types elsewhere: nothing is checked")
+
+
 @pytest.mark.parametrize(
     ("env_id", "why"),
     [

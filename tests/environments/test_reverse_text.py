@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -181,6 +182,13 @@ def test_a_row_without_text_is_named(tmp_path: Path):
     assert str(caught.value) == f"{path}, line 2: no column 'text'; the columns there are 'words'"
 
 
+def test_a_text_that_is_none_is_shown(tmp_path: Path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": 5}\n')
+    with pytest.raises(UserError, match=r"line 1: 'text' must be non-empty text, not 5$"):
+        load_environment("reverse-text", dataset=str(path)).split("train")
+
+
 @pytest.mark.parametrize(
     ("kwargs", "why"),
     [
@@ -188,9 +196,12 @@ def test_a_row_without_text_is_named(tmp_path: Path):
         ({"demo_noise": 4}, "demo_noise is 4"),
         ({"demo_noise": -0.1}, "demo_noise is -0.1"),
         ({"demo_noise": "high"}, "demo_noise is 'high'"),
-        ({"num_train_examples": 0}, "num_train_examples is 0; it must be a whole number of at least 1"),
-        ({"min_chars": "8"}, "min_chars is '8'"),
-        ({"min_chars": 9, "max_chars": 8}, "max_chars is 8; it must be a whole number of at least 9"),
+        ({"num_train_examples": 0}, "num_train_examples is 0; it must be at least 1"),
+        ({"min_chars": "8"}, "min_chars is '8'; it must be a whole number"),
+        ({"prompt": 5}, "reverse-text: prompt is 5; it must be text"),
+        ({"dataset": 5}, "dataset is 5; it must be text"),
+        ({"demo_noise": math.nan}, "demo_noise is nan"),
+        ({"min_chars": 9, "max_chars": 8}, "max_chars is 8; it must be at least 9"),
     ],
 )
 def test_bad_arguments(kwargs: dict, why: str):

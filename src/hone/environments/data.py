@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = dict[str, Any]
+HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -96,7 +97,7 @@ def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tu
         try:
             digests.append(hashlib.blake2b(key(row).encode(), digest_size=8).digest())
         except KeyError as error:
-            raise missing_column(rows.where(i), repr(error.args[0]), row) from None
+            raise bad_column(rows.where(i), row, error.args[0]) from None
     ranked = sorted(set(digests))
     count = max(1, round(len(ranked) * fraction)) if len(ranked) > 1 else 0
     chosen = set(ranked[:count])
@@ -104,9 +105,27 @@ def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tu
     return rows.take(train), rows.take([i for i, digest in enumerate(digests) if digest in chosen])
 
 
-def missing_column(where: str, column: str, row: Row) -> UserError:
-    """The error for a row that lacks a column; `where` names the row."""
-    return UserError(f"{where}: no column {column}; the columns there are {', '.join(map(repr, row)) or 'none'}")
+def bad_column(where: str, row: Row, *names: str) -> UserError:
+    """The error for a row that holds nothing usable in the first column there is of `names`, or has none of them.
+
+    `where` names the row.
+    """
+    for name in names:
+        if name in row:
+            value = repr(row[name])
+            shown = value if len(value) <= 60 else f"{value[:60]} …"
+            return UserError(f"{where}: {name!r} must be non-empty text, not {shown}")
+    wanted = " or ".join(map(repr, names))
+    return UserError(f"{where}: no column {wanted}; the columns there are {', '.join(map(repr, row)) or 'none'}")
+
+
+def is_text(value: Any) -> bool:
+    """False if a string in `value` holds half of a surrogate pair: JSON can spell that, but no file can hold it."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _checked(index: Any, n: int) -> int:
@@ -134,8 +153,12 @@ def _read_files(files: list[Path], source: Path) -> Rows:
     for file in files:
         for line, row in _json_rows(file):
             rows.append(row)
-            places.append(f"{file}, line {line}" if file.suffix != ".json" else f"{file}, element {line}")
+            places.append(_place(file, line))
     return Rows(rows, places.__getitem__, ragged=True)
+
+
+def _place(file: Path, number: int) -> str:
+    return f"{file}, {'element' if file.suffix == '.json' else 'line'} {number}"
 
 
 def _json_rows(file: Path) -> list[tuple[int, Row]]:
@@ -144,7 +167,7 @@ def _json_rows(file: Path) -> list[tuple[int, Row]]:
     Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # with a byte order mark or without
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as UTF-8 text: {error}") from None
     numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
@@ -162,7 +185,11 @@ def _json_rows(file: Path) -> list[tuple[int, Row]]:
         ) from None
     for number, row in rows:
         if not isinstance(row, dict):
-            raise UserError(f"{file}, line {number}: a {type(row).__name__}, not a JSON object with named columns")
+            raise UserError(f"{_place(file, number)}: a {type(row).__name__}, not a JSON object with named columns")
+    if "\\ud" in text or "\\uD" in text:
+        for number, row in rows:
+            if not is_text(row):
+                raise UserError(f"{_place(file, number)}: {HALF_A_PAIR}")
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hone.environments.data import Row, Rows, missing_column
+from hone.environments.data import HALF_A_PAIR, Row, Rows, bad_column, is_text
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric
@@ -124,16 +124,19 @@ class Environment:
         try:
             columns = self.format_row(row)
         except KeyError as error:
-            raise missing_column(where, repr(error.args[0]), row) from None
+            raise bad_column(where, row, error.args[0]) from None
         prompt = columns.get("prompt")
         if prompt is None:
             prompt = columns.get("question")
         if prompt is None or prompt == "" or prompt == []:
-            raise missing_column(where, "'prompt' or 'question'", row)
+            raise bad_column(where, row, "prompt", "question")
         answer = columns.get("answer")
         if answer is None and self.rubric.needs("answer"):
-            raise missing_column(where, "'answer'", row)
-        return Example(self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where))
+            raise bad_column(where, row, "answer")
+        content = [self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where)]
+        if not is_text(content):
+            raise UserError(f"{where}: {HALF_A_PAIR}")
+        return Example(*content)
 
     def grade(self, example: Example, completion: Completion) -> Score:
         """Grades a completion: its text, its messages (with or without the prompt before them), or a trajectory.

@@ -7,22 +7,29 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import types
+import typing
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 import hone
 from hone.environments.environment import Environment
 from hone.errors import UserError
 
+_IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+"""The types of arguments that are checked."""
+
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """The environment with this id, built by its module's `load_environment(**kwargs)`. Touches no data and no network.
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
-    source checkout and in the current directory, then for an installed package. Raises UserError for an unknown id, one
-    that names a module of the standard library, a module without `load_environment`, and arguments it does not take.
+    source checkout and in the current directory, then for an installed package.
+
+    Raises UserError for an unknown id, one that names a module of the standard library, a module without
+    `load_environment`, and arguments that it does not take, or not of this type (text, numbers, booleans, null).
     """
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
@@ -109,6 +116,33 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
         raise UserError(
             f"environment {env_id!r} {problem}{hint}; its arguments are {', '.join(accepted) or 'none'}"
         ) from None
+    annotations = _annotations(build)
+    for name, value in kwargs.items():
+        kinds = _kinds(annotations.get(name))
+        if kinds and not _fits(value, kinds):
+            words = " or ".join(_IN_WORDS[kind] for kind in kinds if kind is not NoneType)
+            raise UserError(f"{env_id}: {name} is {value!r}; it must be {words}")
+
+
+def _annotations(build: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(build)
+    except (NameError, TypeError, AttributeError):
+        return {}  # names that exist for type checkers only: nothing to check against
+
+
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """The simple types that an annotation allows; empty if it says something else, which is not checked."""
+    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if typing.get_origin(annotation) is typing.Union:
+        members = typing.get_args(annotation)
+    return tuple(members) if all(member in _IN_WORDS for member in members) else ()
+
+
+def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
 
 
 def _nearest(env_id: str) -> str:
