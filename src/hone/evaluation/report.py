@@ -14,16 +14,9 @@ from hone.environments.parsers import message_text
 from hone.evaluation.intervals import Interval
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.grading import printable
+from hone.runs.live import OUTCOME_STYLES
 from hone.types import Message, Outcome
 
-_COLORS = {
-    Outcome.CORRECT: "green",
-    Outcome.WRONG: "yellow",
-    Outcome.TRUNCATED: "magenta",
-    Outcome.UNPARSABLE: "red",
-    Outcome.GRADER_ERROR: "bold red",
-    Outcome.GRADER_TIMEOUT: "bold red",
-}
 _LONGEST = 2000
 """Characters of a message that are shown; `results.jsonl` has all."""
 
@@ -40,7 +33,7 @@ def show_sample(console: Console, sample: EvalSample) -> None:
     else:
         parts = [f"{score.weights[name]:g} x {name} {value:.3g}" for name, value in score.components.items()]
         line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
-    console.print(line.append(", ").append(str(score.outcome), _COLORS[score.outcome]))
+    console.print(line.append(", ").append(str(score.outcome), OUTCOME_STYLES[score.outcome]))
     console.print(Text(f"  {printable(score.detail)}", "dim"))
 
 
@@ -87,7 +80,7 @@ def _outcome_rows(result: EvalResult) -> Iterable[tuple[str | Text, ...]]:
         count = outcomes.count(outcome)
         if count or not outcome.is_failure:
             share = f"{100 * count / len(outcomes):.1f} %"
-            yield Text(str(outcome), _COLORS[outcome] if count else "dim"), str(count), share
+            yield Text(str(outcome), OUTCOME_STYLES[outcome] if count else "dim"), str(count), share
 
 
 def _show_cost(console: Console, result: EvalResult) -> None:
