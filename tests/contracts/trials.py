@@ -33,7 +33,7 @@ class Kill:
 # Where a run can die, each in the middle of a step or of a file.
 EVENTS = {
     "sampling": Kill("hone.inference.engine", "sample_tokens", 30),
-    "grading": Kill("hone.environments.environment.Environment", "grade", 40),
+    "grading": Kill("hone.environments.rubric.Rubric", "_no_reward", 40),
     "step": Kill("hone.trainer.optim.Optimizer", "_publish_masters", 4),
     "checkpoint write": Kill("safetensors.torch", "save_file", 5),
     "export": Kill("hone.trainer.export", "save_model", 2, after=True),
