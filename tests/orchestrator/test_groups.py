@@ -1,3 +1,5 @@
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,24 @@ def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     masked = pack_groups(groups, "mask", 1000)[0]
     assert masked.num_loss_tokens == 6
     assert masked.advantages[masked.loss_mask][::3].tolist() == pytest.approx([0.6, -0.2])
+
+
+def test_async_rewards_of_a_step_wait_together():
+    """Each waits until all six completions have come; scores stay with their completions."""
+    begun = []
+
+    async def number_later(completion) -> float:
+        begun.append(completion)
+        while len(begun) < 6:
+            await asyncio.sleep(0.001)
+        return number(completion)
+
+    env = SingleTurnEnv(rubric=Rubric([number_later]), dataset=[{"question": "q"}])
+    examples = [Example([{"role": "user", "content": "q"}])] * 2
+    members = [trajectory(text) for text in ("1", "0", "0.5", "x", "0.25", "1")]
+    groups = asyncio.run(asyncio.wait_for(asyncio.to_thread(grade_groups, env, examples, [0, 1], members, False), 10))
+    assert [[s.reward for s in group.scores] for group in groups][0] == [1.0, 0.0, 0.5]
+    assert [str(s.outcome) for s in groups[1].scores] == ["grader_error", "wrong", "correct"]
 
 
 def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
