@@ -72,9 +72,14 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
         stand_in(tmp_path / "outputs/tiny-rl/weights", "step_150")
         stand_in(tmp_path / "outputs/weights", "step_100")
         assert run(argv, substitutes(argv, tiny_model_dir, data)) == 0, (argv, capfd.readouterr().err)
-    for body in blocks(ROOT / "README.md", "python"):
-        exec(compile(body, "README.md", "exec"), {})
+    first, task = blocks(ROOT / "README.md", "python")
+    exec(compile(first, "README.md", "exec"), {})
     assert "1.0 correct {'similarity': 1.0, 'exact': 1.0}" in capfd.readouterr().out
+    (tmp_path / "first_letter.py").write_text(task)
+    short = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "128"]
+    short += ["--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / "letters")]
+    assert run(["rl", "--orchestrator.env.id", "first-letter", *short], ["--max-steps", "1"]) == 0
+    assert capfd.readouterr().out.startswith("correct\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
