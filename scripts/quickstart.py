@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ SEQUENCE = 42  # tokens of a typical sequence, to compare the compute of SFT and
 
 def shell(*arguments: str) -> float:
     """Runs a command of the environment, shown as it would be typed; returns its seconds."""
-    print(f"\n$ {' '.join(arguments)}", flush=True)
+    print(f"\n$ {shlex.join(arguments)}", flush=True)
     start = time.monotonic()
     code = subprocess.run([str(BIN / arguments[0]), *arguments[1:]], cwd=ROOT).returncode
     if code:
@@ -90,7 +91,7 @@ class Table:
                 f"{100 * greedy['exact']:.1f} %",
                 f"{row['train_seconds']:.0f} s",
             )
-        Console(width=None if sys.stdout.isatty() else 100).print(table)
+        Console(width=None if sys.stdout.isatty() else 112).print(table)
 
 
 def main() -> None:
