@@ -127,6 +127,7 @@ def main() -> None:
     curve = draw_curve(out)
     print(
         f"Training took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {curve}\n\nNext:\n"
+        "  source .venv/bin/activate                                  # once, to have the commands on the path\n"
         f"  hone eval reverse-text -m {rl_weights} -n 5 -r 3          # see samples and their scores\n"
         f"  rl @ {rl_file} --model.name {sft_weights} --seed 1        # another seed\n"
         f"  make quickstart-controls                                  # what SFT alone would have reached"

@@ -69,7 +69,7 @@ def test_optional_sections_bare_with_a_key_and_off() -> None:
     assert rl("--wandb.project", "P", "--wandb.name", "N").wandb.model_dump() == {
         "project": "P",
         "name": "N",
-        "mode": "online",
+        "mode": None,
     }
     write("c.toml", "[ckpt]\ninterval = 5\n")
     assert rl("@", "c.toml", "--no-ckpt").ckpt is None

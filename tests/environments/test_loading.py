@@ -148,3 +148,18 @@ def test_reverse_text_is_importable_by_its_name(here: Path):
     code = "import reverse_text, sys; print(reverse_text.load_environment().id, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["reverse-text", "False"]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "what"),
+    [
+        ("def load_environment():\n    return (\n", 2, "SyntaxError"),
+        ("from hone.environments import Rubrik\n", 1, "ImportError"),
+        ("\n\ndef load_environment():\n    open('nowhere.txt')\n", 4, "FileNotFoundError"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_named_with_its_line(tmp_path, monkeypatch, source, line, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"mistaken_{what.lower()}.py").write_text(source)
+    with pytest.raises(UserError, match=rf"mistaken_{what.lower()}.py, line {line}: {what}: "):
+        load_environment(f"mistaken-{what.lower()}")

@@ -22,7 +22,7 @@ def test_writes_a_model_that_transformers_loads(tmp_path: Path, capsys: pytest.C
     assert {p.name for p in out.iterdir()} == FILES and [p.name for p in out.parent.iterdir()] == ["tiny"]
     printed = capsys.readouterr().out
     assert "0.23M parameters (1 layers" in printed and "260 tokens" in printed
-    assert f"next: hone sft --model.name {out} " in printed
+    assert f"next: sft @ examples/reverse_text/tiny_sft.toml --model.name {out}\n" in printed
 
     theirs, ours = AutoModelForCausalLM.from_pretrained(out), load_model(out)
     ids = AutoTokenizer.from_pretrained(out)("hello", return_tensors="pt").input_ids

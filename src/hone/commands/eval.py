@@ -21,6 +21,7 @@ from hone.evaluation.saving import make_folder, results_folder, save_results
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
+from hone.model.files import TINY
 from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import check_prompts
@@ -34,8 +35,10 @@ def run(config: EvalConfig) -> int:
     folder = results_folder(config) if config.save else None
     env = load_environment(config.env, **config.env_args)
     env.split("eval")
-    result = _evaluate(config, env, folder)
     console = _console()
+    if config.model == TINY:
+        console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
+    result = _evaluate(config, env, folder)
     show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
     if folder is not None:

@@ -52,7 +52,7 @@ def run(config: InitModelConfig) -> int:
         f"{c.num_heads} heads, {c.num_kv_heads} key/value heads), {c.vocab_size} tokens, {size / 1e6:.1f} MB, "
         f"random weights of seed {config.seed}"
     )
-    print(f"next: hone sft --model.name {shlex.quote(str(out))} --data.env.id reverse-text --optim.lr 2e-3")
+    print(f"next: sft @ examples/reverse_text/tiny_sft.toml --model.name {shlex.quote(str(out))}")
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,9 @@ def last_lines(config: RunConfig, run: RunWriter, version: int, finished: bool, 
     if not finished:
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
-        return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: --resume"
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command += "" if config.resume else " --resume"
+        return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: {command}"
     weights = run.weights_path(version)
     steps = "1 step" if version == 1 else f"{version} steps"
     return f"Done: {steps}{figures}. Weights: {weights}\nNext: hone eval {env} -m {weights} -n 100 -r 4"

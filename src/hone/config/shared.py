@@ -114,8 +114,8 @@ class WandbConfig(BaseConfig):
     """W&B project."""
     name: str | None = None
     """Name of the W&B run."""
-    mode: Literal["online", "offline", "disabled"] = "online"
-    """`offline` writes to the run directory, for `wandb sync` later."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """`offline` writes to the run directory, for `wandb sync` later; by default what WANDB_MODE says, else `online`."""
 
 
 class SamplingConfig(BaseConfig):

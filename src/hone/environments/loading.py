@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 import types
 import typing
 from importlib.metadata import PackageNotFoundError, distribution
@@ -39,7 +40,12 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
             f"{_nearest(env_id)}"
         )
     _check_arguments(env_id, build, kwargs)
-    env = build(**kwargs)
+    try:
+        env = build(**kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _mistake(Path(inspect.getfile(build)).resolve(), error) from error
     if not isinstance(env, Environment):
         raise UserError(
             f"load_environment of {env_id!r} returned a {type(env).__name__}; it must return an Environment"
@@ -63,7 +69,7 @@ def _find_module(env_id: str) -> ModuleType:
                     return _import_file(name, path)
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error
     raise UserError(f"no environment {env_id!r}: {_nearest(env_id)}")
 
@@ -97,10 +103,22 @@ def _import_file(name: str, path: Path) -> ModuleType:
     sys.modules[alias] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[alias]
+        if isinstance(error, Exception) and not isinstance(error, UserError | ModuleNotFoundError):
+            raise _mistake(path, error) from error
         raise
     return module
+
+
+def _mistake(path: Path, error: Exception) -> UserError:
+    """What went wrong in a task file, and in which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    what = str(error)
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines, what = [error.lineno], error.msg
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    return UserError(f"{place}: {type(error).__name__}: {what}")
 
 
 def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:

@@ -21,6 +21,9 @@ TMP_PREFIX = ".tmp-hone-"
 _NEW = TMP_PREFIX + "new-"
 _OLD = TMP_PREFIX + "old-"
 MARKER = "COMPLETE"
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+_FILE_MODE = 0o666 & ~_UMASK
 
 
 def dumps(value: Any) -> str:
@@ -66,6 +69,7 @@ def new_dir(path: Path) -> Iterator[Path]:
         for name in _files(temporary)
     }
     for name in files:
+        os.chmod(temporary / name, _FILE_MODE)  # safetensors makes files that only their owner can read
         _fsync(temporary / name)
     for folder in {(temporary / name).parent for name in files}:
         fsync_dir(folder)

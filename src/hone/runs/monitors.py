@@ -58,7 +58,7 @@ class Wandb:
             mode=self._config.mode,
             dir=folder,
             id=info["wandb_id"],
-            resume="allow" if self._config.mode == "online" else None,
+            resume="allow" if (self._config.mode or os.environ.get("WANDB_MODE", "online")) == "online" else None,
             job_type=info["kind"],
             config=config.model_dump(mode="json"),
             settings=wandb.Settings(console="off", silent=True, init_timeout=30),

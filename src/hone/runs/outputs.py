@@ -35,7 +35,7 @@ NAMES = (
 FORMAT = "hone-run-1"
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
-_FINE = {PREVIOUS, LOCK, ".gitignore", ".gitkeep", ".DS_Store"}
+_FINE = {PREVIOUS, LOCK, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 _CARD_TAG = '\n- "hone"\n'
 """In the model card of every model that hone writes (hone.model.card)."""
 

@@ -40,6 +40,9 @@ class Progress:
     doing: str = ""
     doing_since: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
     def start(self, step: int) -> None:
         self.first_step, self.began = step, self.clock()
         self.doing, self.doing_since = "", self.began
