@@ -49,6 +49,26 @@ def test_equal_settings_give_equal_results_and_other_seeds_others(here: Path, ti
     assert texts[0] != texts[2]
 
 
+def test_a_small_eval_split_is_used_up_and_said_so(here: Path, tiny_model_dir: Path, capsys):
+    words = (
+        "reverse-text",
+        "-m",
+        str(tiny_model_dir),
+        "-a",
+        '{"num_eval_examples": 3}',
+        "-n",
+        "50",
+        "-r",
+        "1",
+        "-t",
+        "2",
+    )
+    assert hone_eval(*words, "--no-save") == 0
+    out = capsys.readouterr().out
+    assert "reverse-text has 3 held-out examples: all are used (50 asked for)" in out
+    assert "3 examples x 1 completions" in out and "-n 3 -r 8" in out
+
+
 def test_nothing_is_written_with_no_save(here: Path, tiny_model_dir: Path):
     assert hone_eval("reverse-text", "-m", str(tiny_model_dir), "-n", "1", "-t", "2", "--no-save") == 0
     assert list(here.iterdir()) == []

@@ -34,8 +34,12 @@ def run(config: EvalConfig) -> int:
     """Evaluates and reports. Returns 0, or 1 if no completion could be graded."""
     folder = results_folder(config) if config.save else None
     env = load_environment(config.env, **config.env_args)
-    env.split("eval")
+    available = len(env.split("eval"))
     console = _console()
+    if available < config.num_examples:
+        console.print(
+            Text(f"{env.id} has {available} held-out examples: all are used ({config.num_examples} asked for)")
+        )
     if config.model == TINY:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
     result = _evaluate(config, env, folder)
@@ -44,7 +48,7 @@ def run(config: EvalConfig) -> int:
     if folder is not None:
         save_results(folder, config, result, sys.argv)
         console.print(Text(f"saved       {folder}/results.jsonl and metadata.json"), soft_wrap=True)
-    console.print(Text(f"next        {_next_command(config)}"), soft_wrap=True)
+    console.print(Text(f"next        {_next_command(config, available)}"), soft_wrap=True)
     if not len(result.rewards):
         print("error: no completion could be graded, so there is no result", file=sys.stderr)
         return 1
@@ -116,13 +120,12 @@ def _console() -> Console:
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
 
 
-def _next_command(config: EvalConfig) -> str:
+def _next_command(config: EvalConfig, available: int) -> str:
     """The evaluation that would say more: more examples, and several completions for pass@k."""
     words = ["hone", "eval", config.env, "-m", config.model]
     if config.env_args:
         words += ["-a", json.dumps(config.env_args)]
     if config.max_tokens is not None:
         words += ["-t", str(config.max_tokens)]
-    return shlex.join(
-        [*words, "-n", str(max(200, 2 * config.num_examples)), "-r", str(max(8, config.rollouts_per_example))]
-    )
+    examples = min(available, max(200, 2 * config.num_examples))
+    return shlex.join([*words, "-n", str(examples), "-r", str(max(8, config.rollouts_per_example))])
