@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from refusals import fails
 
 from hone.cli import main
 from hone.config.rl import RLConfig
@@ -202,15 +203,6 @@ def test_wandb_offline_logs_the_run_with_the_real_client(rl, tmp_path):
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-def fails(capsys, code: int, *fragments: str) -> None:
-    """Exit code 2, one sentence on stderr that holds the fragments, no traceback."""
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
-    for fragment in fragments:
-        assert fragment in captured.err, captured.err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import fails
 
 from hone.cli import main
 from hone.trainer.step import Trainer
@@ -125,15 +126,6 @@ def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypa
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-def fails(capsys, code: int, *fragments: str) -> None:
-    """Exit code 2, one sentence on stderr that holds the fragments, no traceback."""
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
-    for fragment in fragments:
-        assert fragment in captured.err, captured.err
 
 
 def test_a_missing_data_file(sft, tmp_path, capsys):

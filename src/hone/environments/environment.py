@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from hone.errors import UserError
 from hone.grading import Work, together
 from hone.types import Example, Message, Score, Trajectory
 
-SplitName = Literal["train", "eval"]
 Completion = str | list[Message] | Trajectory
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 COLUMNS = ("prompt", "question", "answer", "info")

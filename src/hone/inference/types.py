@@ -35,11 +35,6 @@ class SamplingParams:
             if not ok:
                 raise UserError(text)
 
-    @property
-    def truncates_distribution(self) -> bool:
-        """True if tokens are drawn from less than the whole vocabulary, so that logprobs are not those of the draw."""
-        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
-
 
 @dataclass(frozen=True)
 class Completion:

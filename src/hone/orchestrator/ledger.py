@@ -6,7 +6,6 @@ they are drawn again.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -47,10 +46,6 @@ class Ledger:
     def tokens(self) -> int:
         """Prompt and completion tokens of all draws."""
         return sum(entry.tokens for entry in self.entries)
-
-    def counts(self) -> dict[str, int]:
-        """Number of draws by state."""
-        return dict(Counter(entry.state for entry in self.entries))
 
     def dump(self) -> list[dict]:
         """The entries as JSON-ready records."""
