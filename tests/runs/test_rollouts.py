@@ -88,6 +88,30 @@ def test_files_of_all_steps_are_one_table(tmp_path, group):
     assert table["components"].to_pylist()[0] == [("a", 1.0)]
 
 
+def test_files_with_other_options_are_read_alongside(tmp_path, group):
+    """A file with dictionaries, statistics and Arrow's own schema in it is the same table."""
+    write_rollouts(tmp_path / "1.parquet", group_rows(1, 0, group, "trained"))
+    pq.write_table(read_rollouts(tmp_path / "1.parquet"), tmp_path / "0.parquet", compression="zstd")
+    assert read_rollouts(tmp_path / "0.parquet").equals(read_rollouts(tmp_path / "1.parquet"))
+    assert pq.read_table(tmp_path).num_rows == 6
+
+
+def test_a_token_takes_at_most_8_bytes(tmp_path):
+    """At the quickstart's shape, with what compresses worst: ids and logprobs without any pattern. 12 is promised."""
+    tokens = 0
+    rows = []
+    for index in range(16):
+        members = [trajectory(8 * index + i, 40) for i in range(8)]
+        scores = [
+            Score(i / 7, {"similarity": i / 7, "exact": 0.0}, {"similarity": 1.0}, Outcome.WRONG) for i in range(8)
+        ]
+        example = Example([{"role": "user", "content": f"phrase {index}"}], answer=f"{index}")
+        rows += group_rows(0, index, Group(example, index, members, scores, np.ones(8, np.float32)), "trained")
+        tokens += sum(len(member.token_ids) for member in members)
+    write_rollouts(tmp_path / "r.parquet", rows)
+    assert (tmp_path / "r.parquet").stat().st_size <= 8 * tokens
+
+
 def test_an_unknown_column_is_a_bug(tmp_path):
     with pytest.raises(AssertionError, match="unknown rollout columns \\['rewrd'\\]"):
         write_rollouts(tmp_path / "r", [{"rewrd": 1.0}])

@@ -15,6 +15,17 @@ from hone.types import Group
 if TYPE_CHECKING:
     import pyarrow
 
+OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.
+    "use_dictionary": False,
+    # The exponents of logprobs resemble each other, their last bits don't: apart, the exponents compress.
+    "column_encoding": {"logprobs.list.element": "BYTE_STREAM_SPLIT"},
+    # A fifth of a small step's file, and nothing needs them: the Parquet schema has the types.
+    "write_statistics": False,
+    "store_schema": False,
+}
+
 
 def schema() -> pyarrow.Schema:
     """Columns and types. Every step's file has all of them, so that any set of files is one table."""
@@ -89,7 +100,10 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows (keys of `schema`; a missing one is null) as Parquet. Equal rows give equal bytes."""
+    """Write rows (keys of `schema`; a missing one is null) as Parquet. Equal rows give equal bytes.
+
+    2 to 7 bytes a token, of prompt and completion, all columns counted: `OPTIONS` are a third less than the defaults.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,7 +112,7 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> None:
         assert row.keys() <= set(names), f"unknown rollout columns {sorted(row.keys() - set(names))}"
     columns = [pa.array([_plain(row.get(field.name)) for row in rows], field.type) for field in schema()]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema()), sink, compression="zstd")
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema()), sink, **OPTIONS)
     write_file(path, sink.getvalue().to_pybytes())
 
 
