@@ -8,6 +8,7 @@ import pytest
 
 from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
+from hone.rng import stream
 from hone.types import Outcome, Trajectory
 
 TAGS = TagParser("t")
@@ -33,7 +34,7 @@ def grade(env: SingleTurnEnv, completion="<t>4</t>"):
     return env.grade(env.example(question="2 + 2?", answer="4"), completion)
 
 
-def trajectory(text: str, stop_reason: str) -> Trajectory:
+def trajectory(text: str, stop_reason: str, sample_id: str = "s") -> Trajectory:
     return Trajectory(
         np.array([1, 2], dtype=np.int64),
         np.array([False, True]),
@@ -41,7 +42,7 @@ def trajectory(text: str, stop_reason: str) -> Trajectory:
         np.array([-1, 0], dtype=np.int32),
         [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}],
         stop_reason,
-        "s",
+        sample_id,
     )
 
 
@@ -175,7 +176,7 @@ def test_arguments_go_by_name_and_carry_what_is_documented():
     assert (seen["answer"], seen["info"], seen["parser"]) == ("4", {"n": [2, 2]}, TAGS)
     assert seen["state"]["example_id"] == example.id
     assert seen["state"]["is_truncated"] is False
-    assert set(seen) == {"completion", "answer", "prompt", "info", "state", "parser"}
+    assert set(seen) == {"completion", "answer", "prompt", "info", "state", "parser", "rng"}
 
 
 def test_state_is_shared_within_a_grading_and_fresh_in_the_next():
@@ -189,6 +190,42 @@ def test_state_is_shared_within_a_grading_and_fresh_in_the_next():
 
     env = make(first, second)
     assert [grade(env).reward, grade(env).reward] == [0.25, 0.25]
+
+
+def noise(rng):
+    return rng.random()
+
+
+def other_noise(rng):
+    return rng.random()
+
+
+def test_a_grader_that_draws_is_decided_by_seed_example_and_sample():
+    env = make(noise, other_noise)
+    example, other = env.example(question="2 + 2?"), env.example(question="3 + 3?")
+    samples = [trajectory("<t>4</t>", "stop", f"0-0-{i}") for i in range(3)]
+    pairs = [(e, sample) for e in (example, other) for sample in samples]
+
+    def drawn(scores):
+        return [score.components["noise"] for score in scores]
+
+    scores = env.grade_many(pairs, seed=7)
+    numbers = [*drawn(scores), *drawn(env.grade_many(pairs, seed=8)), scores[0].components["other_noise"]]
+    assert len(set(numbers)) == 13
+    assert drawn(env.grade_many(reversed(pairs), seed=7)) == drawn(scores)[::-1]
+    assert [env.grade(*pair, seed=7).components["noise"] for pair in pairs] == drawn(scores)
+    assert env.grade(example, "<t>4</t>").components["noise"] == stream(0, "grader", example.id, "", "noise").random()
+
+
+def test_a_draw_leaves_the_other_functions_draws_alone():
+    """A reward function that is added, or draws more, changes no other's numbers."""
+
+    def greedy(rng):
+        return float(rng.random(100).mean())
+
+    example = make(noise).example(question="2 + 2?")
+    alone, beside = make(noise).grade(example, "4"), make(greedy, noise, correctness="noise").grade(example, "4")
+    assert alone.components["noise"] == beside.components["noise"]
 
 
 def test_a_function_that_changes_its_arguments_does_not_change_the_example():

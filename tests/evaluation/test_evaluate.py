@@ -151,6 +151,15 @@ def test_randomness_is_keyed_by_seed_version_example_and_rollout():
     assert policy.calls[0][1].temperature == 0.5
 
 
+def test_graders_that_draw_are_keyed_by_the_evaluations_seed():
+    def luck(rng):
+        return rng.random()
+
+    env = SingleTurnEnv(rubric=Rubric([luck]), parser=TAGS, eval_dataset=[{"question": "q", "answer": "0"}], id="toy")
+    (sample,) = run(lambda draw, rollout: ("<t>0</t>", "stop"), env, n=1, r=1, version=5, seed=9)[0].samples
+    assert sample.score.reward == rng.stream(9, "grader", sample.example.id, "5-0-0", "luck").random()
+
+
 def test_completions_fit_the_sequence_length():
     _, policy = run(scripted, max_tokens=None, seq_len=9)
     assert {r.max_tokens for r in policy.requests} == {7}

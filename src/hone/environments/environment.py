@@ -137,31 +137,33 @@ class Environment:
             raise UserError(f"{where}: {HALF_A_PAIR}")
         return Example(*content)
 
-    def grade(self, example: Example, completion: Completion) -> Score:
+    def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
         """Grades a completion: its text, its messages (with or without the prompt before them), or a trajectory.
 
         Only a trajectory says whether the length limit stopped it; text and messages count as ended by themselves.
+        What a reward function draws is decided by `seed`, the example and the trajectory's sample id.
         """
-        return self.grade_many([(example, completion)])[0]
+        return self.grade_many([(example, completion)], seed)[0]
 
-    def grade_many(self, pairs: Iterable[tuple[Example, Completion]]) -> list[Score]:
+    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
         """`grade` of each (example, completion), in order; what async reward functions wait for, they wait for at once.
 
         Each reward function still comes after the one before it in the rubric, for they share `state`.
         """
-        return together([self._grading(example, completion) for example, completion in pairs])
+        return together([self._grading(example, completion, seed) for example, completion in pairs])
 
-    def _grading(self, example: Example, completion: Completion) -> Work[Score]:
-        stop_reason = "stop"
+    def _grading(self, example: Example, completion: Completion, seed: int) -> Work[Score]:
+        stop_reason, sample_id = "stop", ""
         if isinstance(completion, Trajectory):
-            stop_reason = completion.stop_reason
+            stop_reason, sample_id = completion.stop_reason, completion.sample_id
             messages = completion.messages[len(example.prompt) :]
         elif isinstance(completion, str):
             messages = [{"role": "assistant", "content": completion}]
         else:
             starts = completion[: len(example.prompt)] == example.prompt
             messages = completion[len(example.prompt) :] if starts else completion
-        return self.rubric.grade(example, [dict(m) for m in messages], self.parser, stop_reason)
+        completed = [dict(message) for message in messages]
+        return self.rubric.grade(example, completed, self.parser, stop_reason, seed, sample_id)
 
     def _messages(self, prompt: Any, where: str) -> list[Message]:
         if isinstance(prompt, str):

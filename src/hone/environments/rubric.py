@@ -13,10 +13,11 @@ from typing import Any
 from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, accepted_names, attempt, decide_outcome, run_reward
+from hone.rng import stream
 from hone.types import Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | Awaitable[float | None] | None]
-OFFERED = ("completion", "answer", "prompt", "info", "state", "parser")
+OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Rubric:
 
     A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
     (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
-    `grade`) and `parser`, and returns a float, or None to abstain. `weights` default to 1. `correctness` names the
-    function, by itself or by its name, that decides whether an answer is right (it returned ≥ 1.0): the first unless
-    given. It may have the weight 0. `ranges` declares the range of components by name. `parser` is used unless the
-    environment has its own.
+    `grade`), `parser` and `rng` (a numpy generator of its own, for graders that draw), and returns a float, or None to
+    abstain. `weights` default to 1. `correctness` names the function, by itself or by its name, that decides whether an
+    answer is right (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the range
+    of components by name. `parser` is used unless the environment has its own.
     """
 
     def __init__(
@@ -71,14 +72,24 @@ class Rubric:
         """Whether a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())
 
-    def grade(self, example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> Work[Score]:
+    def grade(
+        self,
+        example: Example,
+        completion: list[Message],
+        parser: Parser,
+        stop_reason: str,
+        seed: int = 0,
+        sample_id: str = "",
+    ) -> Work[Score]:
         """Runs all functions on one completion. The first that fails ends the grading: the sample has no reward then.
 
         To be run by `hone.grading.together`. `state` holds prompt, completion, answer, info, example_id, stop_reason
-        and is_truncated; functions may add to it.
+        and is_truncated; functions may add to it. The `rng` of each function is the stream (seed, "grader", example,
+        sample_id, function): what is graded before or beside it changes nothing, and grading again gives the same.
         """
         started = time.perf_counter()
         offered = _arguments(example, completion, parser, stop_reason)
+        offered["rng"] = functools.partial(stream, seed, "grader", example.id, sample_id)
         answer = yield from attempt(parser.parse_answer, completion)
         components: dict[str, float] = {}
         failure = answer if isinstance(answer, GraderFailure) else (yield from self._run(offered, components))
@@ -94,7 +105,10 @@ class Rubric:
     def _run(self, offered: Mapping[str, Any], components: dict[str, float]) -> Work[GraderFailure | None]:
         """Adds to `components` the value of each function that does not abstain, up to the first that fails."""
         for name, func in self.funcs.items():
-            value = yield from run_reward(func, {key: offered[key] for key in self._accepts[name]})
+            kwargs = {key: offered[key] for key in self._accepts[name]}
+            if "rng" in kwargs:
+                kwargs["rng"] = offered["rng"](name)
+            value = yield from run_reward(func, kwargs)
             if isinstance(value, GraderFailure):
                 return value
             if value is not None:

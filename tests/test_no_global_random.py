@@ -1,0 +1,122 @@
+"""hone and its tasks neither read nor set global random state: each draw names its generator, each generator its seed.
+
+Found in the source, by what is imported and called: Python's `random`, numpy's module-level functions, generators that
+the system seeds, torch's functions and methods without `generator=`, layers whose construction or running draws, and
+`hash`, which differs between processes for text.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = [path for folder in ("src", "environments") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+# A run's id is the one thing that must differ when a run is repeated.
+ALLOWED = {"src/hone/runs/provenance.py": ["imports secrets"]}
+
+# Of numpy.random: to be given a key or a seed. All else there draws from the global state.
+SEEDED = {"Generator", "Philox", "SeedSequence", "default_rng"}
+# Of torch, and of its tensors.
+STATE = {"manual_seed", "manual_seed_all", "seed", "initial_seed", "set_rng_state", "get_rng_state", "fork_rng"}
+DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
+DRAWS_IN_PLACE = {
+    "random_",
+    "normal_",
+    "uniform_",
+    "exponential_",
+    "bernoulli_",
+    "cauchy_",
+    "geometric_",
+    "log_normal_",
+    "trunc_normal_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "orthogonal_",
+}
+LIKE = {"rand_like", "randn_like", "randint_like"}  # take no generator in older versions of torch
+LAYERS = {"Linear", "Embedding", "Conv1d", "Conv2d", "Bilinear", "Dropout", "dropout"}
+
+
+def offences(source: str) -> Iterator[str]:
+    """What in `source` uses global random state."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = []
+        for name in names:
+            if name.split(".")[0] in ("random", "secrets"):
+                yield f"imports {name}"
+            if name.startswith("numpy.random.") and name.split(".")[-1] not in SEEDED:
+                yield f"imports {name}"
+        if isinstance(node, ast.Call) and _draws(node):
+            yield f"calls {ast.unparse(node)}"
+
+
+def _draws(node: ast.Call) -> bool:
+    """Whether this call draws from, or sets, global random state."""
+    owner, _, name = ast.unparse(node.func).rpartition(".")
+    if owner in ("np.random", "numpy.random"):
+        return name not in SEEDED or not (node.args or node.keywords)
+    if owner in ("torch", "torch.random", "torch.cuda", "torch.cuda.random", "torch.mps") and name in STATE:
+        return True
+    if name in LAYERS and (owner == "F" or owner.endswith(("nn", "functional"))):
+        return True
+    with_generator = any(keyword.arg == "generator" for keyword in node.keywords)
+    drawn = name in DRAWS_IN_PLACE or (owner == "torch" and name in DRAWS)
+    return (drawn and not with_generator) or (owner == "torch" and name in LIKE) or (not owner and name == "hash")
+
+
+def test_no_global_random_state() -> None:
+    found = {str(path.relative_to(ROOT)): list(offences(path.read_text())) for path in FILES}
+    assert {path: lines for path, lines in found.items() if lines} == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import random",
+        "from random import shuffle",
+        "from numpy.random import rand",
+        "np.random.seed(0)",
+        "np.random.shuffle(rows)",
+        "np.random.default_rng()",
+        "torch.manual_seed(0)",
+        "torch.cuda.manual_seed_all(0)",
+        "torch.rand(3)",
+        "torch.randn_like(x)",
+        "torch.multinomial(p, 1)",
+        "nn.init.normal_(w)",
+        "weights.normal_(0, 1)",
+        "nn.Linear(2, 3)",
+        "F.dropout(x, 0.1)",
+        "sorted(rows, key=lambda row: hash(row))",
+    ],
+)
+def test_the_scan_finds(line: str) -> None:
+    assert len(list(offences(line))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from hone import rng",
+        "rng.random(3); rng.integers(9); rng.multinomial(3, p); rng.normal()",
+        "np.random.Generator(np.random.Philox(key=3))",
+        "torch.rand(3, generator=generator); weights.normal_(0, 1, generator=generator)",
+        "torch.Generator().manual_seed(seed)",
+        "def f(rng: np.random.Generator): ...",
+        "nn.init.zeros_(w)",
+    ],
+)
+def test_the_scan_lets_pass(line: str) -> None:
+    assert list(offences(line)) == []
