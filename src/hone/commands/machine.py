@@ -5,10 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
+from collections.abc import Callable
+from statistics import median
 
+import numpy as np
 import torch
 
 from hone.errors import UserError
+from hone.model.decoder import Decoder
+from hone.rng import stream
+from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.packing import MICRO_BATCH_TOKENS, Sequence, pack
+from hone.types import PackedBatch
 
 SMALL_MODEL = 10_000_000
 """Below this many parameters a second thread costs more than it brings (and far more on a busy machine)."""
@@ -51,6 +60,11 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
+def pins_kernels(deterministic: bool | None, device: torch.device | str) -> bool:
+    """The setting `deterministic` resolved: as given, else true on a CPU, where it is nearly free, and not on a GPU."""
+    return torch.device(device).type == "cpu" if deterministic is None else deterministic
+
+
 def configure(threads: int | None, parameters: int, deterministic: bool = True) -> int:
     """Sets the number of CPU threads and, if asked, deterministic kernels; returns the number of threads.
 
@@ -61,7 +75,91 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True) 
     torch.set_num_threads(count)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        _pin_kernels(True)
     return count
+
+
+def _pin_kernels(on: bool) -> None:
+    torch.use_deterministic_algorithms(on)
+    # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def determinism_note(model: Decoder, seq_len: int, micro_batch_tokens: int | None = None) -> str:
+    """What deterministic kernels cost here, as a sentence for the start of a run; "" where they are off or on a CPU.
+
+    Measures for about a second. UserError if the model meets an operation that has no deterministic kernel.
+    """
+    if model.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return ""
+    tokens = min(micro_batch_tokens or MICRO_BATCH_TOKENS["cuda"], 4096)
+    try:
+        cost = determinism_cost(model, seq_len, tokens)
+    except RuntimeError as error:
+        if "deterministic" not in str(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            f"deterministic = true, but {str(error).splitlines()[0]}: set --deterministic false; the run is marked "
+            "inexact then"
+        ) from None
+    return cost_sentence(cost, tokens)
+
+
+def cost_sentence(cost: float, tokens: int) -> str:
+    """`cost` as `determinism_cost` gives it, in words."""
+    percent = round(100 * cost)
+    change = f"{percent} % longer" if percent > 0 else "no longer"
+    return (
+        f"Deterministic kernels (deterministic = true): forward and backward of {tokens:,} tokens take {change} than "
+        "without."
+    )
+
+
+def determinism_cost(
+    model: Decoder,
+    seq_len: int,
+    tokens: int,
+    seconds: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Share by which deterministic kernels lengthen forward and backward of one micro-batch: 0.08 is 8 % longer.
+
+    Both take turns for about `seconds`, after one each that doesn't count; the figures are medians. Leaves the weights,
+    the gradients (none) and the choice of kernels as they were.
+    """
+    batch = _made_up_batch(model, min(seq_len, tokens), tokens)
+    before = torch.are_deterministic_algorithms_enabled()
+    times: dict[bool, list[float]] = {False: [], True: []}
+    try:
+        for turn in range(50):
+            for pinned in (False, True):
+                _pin_kernels(pinned)
+                times[pinned].append(_seconds_of_step(model, batch, clock))
+            if turn and sum(sum(counted[1:]) for counted in times.values()) > seconds:
+                break
+    finally:
+        _pin_kernels(before)
+        model.zero_grad(set_to_none=True)
+    return median(times[True][1:]) / median(times[False][1:]) - 1
+
+
+def _made_up_batch(model: Decoder, length: int, tokens: int) -> PackedBatch:
+    """Sequences of `length` random tokens, about `tokens` in all, on the model's device."""
+    rng = stream(0, "determinism_cost")
+    mask = np.arange(length) > 0
+    ids = [rng.integers(model.config.vocab_size, size=length) for _ in range(max(1, tokens // length))]
+    return pack([Sequence(token_ids, mask) for token_ids in ids], device=model.device)
+
+
+def _seconds_of_step(model: Decoder, batch: PackedBatch, clock: Callable[[], float]) -> float:
+    def finish() -> None:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+
+    model.zero_grad(set_to_none=True)
+    finish()
+    started = clock()
+    logprobs_M, _ = token_logprobs(model, batch, loss_indices(batch))
+    logprobs_M.mean().backward()
+    finish()
+    return clock() - started
