@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hone.commands import machine
-from hone.commands.machine import cost_sentence, determinism_cost, determinism_note, pins_kernels
+from hone.commands.machine import cost_sentence, determinism_cost, determinism_note
 from hone.errors import UserError
 from hone.model.hf import load_model
 
@@ -102,8 +102,3 @@ def test_an_operation_without_a_deterministic_kernel_is_told_with_the_remedy(mon
     monkeypatch.setattr(machine, "determinism_cost", other)
     with pytest.raises(RuntimeError, match="illegal"):
         determinism_note(on_gpu(), 512)
-
-
-def test_kernels_are_pinned_by_default_on_a_cpu_only():
-    assert [pins_kernels(None, device) for device in ("cpu", "cuda", "cuda:1")] == [True, False, False]
-    assert pins_kernels(True, "cuda") and not pins_kernels(False, torch.device("cpu"))

@@ -60,11 +60,6 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def pins_kernels(deterministic: bool | None, device: torch.device | str) -> bool:
-    """The setting `deterministic` resolved: as given, else true on a CPU, where it is nearly free, and not on a GPU."""
-    return torch.device(device).type == "cpu" if deterministic is None else deterministic
-
-
 def configure(threads: int | None, parameters: int, deterministic: bool = True) -> int:
     """Sets the number of CPU threads and, if asked, deterministic kernels; returns the number of threads.
 
