@@ -24,6 +24,7 @@ LEVELS = [
     {"grading", "algorithms", "model"},
     {"runs"},
     {"config"},
+    {"digests"},
     {"types", "errors", "rng"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

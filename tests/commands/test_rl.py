@@ -183,8 +183,9 @@ def test_a_signal_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypat
     assert (out / "checkpoints" / "step_2" / "COMPLETE").exists() and (out / "weights" / "step_2").exists()
     assert json.loads((out / "run.json").read_text())["status"] == "stopped"
     printed = capfd.readouterr().out
-    assert f"Saved: {out / 'checkpoints' / 'step_2'}\nGo on with: " in printed and printed.endswith(" --resume\n")
-    assert rl("--resume") == 0
+    assert f"Saved: {out / 'checkpoints' / 'step_2'}\nGo on with: " in printed
+    assert printed.endswith(f"rl @ {out / 'config.toml'} --resume\n")
+    assert main(["rl", "@", str(out / "config.toml"), "--resume"]) == 0
     assert rl("--output-dir", str(tmp_path / "straight")) == 0
     assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
 

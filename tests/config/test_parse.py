@@ -50,7 +50,7 @@ def test_flags_take_dashes_underscores_and_equals_signs() -> None:
 
 
 def test_booleans_and_their_negations() -> None:
-    assert rl().deterministic is True
+    assert rl().deterministic is None and rl("--deterministic").deterministic is True
     assert rl("--no-deterministic").deterministic is False
     assert rl("--deterministic", "false").deterministic is False
     assert rl("--deterministic=1").deterministic is True

@@ -18,6 +18,6 @@ def test_survives_json_and_counts_tokens():
     ledger = Ledger()
     for draw, state in enumerate(["trained", "filtered", "trained", "failed"]):
         ledger.close(Entry(draw, draw // 2, f"e{draw}", state, 100 + draw))
-    restored = Ledger(json.loads(json.dumps(ledger.dump())))
+    restored = Ledger(json.loads(json.dumps(ledger.state()()["ledger"])))
     assert restored.entries == ledger.entries
     assert restored.next_draw == 4 and restored.tokens == 406

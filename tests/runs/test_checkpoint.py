@@ -81,7 +81,7 @@ def test_a_missing_step_lists_what_there_is(tmp_path):
 
 
 def test_surplus_leaves_the_newest_complete_ones(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep_last=2)
     for step in (1, 2, 3, 10):
         checkpoints.save(step, {}, {})
     (checkpoints.path(10) / "COMPLETE").unlink()

@@ -52,7 +52,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(tmp_path, parameters, pro
     with start(tmp_path) as run:
         steps(run, 0, 6)
     before = state_of(tmp_path)
-    changed = config(tmp_path, resume=ResumeConfig(), seed=9)
+    changed = config(tmp_path, resume=ResumeConfig(), seed=9, allow_drift=True)
     with pytest.raises(UserError, match=rf"checkpoint step_4 is of another model \({problem}\): resume with the model"):
         RunWriter.start(changed, "rl", [], parameters=parameters)
     assert state_of(tmp_path) == before
@@ -94,7 +94,7 @@ def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
 
 def test_a_finished_run_with_another_evaluation_or_an_earlier_step_goes_on(tmp_path):
     finished(tmp_path)
-    with start(tmp_path, resume=ResumeConfig(), seed=1) as run:
+    with start(tmp_path, resume=ResumeConfig(), seed=1, allow_drift=True) as run:
         assert not run.nothing_left
     with start(tmp_path, resume=ResumeConfig(step=6), seed=1) as run:
         assert not run.nothing_left and run.start_step == 6
@@ -103,7 +103,7 @@ def test_a_finished_run_with_another_evaluation_or_an_earlier_step_goes_on(tmp_p
 def test_a_resume_that_restores_nothing_is_a_fresh_run(tmp_path):
     with start(tmp_path) as run:
         steps(run, 0, 3)
-    with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
+    with start(tmp_path, resume=ResumeConfig(), seq_len=99, allow_drift=True) as run:
         steps(run, 2, 4)
     assert Run(tmp_path).info["inexact"][0]["lasting"] is True
     with start(tmp_path, resume=ResumeConfig(step=0), seed=4) as run:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 
 import pytest
@@ -65,7 +66,7 @@ def test_lines_of_a_step(tmp_path):
     )
     first, second = Run(tmp_path).timings().to_pylist()
     assert [name for name, value in first.items() if value is not None] == [
-        *("step", "time/sample", "time/train", "time/step", "tokens/s")
+        *("step", "time/sample", "time/train", "time/step", "time/total", "tokens/s")
     ]
     assert first["tokens/s"] == 7.25 and 0 <= first["time/train"] <= first["time/step"]
     assert second["step"] == 1 and second["time/train"] is None
@@ -115,7 +116,7 @@ def test_config_toml_reads_back_equal(tmp_path):
     RunWriter.start(original, "rl", []).finish("done")
     text = (tmp_path / "a b" / "config.toml").read_text()
     assert RLConfig(**tomllib.loads(text)) == original.model_copy(update={"resume": None})
-    assert Run(tmp_path / "a b").config["ckpt"] == {"interval": 3}
+    assert Run(tmp_path / "a b").config["ckpt"] == {"interval": 3, "background": True}
 
 
 def test_inexact_says_step_and_cause_once(tmp_path, capsys):
@@ -272,8 +273,13 @@ def test_resume_with_other_settings_is_not_exact(tmp_path):
     assert Run(tmp_path).info["exact"] is True
     changed = config(tmp_path, resume=ResumeConfig(), max_steps=9)
     changed.trainer.scheduler = SchedulerConfig(type="linear")
-    RunWriter.start(changed, "rl", []).finish("done")
-    cause = {"step": 4, "cause": "resumed with other max_steps, trainer.scheduler.type", "lasting": True}
+    differs = "max_steps (8, now 9), trainer.scheduler.type (constant, now linear)"
+    before = Run(tmp_path).info
+    with pytest.raises(UserError, match=rf"with another {re.escape(differs)} would give numbers .* add --allow-drift"):
+        RunWriter.start(changed, "rl", [])
+    assert Run(tmp_path).info == before
+    RunWriter.start(changed.model_copy(update={"allow_drift": True}), "rl", []).finish("done")
+    cause = {"step": 4, "cause": f"resumed with other {differs}", "lasting": True}
     assert Run(tmp_path).info["inexact"] == [cause]
     RunWriter.start(changed, "rl", []).finish("done")
     assert Run(tmp_path).info["inexact"] == [cause], "it stays so, although nothing changed this time"
@@ -302,12 +308,16 @@ def test_an_interrupted_run_says_what_is_kept(tmp_path, capsys, saved):
         steps(run, 0, 5 if saved else 2)
         raise KeyboardInterrupt
     last = capsys.readouterr().out.splitlines()[-1]
-    kept = "the last checkpoint is step_4; go on with --resume" if saved else "no checkpoint was saved"
+    kept = (
+        f"the last checkpoint is step_4; go on with rl @ {tmp_path}/config.toml --resume"
+        if saved
+        else "no checkpoint was saved"
+    )
     assert last == f"Interrupted: {kept}."
 
 
 def test_checkpoints_beyond_keep_go_with_their_weights(tmp_path):
-    with start(tmp_path, ckpt=CkptConfig(interval=2, keep=1)) as run:
+    with start(tmp_path, ckpt=CkptConfig(interval=2, keep_last=1)) as run:
         steps(run, 0, 5)
         with run.weights_dir(5) as folder:
             (folder / "model.safetensors").write_text("without a checkpoint")
@@ -318,7 +328,7 @@ def test_checkpoints_beyond_keep_go_with_their_weights(tmp_path):
 
 @pytest.mark.parametrize("call", range(1, 7))
 def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, call):
-    ckpt = CkptConfig(interval=2, keep=1)
+    ckpt = CkptConfig(interval=2, keep_last=1)
     with start(tmp_path / "whole", ckpt=ckpt) as run:
         steps(run, 0, 8)
     calls = []

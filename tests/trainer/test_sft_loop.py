@@ -155,7 +155,7 @@ def test_the_weights_have_in_transformers_the_validation_loss_that_was_logged(ru
 
 
 def test_checkpoints_and_weights_come_at_the_interval_and_at_the_end(run_of):
-    out = run_of("--max-steps", "5", "--data.batch-size", "2", "--ckpt.interval", "2", "--ckpt.keep", "2")
+    out = run_of("--max-steps", "5", "--data.batch-size", "2", "--ckpt.interval", "2", "--ckpt.keep-last", "2")
     assert sorted(path.name for path in (out / "weights").iterdir()) == ["step_4", "step_5"]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step_4", "step_5"]
     state = json.loads((out / "checkpoints" / "step_5" / "state.json").read_text())

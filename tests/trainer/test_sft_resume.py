@@ -24,8 +24,8 @@ from hone.trainer.step import Trainer
 
 def kill_after(owner, name, due):
     original = getattr(owner, name)
-    def wrapped(*args):
-        result = original(*args)
+    def wrapped(*args, **kwargs):
+        result = original(*args, **kwargs)
         if due(*args):
             os.kill(os.getpid(), signal.SIGKILL)
         return result
@@ -105,7 +105,7 @@ def test_two_runs_are_equal_byte_for_byte(straight, flags, tmp_path, source, pre
 @pytest.mark.parametrize(
     ("where", "at", "left", "source", "precision"),
     [
-        ("step", 5, "step_4", "file", "fp32"),  # after the update of step 4, before its line
+        ("step", 5, "step_2", "file", "fp32"),  # after the update of step 4, while its checkpoint is being written
         ("checkpoint", 4, "step_2", "env", "bf16_linear"),  # all of it written but the marker
         ("export", 4, "step_2", "file", "fp32"),
     ],

@@ -6,9 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.commands.machine import configure
+from hone.commands.machine import configure, device_of
 from hone.commands.slow_work import slow_work
-from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
+from hone.commands.training import (
+    digests,
+    headline,
+    last_lines,
+    load_policy,
+    local_sources,
+    make_saver,
+    restore,
+    until_ended,
+    weights_card,
+    with_determinism,
+)
 from hone.config.rl import RLConfig
 from hone.environments import Environment, load_environment
 from hone.environments.environment import Split
@@ -20,7 +31,7 @@ from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.groups import check_prompts
+from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
@@ -33,14 +44,16 @@ from hone.trainer.step import Trainer
 def run(config: RLConfig) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     refuse_unsupported(config)
+    config = with_determinism(config, device_of(config.model.device))
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
     renderer = load_renderer(config.model.name, config.model.chat_template)
     model = load_policy(config)
-    threads = configure(config.threads, model.num_parameters, config.deterministic)
+    threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     check_lengths(config, env, renderer, model)
 
     parameters = dict(model.named_parameters())
-    with RunWriter.start(config, "rl", sys.argv, protect=own_sources(config), parameters=parameters) as writer:
+    sources = digests(model, renderer) | env.digests()
+    with RunWriter.start(config, "rl", sys.argv, own_sources(config), None, parameters, sources) as writer:
         if writer.nothing_left:
             return 0
         if not config.deterministic:
@@ -51,7 +64,8 @@ def run(config: RLConfig) -> int:
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
         policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
-        with StopRequest(writer.display.notice) as stop:
+        sampler = GroupSampler(config, env, renderer, policy)
+        with StopRequest(writer.display.notice, config.grace_seconds) as stop:
             saver = make_saver(
                 config,
                 writer,
@@ -59,14 +73,14 @@ def run(config: RLConfig) -> int:
                 trainer,
                 renderer,
                 card=lambda step: card(config, step),
-                state=lambda: {"ledger": ledger.dump()},
+                state=ledger.state,
             )
             recorder = RunRecorder(writer, saver)
-            evaluation = make_evaluate(config, env, renderer, policy, writer)
-            finished = train(config, env, renderer, policy, trainer, ledger, recorder, evaluation)
-        writer.finish("done" if finished else "stopped")
-    print(last_lines(config, writer, trainer.version, finished, "", config.orchestrator.env.id))
-    return 0 if finished else stop.exit_code
+            evaluation = make_evaluate(config, env, renderer, policy, recorder)
+            ending = until_ended(saver, trainer, lambda: train(config, sampler, trainer, ledger, recorder, evaluation))
+        writer.finish(ending)
+    print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env.id))
+    return stop.exit_code if ending == "stopped" else 0
 
 
 def refuse_unsupported(config: RLConfig) -> None:
@@ -121,7 +135,7 @@ def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, mo
 
 
 def make_evaluate(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: EnginePolicy, writer: RunWriter
+    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: EnginePolicy, recorder: RunRecorder
 ) -> Evaluate:
     """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end."""
     settings = config.orchestrator.eval
@@ -134,7 +148,7 @@ def make_evaluate(
     def evaluation(version: int, last: bool) -> dict[str, float]:
         if version % settings.interval and not last:
             return {}
-        with writer.phase("evaluate"):
+        with recorder.phase("evaluate"):
             result = evaluate(
                 policy,
                 env,

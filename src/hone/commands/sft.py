@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from hone.commands.machine import configure
+from hone.commands.machine import configure, device_of
 from hone.commands.slow_work import slow_work
-from hone.commands.training import headline, last_lines, load_policy, local_sources, make_saver, restore, weights_card
+from hone.commands.training import (
+    digests,
+    headline,
+    last_lines,
+    load_policy,
+    local_sources,
+    make_saver,
+    restore,
+    until_ended,
+    weights_card,
+    with_determinism,
+)
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
 from hone.environments.data import load_rows
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
+from hone.runs.saving import Ending
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import sft_objective
@@ -37,14 +49,16 @@ from hone.trainer.step import Trainer
 def run(config: SFTConfig) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     refuse_several_ranks()
+    config = with_determinism(config, device_of(config.model.device))
     renderer = load_renderer(config.model.name, config.model.chat_template)
     model = load_policy(config)
-    threads = configure(config.threads, model.num_parameters, config.deterministic)
+    threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     data = load_data(config, renderer, model)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
 
     parameters = dict(model.named_parameters())
-    with RunWriter.start(config, "sft", sys.argv, protect=own_sources(config), parameters=parameters) as writer:
+    sources = digests(model, renderer) | data.source.digests()
+    with RunWriter.start(config, "sft", sys.argv, own_sources(config), None, parameters, sources) as writer:
         if writer.nothing_left:
             return 0
         if not config.deterministic:
@@ -54,7 +68,7 @@ def run(config: SFTConfig) -> int:
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
         state = restore(writer, trainer)
         progress = Progress(**state["progress"]) if state else Progress()
-        with StopRequest(writer.display.notice) as stop:
+        with StopRequest(writer.display.notice, config.grace_seconds) as stop:
             saver = make_saver(
                 config,
                 writer,
@@ -62,12 +76,17 @@ def run(config: SFTConfig) -> int:
                 trainer,
                 renderer,
                 card=lambda step: card(config, step),
-                state=lambda: {"progress": asdict(progress)},
+                state=progress.state,
             )
-            newest, finished = train(config, data.source, validation, trainer, progress, writer, saver)
-        writer.finish("done" if finished else "stopped")
-    print(report(config, writer, trainer, data.limit, newest, finished))
-    return 0 if finished else stop.exit_code
+            newest: dict[str, float] = {}
+            ending = until_ended(
+                saver,
+                trainer,
+                lambda: train(config, data.source, validation, trainer, progress, writer, saver, newest),
+            )
+        writer.finish(ending)
+    print(report(config, writer, trainer, data.limit, newest, ending))
+    return stop.exit_code if ending == "stopped" else 0
 
 
 def refuse_several_ranks() -> None:
@@ -162,7 +181,7 @@ def card(config: SFTConfig, step: int) -> str:
 
 
 def report(
-    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], finished: bool
+    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], ending: Ending
 ) -> str:
     """The last lines: what happened, where it lies, what to do next."""
     lines = []
@@ -170,4 +189,4 @@ def report(
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
     figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
     env = config.data.env.id if config.data.env else "ENV"
-    return "\n".join([*lines, last_lines(config, writer, trainer.version, finished, figures, env)])
+    return "\n".join([*lines, last_lines(config, writer, trainer.version, ending, figures, env)])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hone.commands.machine import device_of
 from hone.config.shared import RunConfig
@@ -15,11 +14,17 @@ from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY
 from hone.model.hf import load_model
-from hone.runs.saving import Saver
-from hone.runs.signals import StopRequest
+from hone.runs.saving import Ending, Saver, Snapshot
+from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
 from hone.trainer.export import export_weights
+from hone.trainer.fingerprint import fingerprint
 from hone.trainer.step import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+Config = TypeVar("Config", bound=RunConfig)
 
 
 def load_policy(config: RunConfig) -> Decoder:
@@ -56,14 +61,41 @@ def make_saver(
     trainer: Trainer,
     renderer: ChatRenderer,
     card: Callable[[int], str],
-    state: Callable[[], dict[str, Any]],
+    state: Callable[[], Callable[[], dict[str, Any]]],
 ) -> Saver:
-    """Saves the trainer's model in Hugging Face layout; a checkpoint holds its tensors and the loop's `state()`."""
+    """Saves the trainer's model in Hugging Face layout; a checkpoint holds its tensors and the loop's state.
 
-    def export(folder: Path, step: int) -> None:
-        export_weights(folder, trainer.model, renderer, card(step))
+    `state()` takes it and returns a function that gives it as a record, which may be called later.
+    """
 
-    return Saver(run, stop, config.ckpt, export, lambda: (trainer.tensors(), state()))
+    def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
+        export_weights(folder, trainer.model, renderer, card(step), parameters)
+
+    return Saver(run, stop, config.ckpt, export, lambda: Snapshot(trainer.tensors(), state()))
+
+
+def until_ended(saver: Saver, trainer: Trainer, loop: Callable[[], Ending]) -> Ending:
+    """How `loop()` ended. If it gave up a step, the version before that step is saved."""
+    trainer.interrupt = saver.stop.check
+    try:
+        return loop()
+    except StepAbandoned:
+        saver.run.display.message("The step can't be finished in time: saving the state before it.")
+        saver.save(trainer.version, last=True)
+        return "stopped"
+    finally:
+        saver.close()
+
+
+def with_determinism(config: Config, device: str) -> Config:
+    """The config with `deterministic` decided: without a word of the user, true on a CPU."""
+    wanted = device == "cpu" if config.deterministic is None else config.deterministic
+    return config.model_copy(update={"deterministic": wanted})
+
+
+def digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
+    """What the initial model and its tokenizer are, whatever they are called: see `runs.opening.Start.sources`."""
+    return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
@@ -93,13 +125,18 @@ def headline(config: RunConfig, model: Decoder, threads: int) -> str:
     return f"{config.model.name} ({size}, {config.precision}, {model.device}, {threads} thread{plural})"
 
 
-def last_lines(config: RunConfig, run: RunWriter, version: int, finished: bool, figures: str, env: str) -> str:
+def last_lines(config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: str) -> str:
     """What happened, where it lies, what to do next."""
-    if not finished:
+    if ending != "done":
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        command += "" if config.resume else " --resume"
+        kind, file = run.info["kind"], shlex.quote(str(run.folder / "config.toml"))
+        command = f"{kind} @ {file} --resume"
+        if ending == "budget":
+            return (
+                f"Stopped by its budget after {version} of {config.max_steps} steps ({run.budget.used_up}). "
+                f"Saved: {saved}\nGo on with a larger one: {command} --budget.{run.budget.limit_reached} VALUE"
+            )
         return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: {command}"
     weights = run.weights_path(version)
     steps = "1 step" if version == 1 else f"{version} steps"

@@ -96,8 +96,21 @@ class CkptConfig(BaseConfig):
 
     interval: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; without it, only at the end and on a signal."""
-    keep: int | None = Field(default=None, ge=1)
+    keep_last: int | None = Field(default=None, ge=1)
     """Keep the newest this many, and their weights; without it, all."""
+    keep_interval: int | None = Field(default=None, ge=1)
+    """Of those that `keep_last` would delete, keep the ones at multiples of this many steps."""
+    background: bool = True
+    """Write in a thread while training goes on; this takes a copy of model and optimiser state in CPU memory."""
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> CkptConfig:
+        if self.keep_interval and not self.keep_last:
+            raise UserError(
+                "keep_interval says which checkpoints survive keep_last, which is not set (all are kept): "
+                "set keep_last as well"
+            )
+        return self
 
 
 class ResumeConfig(BaseConfig):
@@ -105,6 +118,29 @@ class ResumeConfig(BaseConfig):
 
     step: int | None = Field(default=None, ge=0)
     """Resume from this step's checkpoint instead of the newest."""
+    dir: Path | None = None
+    """Go on from the run in this directory instead, into a new run in `output_dir`; the other is left as it is."""
+
+
+class BudgetConfig(BaseConfig):
+    """Stop on purpose, saved, before one of these is used up. Counted over all resumes of the run."""
+
+    hours: float | None = Field(default=None, gt=0)
+    """Wall-clock hours of this run's processes, their starts included."""
+    usd: float | None = Field(default=None, gt=0)
+    """US dollars; needs `usd_per_hour`."""
+    usd_per_hour: float | None = Field(default=None, gt=0)
+    """Price of the machine in US dollars per hour."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens trained on or sampled, prompts included: `tokens/total` in the metrics."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> BudgetConfig:
+        if self.usd and not self.usd_per_hour:
+            raise UserError("usd needs the price of the machine: set usd_per_hour as well (2.5 is 2.50 US dollars)")
+        if not (self.hours or self.usd or self.tokens):
+            raise UserError("a budget needs a limit: set hours, usd (with usd_per_hour) or tokens")
+        return self
 
 
 class WandbConfig(BaseConfig):
@@ -155,12 +191,20 @@ class RunConfig(BaseConfig):
     """Checkpoints; off unless given."""
     resume: ResumeConfig | None = None
     """Resume; off unless given."""
+    allow_drift: bool = False
+    """Resume although the config or the task changed in what decides the numbers; the run is marked inexact then."""
+    budget: BudgetConfig | None = None
+    """Stop on purpose when time, money or tokens run out; off unless given."""
+    grace_seconds: float = Field(default=25.0, gt=0)
+    """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
+    detach: bool = False
+    """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
     wandb: WandbConfig | None = None
     """Weights & Biases; off unless given."""
     precision: Precision = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
-    deterministic: bool = True
-    """Pin threads and kernels so that the same config, seed and machine give the same bytes."""
+    deterministic: bool | None = None
+    """Pin kernels so that the same config, seed and machine give the same bytes; by default true on a CPU only."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
     display: Literal["auto", "plain", "none"] = "auto"

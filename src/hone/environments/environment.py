@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hone import digests
 from hone.environments.data import HALF_A_PAIR, Row, Rows, bad_column, is_text
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
@@ -41,6 +43,19 @@ class Split(Sequence[Example]):
         return self._env.to_example(self._rows[index], self._rows.where(int(index) % len(self)))
 
 
+class _Ids(Sequence[str]):
+    """The ids of examples, which are digests of their content."""
+
+    def __init__(self, examples: Split) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._examples[index].id
+
+
 class Environment:
     """A task. Examples come from `dataset` (split "train") and `eval_dataset` (split "eval").
 
@@ -61,11 +76,18 @@ class Environment:
         id: str = "",
     ) -> None:
         self.id = id
+        self.module: Path | None = None
         self.rubric = rubric
         self.parser = parser or rubric.parser or Parser()
         self.system_prompt = system_prompt
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._splits: dict[str, Split] = {}
+
+    def digests(self) -> dict[str, str]:
+        """What the task is: digests of its module's source, if it was loaded by its id, and of its training examples."""
+        examples = self.split("train")
+        found = {"data": digests.of_rows(_Ids(examples))}
+        return found if self.module is None else {"environment": digests.of_source(self.module)} | found
 
     def format_row(self, row: Row) -> Row:
         """The columns `prompt` or `question`, `answer` and `info` of a row of this task; by default the row itself.

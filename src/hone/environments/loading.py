@@ -51,6 +51,8 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
             f"load_environment of {env_id!r} returned a {type(env).__name__}; it must return an Environment"
         )
     env.id = env.id or env_id
+    file = Path(inspect.getfile(build)).resolve()
+    env.module = file.parent if file.name == "__init__.py" else file
     return env
 
 

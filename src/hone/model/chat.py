@@ -8,11 +8,13 @@ sampled, so that is refused, with the reason.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from hone import digests
 from hone.errors import UserError
 from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
 from hone.model.rendering import Rendering, TemplateRendering, named_rendering
@@ -86,6 +88,15 @@ class ChatRenderer:
                 ids = ids[:i]
                 break
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides how a conversation becomes token ids: the tokenizer's files and the template."""
+        if self._source is None:
+            tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+        else:
+            files = [self._source / name for name in TOKENIZER_FILES]
+            tokenizer = digests.of_files([file for file in files if file.is_file()], self._source)
+        return hashlib.sha256(f"{tokenizer} {self._override or ''}".encode()).hexdigest()
 
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer's files into a weights folder, with the template that rendered, if it was overridden."""

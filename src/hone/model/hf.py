@@ -8,7 +8,7 @@ weight: a file that does not fit is refused with the names that don't.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,29 +74,35 @@ def load_model(
 
 
 def save_model(
-    model: Decoder, folder: str | Path, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
+    model: Decoder,
+    folder: str | Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    dtype: torch.dtype | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
 
     The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
-    written one by one: for a folder that appears whole or not at all, save to a temporary name and rename.
+    written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
+    by name stand in for the model's own: a copy, that a thread can write while the model is trained on.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for stale in [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
         stale.unlink(missing_ok=True)
     dtype = dtype or model.embed.dtype
+    named = dict(hf_tensors(model, parameters))
     write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
     write_json(folder / "generation_config.json", model.generation_config)
-    shards = _shards(model, max_shard_bytes, dtype)
+    shards = _shards(named, max_shard_bytes, dtype)
     if len(shards) == 1:
-        save_file(_tensors(model, shards[0], dtype), folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(_on_cpu(named, shards[0], dtype), folder / WEIGHTS, metadata={"format": "pt"})
         return
     weight_map: dict[str, str] = {}
     total = 0
     for i, names in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = _tensors(model, names, dtype)
+        tensors = _on_cpu(named, names, dtype)
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
@@ -130,18 +136,18 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
     return slices
 
 
-def hf_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, view of the parameter's rows) of every weight, in file order."""
-    parameters = dict(model.named_parameters())
+    parameters = parameters or dict(model.named_parameters())
     for name, (parameter, start, end) in hf_slices(model.config).items():
         yield name, parameters[parameter].detach()[start:end]
 
 
-def _shards(model: Decoder, max_shard_bytes: int, dtype: torch.dtype) -> list[list[str]]:
+def _shards(named: Mapping[str, Tensor], max_shard_bytes: int, dtype: torch.dtype) -> list[list[str]]:
     """Names in file order, cut before a shard would exceed `max_shard_bytes`."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name, tensor in hf_tensors(model):
+    for name, tensor in named.items():
         num_bytes = tensor.numel() * dtype.itemsize
         if shards[-1] and size + num_bytes > max_shard_bytes:
             shards.append([])
@@ -151,9 +157,8 @@ def _shards(model: Decoder, max_shard_bytes: int, dtype: torch.dtype) -> list[li
     return shards
 
 
-def _tensors(model: Decoder, names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    wanted = set(names)
-    return {n: t.to("cpu", dtype).contiguous() for n, t in hf_tensors(model) if n in wanted}
+def _on_cpu(named: Mapping[str, Tensor], names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: named[name].to("cpu", dtype).contiguous() for name in names}
 
 
 def _weight_files(folder: Path) -> list[Path]:

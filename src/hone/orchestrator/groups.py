@@ -9,12 +9,15 @@ import numpy as np
 
 from hone import rng
 from hone.algorithms.advantages import group_advantages, has_signal
+from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
+from hone.environments.order import Draws
 from hone.errors import UserError
+from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.ledger import State
-from hone.orchestrator.types import Request
+from hone.orchestrator.types import Policy, Request
 from hone.types import Example, Group, Score, Trajectory
 
 
@@ -51,6 +54,39 @@ class RequestMaker:
         return requests
 
 
+class GroupSampler:
+    """Makes the groups of a step: draws examples, samples a group of completions each, grades them, takes advantages.
+
+    A group is a function of (config, draw, step, weights of `policy`), so it can be made again.
+    """
+
+    def __init__(self, config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy) -> None:
+        orch = config.orchestrator
+        self.prompts = orch.batch_size // orch.rollouts_per_example
+        self._env, self._policy = env, policy
+        self._rows = env.split("train")
+        self._order = Draws(len(self._rows), config.seed, orch.max_examples)
+        self._sampling = SamplingParams(temperature=orch.sampling.temperature)
+        self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
+        self._requests = RequestMaker(
+            renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
+        )
+
+    def examples(self, draws: Sequence[int]) -> list[Example]:
+        """The examples of these draws."""
+        return [self._rows[self._order.index(draw)] for draw in draws]
+
+    def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
+        """A group of completions for each example, group by group."""
+        return self._policy.sample(self._requests.requests(examples, draws, step), self._sampling)
+
+    def grade(
+        self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
+    ) -> list[Group]:
+        """The completions with their scores and advantages."""
+        return grade_groups(self._env, examples, draws, trajectories, self._normalize_std, self._seed)
+
+
 def check_prompts(
     split: Split,
     indices: Sequence[int],
@@ -81,10 +117,14 @@ def grade_groups(
     draws: Sequence[int],
     trajectories: Sequence[Trajectory],
     normalize_std: bool,
+    seed: int = 0,
 ) -> list[Group]:
-    """Scores the trajectories (given group by group) and computes each group's advantages."""
+    """Scores the trajectories (given group by group) and computes each group's advantages.
+
+    What a reward function draws derives from `seed`.
+    """
     size = len(trajectories) // len(examples)
-    all_scores = env.grade_many((examples[i // size], trajectory) for i, trajectory in enumerate(trajectories))
+    all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
     groups = []
     for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
         of_group = slice(index * size, (index + 1) * size)

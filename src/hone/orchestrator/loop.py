@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hone.config.rl import RLConfig
-from hone.environments import Environment
-from hone.environments.order import Draws
-from hone.inference.types import SamplingParams
-from hone.model.chat import ChatRenderer
-from hone.orchestrator.groups import RequestMaker, grade_groups, group_state
+from hone.orchestrator.groups import GroupSampler, group_state
 from hone.orchestrator.ledger import Entry, Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Policy
+from hone.runs.saving import Ending
 from hone.trainer.step import Trainer
 from hone.types import Group
 
@@ -31,44 +27,30 @@ Evaluate = Callable[[int, bool], dict[str, float]]
 
 
 def train(
-    config: RLConfig,
-    env: Environment,
-    renderer: ChatRenderer,
-    policy: Policy,
-    trainer: Trainer,
-    ledger: Ledger,
-    recorder: RunRecorder,
-    evaluate: Evaluate,
-) -> bool:
-    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for; True if it came to its end."""
+    config: RLConfig, sampler: GroupSampler, trainer: Trainer, ledger: Ledger, recorder: RunRecorder, evaluate: Evaluate
+) -> Ending:
+    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for or the budget ends; tells which."""
     orch = config.orchestrator
-    rows = env.split("train")
-    order = Draws(len(rows), config.seed, orch.max_examples)
-    prompts = orch.batch_size // orch.rollouts_per_example
-    sampling = SamplingParams(temperature=orch.sampling.temperature)
-    maker = RequestMaker(
-        renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
-    )
     while trainer.version < config.max_steps and not recorder.stopping:
-        step = trainer.version
+        step, weights = trainer.version, trainer.fingerprint()
         recorder.saver.save(step)
         metrics = evaluate(step, False)
-        draws = range(ledger.next_draw, ledger.next_draw + prompts)
-        examples = [rows[order.index(draw)] for draw in draws]
+        draws = range(ledger.next_draw, ledger.next_draw + sampler.prompts)
+        examples = sampler.examples(draws)
         with recorder.phase("sample"):
-            trajectories = policy.sample(maker.requests(examples, draws, step), sampling)
+            trajectories = sampler.sample(examples, draws, step)
         with recorder.phase("grade"):
-            groups = grade_groups(env, examples, draws, trajectories, orch.advantage.normalize_std)
-        with recorder.phase("train"):
+            groups = sampler.grade(examples, draws, trajectories)
+        with recorder.run.phase("train"):
             batch = pack_groups(groups, orch.truncated, config.trainer.micro_batch_tokens, trainer.model.device)
             metrics |= step_metrics(groups, step) | trainer.step(batch)
         close_draws(ledger, groups, step)
-        recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups)
-    finished = trainer.version == config.max_steps and not recorder.stopping
+        recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups, weights)
+    ending = recorder.saver.ending(trainer.version, config.max_steps)
     recorder.saver.save(trainer.version, last=True)
-    if finished:
-        recorder.record(trainer.version, evaluate(trainer.version, True), [])
-    return finished
+    if ending != "stopped":
+        recorder.record(trainer.version, evaluate(trainer.version, True), [], trainer.fingerprint())
+    return ending
 
 
 def close_draws(ledger: Ledger, groups: list[Group], step: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hone.errors import UserError
 from hone.grading import printable
@@ -23,25 +24,29 @@ class RunRecorder:
 
     @property
     def stopping(self) -> bool:
-        """True once the user or the system asked the run to end."""
-        return bool(self.saver.stop)
+        """True once the run was asked to end: by the user, by the system, or by its budget."""
+        return self.saver.stopping
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Times what runs inside as `time/<name>`."""
-        return self.run.phase(name)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
+        with self.saver.stop.abandonable(), self.run.phase(name):
+            yield
 
-    def record(self, step: int, metrics: dict[str, float], groups: list[Group]) -> None:
-        """Writes a step. Its rollouts come first: a step whose metrics are on disk has its samples on disk.
+    def record(self, step: int, metrics: dict[str, float], groups: list[Group], weights: str) -> None:
+        """Writes a step; `weights` is the fingerprint of the version that it sampled from.
 
-        The first completion that could not be graded is told, with an event; of later ones the metrics tell. UserError
-        after a step without a single graded completion: there is nothing to learn from.
+        Its rollouts come first: a step whose metrics are on disk has its samples on disk. The first completion that
+        could not be graded is told, with an event; of later ones the metrics tell. UserError after a step without a
+        single graded completion: there is nothing to learn from.
         """
         if groups:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
-        self.run.log_step(step, metrics, {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None)
+        timings = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None
+        self.run.log_step(step, metrics, timings, weights)
         self._tell_failures(step, groups)
 
     def _tell_failures(self, step: int, groups: list[Group]) -> None:

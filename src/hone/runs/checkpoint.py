@@ -30,11 +30,15 @@ def step_of(path: Path) -> int | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run; `keep` is how many of the newest are not `surplus` (None: all)."""
+    """The checkpoints of one run.
 
-    def __init__(self, folder: Path, keep: int | None = None):
+    The newest `keep_last` are not `surplus` (None: none is), nor are those at multiples of `keep_interval` steps.
+    """
+
+    def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
-        self.keep = keep
+        self.keep_last = keep_last
+        self.keep_interval = keep_interval
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
@@ -83,8 +87,9 @@ class Checkpoints:
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
     def surplus(self) -> list[int]:
-        """Complete checkpoints other than the newest `keep`, ascending."""
-        return self.steps()[: -self.keep] if self.keep else []
+        """Complete checkpoints that the run doesn't keep, ascending."""
+        old = self.steps()[: -self.keep_last] if self.keep_last else []
+        return [step for step in old if not self.keep_interval or step % self.keep_interval]
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of step `step`."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,12 +36,24 @@ def write_file(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f"{_NEW}{path.name}")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    fsync_dir(path.parent)
+    with _naming(path):
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fsync_dir(path.parent)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Gives an OSError that tells no file the name of this one: a failed `write` or `fsync` knows a number only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -60,10 +73,18 @@ def new_dir(path: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
+            _seal(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    with _naming(path):
+        _swap_in(temporary, path)
+
+
+def _seal(temporary: Path) -> None:
+    """Flush all files of a directory, and write its completion marker."""
     files = {
         name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)}
         for name in _files(temporary)
@@ -74,7 +95,6 @@ def new_dir(path: Path) -> Iterator[Path]:
     for folder in {(temporary / name).parent for name in files}:
         fsync_dir(folder)
     write_file(temporary / MARKER, dumps({"files": files}) + "\n")
-    _swap_in(temporary, path)
 
 
 def _swap_in(temporary: Path, path: Path) -> None:
@@ -202,23 +222,42 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class JsonlLog:
-    """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open."""
+    """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open.
+
+    Several threads may append. `bytes` and `sha256` tell how far it has come and what is in it.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        whole = sum(map(len, _whole_lines(path)))
-        if whole != os.fstat(self._fd).st_size:
-            os.ftruncate(self._fd, whole)
+        self._lock = threading.Lock()
+        self._open()
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one line. Raises OSError, leaving the file as it was, if the disk takes only part of it."""
+    def _open(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        whole = b"".join(_whole_lines(self.path))
+        self.bytes = len(whole)
+        self._hash = hashlib.sha256(whole)
+        if self.bytes != os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, self.bytes)
+
+    @property
+    def sha256(self) -> str:
+        """Hex SHA-256 of the file as it is."""
+        return self._hash.hexdigest()
+
+    def append(self, record: dict[str, Any]) -> bytes:
+        """Write one line, and return it. Raises OSError, leaving the file as it was, if the disk doesn't take all."""
         line = (dumps(record) + "\n").encode()
-        size = os.fstat(self._fd).st_size
-        written = os.write(self._fd, line)
-        if written != len(line):
-            os.ftruncate(self._fd, size)
-            raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written: is the disk full?")
+        with self._lock:
+            try:
+                if os.write(self._fd, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                os.ftruncate(self._fd, self.bytes)
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+            self.bytes += len(line)
+            self._hash.update(line)
+        return line
 
     def rewind(
         self, goes: int | Callable[[dict[str, Any]], bool], moved_to: Path | None = None
@@ -239,12 +278,13 @@ class JsonlLog:
                 write_file(moved_to, b"".join(removed))
             write_file(self.path, b"".join(kept))
             self.close()
-            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            self._open()
         return [json.loads(line) for line in removed]
 
     def sync(self) -> None:
         """Flush to the disk."""
-        os.fsync(self._fd)
+        with _naming(self.path):
+            os.fsync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -12,17 +12,34 @@ from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit
-from hone.runs.files import is_complete, write_json
+from hone.runs.files import is_complete, read_lines, sha256, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
-from hone.runs.rollback import check_logs, finish_roll_back, roll_back
+from hone.runs.rollback import check_logs, copy_history, finish_roll_back, roll_back
+from hone.runs.settings import Change
 
 if TYPE_CHECKING:
     import torch
 
 Say = Callable[[str], None]
+State = tuple[Tensors, dict[str, Any]]
 
 _NEEDED = ("status", "exact", "inexact", "versions", "hardware", "threads", "resumes", "wandb_id")
 """What a resume reads from run.json, besides what makes it one of hone."""
+_IN_WORDS = {"environment": "task file", "model": "initial model"}
+_COPYING = "copying"
+"""Status of a run that is being made from another one's checkpoint."""
+
+
+@dataclass
+class Start:
+    """What a process brings to a run: its kind, the command that was typed, the model's parameters by name, and the
+    digests of what it reads besides the config (`sources`: the task, its data, the initial model, its tokenizer).
+    """
+
+    kind: str
+    command: list[str]
+    parameters: Mapping[str, torch.Tensor] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -30,62 +47,130 @@ class Opened:
     """A directory that is ready to be written: its run.json, the first step to take, and the checkpoint to go on from.
 
     `differs` names what is not as it was when the run began, and so makes it another run than one that never stopped.
-    With `nothing_left` it is a finished run, in which nothing was changed.
+    With `nothing_left` it is a finished run, in which nothing was changed. `seconds`, `tokens` and `step_tokens` are
+    what was spent before: on all steps, those that are rolled back included; up to the checkpoint; on its last step.
     """
 
     info: dict[str, Any]
     start_step: int = 0
-    restored: tuple[Tensors, dict[str, Any]] | None = None
+    restored: State | None = None
     differs: list[str] = field(default_factory=list)
     nothing_left: bool = False
+    seconds: float = 0.0
+    tokens: int = 0
+    step_tokens: int = 0
 
 
-def fresh(config: RunConfig, kind: str, command: list[str], say: Say) -> Opened:
+def open_run(config: RunConfig, start: Start, say: Say) -> Opened:
+    """A fresh start, a resume, or a start from the checkpoint of another run, as the config says."""
+    if (source := other_source(config)) is not None:
+        return _branched(config, source, start, say)
+    if config.resume is not None and run_info(config.output_dir) is not None:
+        return _resumed(config, start, say)
+    return _fresh(config, start, say)
+
+
+def other_source(config: RunConfig) -> Path | None:
+    """The directory of another run to go on from, if the config names one that is not its own output directory."""
+    source = config.resume.dir if config.resume else None
+    return None if source is None or source.resolve() == config.output_dir.resolve() else source
+
+
+def _fresh(config: RunConfig, start: Start, say: Say) -> Opened:
     """Move an earlier run aside and write a new run.json."""
-    folder = config.output_dir
-    earlier = clear(folder)
-    info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": kind, "status": "running"}
-    info |= {"exact": True, "inexact": [], "seed": config.seed, "command": command}
-    info |= {"started": provenance.now(), "ended": None, "pid": os.getpid(), "git": provenance.git()}
-    info |= _machine() | {"resumes": [], "wandb_id": None}
-    write_json(folder / "run.json", info)
+    earlier = clear(config.output_dir)
+    info = _new_info(config, start)
+    write_json(config.output_dir / "run.json", info)
     if earlier is not None:
-        say(f"The earlier run in {folder} is now in {earlier}.")
+        say(f"The earlier run in {config.output_dir} is now in {earlier}.")
     if config.resume is not None:
-        say(f"There is nothing to resume in {folder}: starting at step 0.")
+        say(f"There is nothing to resume in {config.output_dir}: starting at step 0.")
     return Opened(info)
 
 
-def resumed(
-    config: RunConfig, kind: str, command: list[str], say: Say, parameters: Mapping[str, torch.Tensor] | None
-) -> Opened:
+def _new_info(config: RunConfig, start: Start) -> dict[str, Any]:
+    info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": start.kind, "status": "running"}
+    info |= {"exact": True, "inexact": [], "seed": config.seed, "command": start.command}
+    info |= {"started": provenance.now(), "ended": None, "pid": os.getpid(), "git": provenance.git()}
+    return info | _machine(start) | {"resumes": [], "wandb_id": None}
+
+
+def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     """Choose the checkpoint, roll back what came after it, and note the resume in run.json.
 
-    UserError, with nothing moved, if the run is of another kind, one of its files is damaged, or the checkpoint is
-    missing, damaged, past `max_steps` or of another model than the one with these `parameters`.
+    UserError, with nothing moved, if the run is of another kind, one of its files is damaged, something changed that
+    decides its numbers, or the checkpoint is missing, damaged, past `max_steps` or of another model.
     """
     folder = config.output_dir
-    info = _resumable_info(folder, kind)
-    changed = settings.changed(folder / "config.toml", config)
+    info = _resumable_info(folder, start.kind)
     check_logs(folder)
+    seconds = _seconds_spent(folder, info)
     finish_roll_back(folder)
-    assert config.resume is not None
-    step, restored = _choose(Checkpoints(folder / "checkpoints"), config.resume.step, say)
-    if step > config.max_steps:
-        raise UserError(
-            f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
-            "--resume.step to an earlier checkpoint"
-        )
-    if restored and parameters is not None and (problem := misfit(restored[0], parameters)):
-        raise UserError(
-            f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it was "
-            "trained with"
-        )
-    if info["status"] == "done" and step == config.max_steps and not changed and _has_weights(folder, step):
+    step, restored = _chosen(folder, config, start, say)
+    changes = _checked_changes(folder, info, config, start) if restored else []
+    if info["status"] == "done" and step == config.max_steps and not changes and _has_weights(folder, step):
         say(f"Nothing left to do in {folder}: all {step} steps are done.")
         return Opened(info, step, restored, nothing_left=True)
-    _roll_back(folder, step, restored is not None, say)
-    return _note_resume(config, command, info, step, restored, changed)
+    _tell_changes(changes, say)
+    place = roll_back(folder, step)
+    if restored:
+        say(f"Resuming {folder} at step {step}.")
+    else:
+        say(f"No checkpoint to resume in {folder}: starting at step 0.")
+    if place is not None:
+        say(f"What it had written after that is now in {place}.")
+    return _note_resume(config, start, info, Opened(info, step, restored, seconds=seconds), changes)
+
+
+def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened:
+    """A new run that goes on from another run's checkpoint. It gets that run's history up to there, as a copy."""
+    if run_info(source) is None:
+        raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
+    info = _resumable_info(source, start.kind)
+    check_logs(source)
+    step, restored = _chosen(source, config, start, say)
+    if restored is None:
+        raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
+    changes = _checked_changes(source, info, config, start)
+    earlier = clear(config.output_dir)
+    if earlier is not None:
+        say(f"The earlier run in {config.output_dir} is now in {earlier}.")
+    own = _new_info(config, start)
+    own |= {
+        "status": _COPYING,
+        "inexact": info["inexact"],
+        "parent": {"id": info["id"], "dir": str(source), "step": step},
+    }
+    own |= {name: info[name] for name in ("versions", "hardware", "threads", "sources") if name in info}
+    write_json(config.output_dir / "run.json", own)
+    copy_history(source, config.output_dir, step)
+    _tell_changes(changes, say)
+    say(f"Going on from step {step} of {source}, in {config.output_dir}.")
+    seconds = _seconds_spent(config.output_dir, own)
+    return _note_resume(config, start, own, Opened(own, step, restored, seconds=seconds), changes)
+
+
+def _checked_changes(folder: Path, info: dict[str, Any], config: RunConfig, start: Start) -> list[Change]:
+    """What is not as it was in the run in `folder`. UserError if that would break exactness and was not allowed."""
+    found = settings.changes(folder / "config.toml", config)
+    before = info.get("sources", {})
+    found += [
+        Change(_IN_WORDS.get(name, name), before[name][:8], digest[:8], harmless=False)
+        for name, digest in start.sources.items()
+        if name in before and before[name] != digest
+    ]
+    if (breaking := [change for change in found if not change.harmless]) and not config.allow_drift:
+        raise UserError(
+            f"resuming {folder} with another {', '.join(map(str, breaking))} would give numbers that no unbroken run "
+            "has: set it back (the run's own settings are in its config.toml: @ "
+            f"{folder / 'config.toml'}), or add --allow-drift"
+        )
+    return found
+
+
+def _tell_changes(changes: list[Change], say: Say) -> None:
+    if changes:
+        say(f"Changed since the run began: {', '.join(map(str, changes))}.")
 
 
 def _resumable_info(folder: Path, kind: str) -> dict[str, Any]:
@@ -99,6 +184,9 @@ def _resumable_info(folder: Path, kind: str) -> dict[str, Any]:
         raise UserError(
             f"{folder / 'run.json'} is damaged ({missing[0]} is missing): mend it, or choose another --output-dir"
         )
+    if info["status"] == _COPYING:
+        source = info["parent"]["dir"]
+        raise UserError(f"copying {source} to {folder} was interrupted: begin again with --resume.dir {source}")
     return info
 
 
@@ -106,41 +194,63 @@ def _has_weights(folder: Path, step: int) -> bool:
     return is_complete(folder / "weights" / f"step_{step}")
 
 
-def _roll_back(folder: Path, step: int, restored: bool, say: Say) -> None:
-    place = roll_back(folder, step)
-    if restored:
-        say(f"Resuming {folder} at step {step}.")
-    else:
-        say(f"No checkpoint to resume in {folder}: starting at step 0.")
-    if place is not None:
-        say(f"What it had written after that is now in {place}.")
-
-
 def _note_resume(
-    config: RunConfig,
-    command: list[str],
-    info: dict[str, Any],
-    step: int,
-    restored: tuple[Tensors, dict[str, Any]] | None,
-    changed: list[str],
+    config: RunConfig, start: Start, info: dict[str, Any], opened: Opened, changes: list[Change]
 ) -> Opened:
     """Enter the resume in run.json. One that restores nothing begins anew: it is exact, whatever was before."""
-    origin = {"command": command, "git": provenance.git()} | _machine()
-    if restored is None:
-        differs = []
+    step = opened.start_step
+    origin = {"command": start.command, "git": provenance.git()} | _machine(start)
+    if opened.restored is None:
         info |= origin | {"seed": config.seed, "inexact": []}
     else:
-        differs = changed + _differences(info, origin)
+        drift = [str(change) for change in changes if not change.harmless]
+        opened.differs = drift + _differences(info, origin) + _edited_history(config.output_dir, opened.restored[1])
         info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step or entry.get("lasting")]
     info["resumes"].append({"step": step, "time": provenance.now()} | origin)
     info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
     write_json(config.output_dir / "run.json", info)
-    return Opened(info, step, restored, differs)
+    totals = [r["tokens/total"] for r in read_lines(config.output_dir / "metrics.jsonl") if r.get("tokens/total")]
+    opened.tokens = totals[-1] if totals else 0
+    opened.step_tokens = totals[-1] - totals[-2] if len(totals) > 1 else opened.tokens
+    return opened
 
 
-def _choose(
-    checkpoints: Checkpoints, wanted: int | None, say: Say
-) -> tuple[int, tuple[Tensors, dict[str, Any]] | None]:
+def _edited_history(folder: Path, state: dict[str, Any]) -> list[str]:
+    """Names of the logs that are not, after the roll-back, as they were when the checkpoint was written."""
+    edited = []
+    for name, was in state.get("logs", {}).items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else 0
+        if size != was["bytes"] or (size and sha256(path) != was["sha256"]):
+            edited.append(f"{name} (changed since the checkpoint was written)")
+    return edited
+
+
+def _seconds_spent(folder: Path, info: dict[str, Any]) -> float:
+    """Seconds of all processes of the run, also on steps that are rolled back."""
+    logs = [folder / "timings.jsonl", *folder.glob("superseded/*/timings.jsonl")]
+    totals = [record.get("time/total") or 0.0 for log in logs for record in read_lines(log)]
+    return max([info.get("seconds") or 0.0, *totals])
+
+
+def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[int, State | None]:
+    """The checkpoint to go on from: (its step, its content), or (0, None) if there is none."""
+    assert config.resume is not None
+    step, restored = _choose(Checkpoints(folder / "checkpoints"), config.resume.step, say)
+    if step > config.max_steps:
+        raise UserError(
+            f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
+            "--resume.step to an earlier checkpoint"
+        )
+    if restored and start.parameters is not None and (problem := misfit(restored[0], start.parameters)):
+        raise UserError(
+            f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it was "
+            "trained with"
+        )
+    return step, restored
+
+
+def _choose(checkpoints: Checkpoints, wanted: int | None, say: Say) -> tuple[int, State | None]:
     if wanted is None:
         wanted, warnings = checkpoints.newest()
         for warning in warnings:
@@ -153,17 +263,20 @@ def _choose(
     return wanted, checkpoints.load(wanted)
 
 
-def _machine() -> dict[str, Any]:
+def _machine(start: Start) -> dict[str, Any]:
     return {
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
+        "sources": {"code": provenance.code()} | dict(start.sources),
     }
 
 
 def _differences(info: dict[str, Any], machine: dict[str, Any]) -> list[str]:
-    """Packages, processor, GPU and thread count that are not those of the first start, as `name (before, now)`."""
+    """Packages, hone's code, processor, GPU and threads that are not those of the start, as `name (before, now)`."""
     pairs = {name: (info["versions"].get(name), now) for name, now in machine["versions"].items()}
     pairs |= {name: (info["hardware"].get(name), machine["hardware"][name]) for name in ("cpu", "gpu")}
     pairs["threads"] = (info["threads"], machine["threads"])
+    code = info.get("sources", {}).get("code", "")
+    pairs["hone's code"] = (code[:8], machine["sources"]["code"][:8])
     return [f"{name} ({before}, now {now})" for name, (before, now) in pairs.items() if before != now]

@@ -17,6 +17,7 @@ NAMES = (
     "metrics.jsonl",
     "timings.jsonl",
     "events.jsonl",
+    "hashes.jsonl",
     "rollouts",
     "checkpoints",
     "weights",

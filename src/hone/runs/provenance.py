@@ -12,6 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import hone
+from hone import digests
+
 _PACKAGES = ("hone-rl", "torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
 
@@ -50,6 +53,11 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def code() -> str:
+    """SHA-256 over hone's own source files: what a version number and a revision don't tell of edited code."""
+    return digests.of_source(Path(hone.__file__).parent)
 
 
 def hardware() -> dict[str, Any]:

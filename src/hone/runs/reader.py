@@ -48,6 +48,13 @@ class Run:
         """Checkpoints, resumes, alarms, …, in the order they happened."""
         return read_lines(self.path / "events.jsonl")
 
+    def hashes(self) -> list[dict[str, Any]]:
+        """For each step: `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and `rollouts`.
+
+        There is one line more when the run came to its end, for the final version.
+        """
+        return read_lines(self.path / "hashes.jsonl")
+
     def rollout_steps(self) -> list[int]:
         """Steps whose rollouts are there, ascending."""
         steps = [step_of(path) for path in (self.path / "rollouts").glob("step_*.parquet")]
@@ -63,6 +70,15 @@ class Run:
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
             raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
         return read_rollouts(path)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """What became of every draw of an RL run: draw, step, example_id, state, tokens.
+
+        `source` is `checkpoint`, or `rollouts` for the steps since the newest one, which a resume would take again.
+        """
+        from hone.runs.draws import read_draws
+
+        return read_draws(self)
 
     def weights(self) -> dict[int, Path]:
         """Complete exports by step, ascending."""

@@ -8,14 +8,15 @@ first, every move is a rename, and doing any part again changes nothing.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import step_of
-from hone.runs.files import JsonlLog, dumps, read_json, read_lines, sweep, write_file
+from hone.runs.files import MARKER, JsonlLog, dumps, new_dir, read_json, read_lines, sweep, write_file
 
-LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
+LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
 """Events about the process or about the state before step N: those at N itself stay."""
 _PLAN = "rollback.json"
@@ -60,6 +61,26 @@ def roll_back(folder: Path, step: int) -> Path | None:
     return place
 
 
+def copy_history(source: Path, target: Path, step: int) -> None:
+    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
+
+    The checkpoint comes last: where it is, everything is.
+    """
+    for name in LOGS:
+        lines = [dumps(record) + "\n" for record in read_lines(source / name) if not goes(name, record, step)]
+        write_file(target / name, "".join(lines))
+    for path in sorted((source / "rollouts").glob("step_*.parquet")):
+        if (at := step_of(path)) is not None and at < step:
+            (target / "rollouts").mkdir(exist_ok=True)
+            write_file(target / "rollouts" / path.name, path.read_bytes())
+    for name in ("weights", "checkpoints"):
+        if (source / name / f"step_{step}").is_dir():
+            with new_dir(target / name / f"step_{step}") as folder:
+                for file in (source / name / f"step_{step}").iterdir():
+                    if file.name != MARKER:
+                        shutil.copyfile(file, folder / file.name)
+
+
 def _places(folder: Path) -> list[Path]:
     found = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name))
@@ -68,10 +89,11 @@ def _places(folder: Path) -> list[Path]:
 def _has_later(folder: Path, step: int) -> bool:
     if any(_later(folder, step)):
         return True
-    return any(_goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
+    return any(goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
 
 
-def _goes(log: str, record: dict[str, Any], step: int) -> bool:
+def goes(log: str, record: dict[str, Any], step: int) -> bool:
+    """Whether a line of `log` belongs to what a roll-back to `step` takes away."""
     at = record.get("step")
     if at is None or at < step:
         return False
@@ -96,6 +118,6 @@ def _move(folder: Path, place: Path, step: int) -> None:
     for name in LOGS:
         if (folder / name).exists():
             log = JsonlLog(folder / name)
-            log.rewind(lambda record, name=name: _goes(name, record, step), moved_to=place / name)
+            log.rewind(lambda record, name=name: goes(name, record, step), moved_to=place / name)
             log.close()
     write_file(place / _PLAN, dumps({"step": step, "done": True}) + "\n")

@@ -5,6 +5,7 @@ SELECT text, reward, components['correctness'] FROM 'outputs/rollouts/*.parquet'
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,10 +100,11 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
     return rows
 
 
-def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """Write rows (keys of `schema`; a missing one is null) as Parquet. Equal rows give equal bytes.
 
-    2 to 7 bytes a token, of prompt and completion, all columns counted: `OPTIONS` are a third less than the defaults.
+    Returns the SHA-256 of the file, in hex. 2 to 7 bytes a token, of prompt and completion, all columns counted:
+    `OPTIONS` are a third less than the defaults.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -113,7 +115,9 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> None:
     columns = [pa.array([_plain(row.get(field.name)) for row in rows], field.type) for field in schema()]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(columns, schema=schema()), sink, **OPTIONS)
-    write_file(path, sink.getvalue().to_pybytes())
+    content = sink.getvalue().to_pybytes()
+    write_file(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _plain(value: Any) -> Any:

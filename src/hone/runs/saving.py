@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hone.config.shared import CkptConfig
 from hone.runs.checkpoint import Tensors
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
 
+if TYPE_CHECKING:
+    import torch
+
+
+Ending = Literal["done", "stopped", "budget"]
+"""How a loop ended: all steps taken, asked to stop by a signal, or its budget used up."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an exact resume needs: tensors, of which group `model` is the policy, and the loop's own state.
+
+    The tensors are the live ones. `state()` may be called later, by another thread, and gives the state of now.
+    """
+
+    tensors: Tensors
+    state: Callable[[], dict[str, Any]]
+
 
 class Saver:
     """Saves versions of the policy: weights to use, checkpoints to resume from.
 
-    `export(folder, step)` writes weights; `snapshot()` returns the tensors and the state that an exact resume needs.
-    The weights come first: where there is a checkpoint there are its weights, however the process ends.
+    `export(folder, step, parameters)` writes weights. They come first: where there is a checkpoint there are its
+    weights, however the process ends. Unless `ckpt.background` is off, the loop waits only while the tensors are
+    copied; a thread writes the files, one version at a time.
     """
 
     def __init__(
@@ -24,27 +46,90 @@ class Saver:
         run: RunWriter,
         stop: StopRequest,
         ckpt: CkptConfig | None,
-        export: Callable[[Path, int], None],
-        snapshot: Callable[[], tuple[Tensors, dict[str, Any]]],
+        export: Callable[[Path, int, dict[str, torch.Tensor]], None],
+        snapshot: Callable[[], Snapshot],
     ) -> None:
         self.run = run
         self.stop = stop
         self.ckpt = ckpt
         self.export = export
         self.snapshot = snapshot
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+        self._writing: Future[None] | None = None
+        self._saved: tuple[int, bool] | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """True once the run was asked to end, by a signal or by its budget."""
+        return bool(self.stop) or bool(self.run.budget.used_up)
+
+    def ending(self, version: int, max_steps: int) -> Ending:
+        """How the loop ends that has come to `version`."""
+        if self.stop:
+            return "stopped"
+        return "done" if version == max_steps else "budget"
 
     def save(self, step: int, last: bool = False) -> None:
         """Saves version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end writes weights only; a run that is stopped by a signal always saves a checkpoint.
+        Without `--ckpt` the end writes weights only; a run that is stopped early always saves a checkpoint. When this
+        returns with `last`, all files are written. OSError if they, or those of an earlier version, could not be.
         """
+        if self._writing is not None and self._writing.done():
+            self._wait()
         interval = self.ckpt.interval if self.ckpt else None
-        due = last or (interval is not None and step % interval == 0)
-        if not due or (step == self.run.start_step and (not last or self.run.weights_path(step).exists())):
-            return
-        with self.run.phase("checkpoint"):
+        if (last or (interval is not None and step % interval == 0)) and not self._is_saved(step, last):
+            with self.run.phase("checkpoint"):
+                self._wait()
+                self._start(step, in_background=not last and self.ckpt is not None and self.ckpt.background)
+        if last:
+            with self.run.phase("checkpoint"):
+                self._wait()
+
+    def close(self) -> None:
+        """Waits for what is being written; errors of that are left aside."""
+        self._thread.shutdown()
+
+    def _is_saved(self, step: int, last: bool) -> bool:
+        checkpoint = self._with_checkpoint
+        if self._saved is not None and self._saved[0] == step:
+            return self._saved[1] or not checkpoint
+        return step == self.run.start_step and (not last or self.run.weights_path(step).exists())
+
+    @property
+    def _with_checkpoint(self) -> bool:
+        return self.ckpt is not None or self.stopping
+
+    def _start(self, step: int, in_background: bool) -> None:
+        snapshot, positions, checkpoint = self.snapshot(), self.run.log_positions(), self._with_checkpoint
+        tensors = _copies(snapshot.tensors) if in_background else snapshot.tensors
+        self._saved = (step, checkpoint)
+
+        def write() -> None:
+            began = time.perf_counter()
             with self.run.weights_dir(step) as folder:
-                self.export(folder, step)
-            if self.ckpt or self.stop:
-                tensors, state = self.snapshot()
-                self.run.save_checkpoint(step, tensors, state)
+                self.export(folder, step, tensors["model"])
+            if checkpoint:
+                self.run.save_checkpoint(step, tensors, snapshot.state() | {"logs": positions})
+            self.stop.save_seconds = 1.0 + 2 * (time.perf_counter() - began)
+
+        if in_background:
+            self._writing = self._thread.submit(write)
+        else:
+            write()
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    """Copies in CPU memory, which training can't change."""
+    import torch
+
+    with torch.no_grad():
+        return {
+            group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+            for group, named in tensors.items()
+        }

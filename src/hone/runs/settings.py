@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,38 @@ from hone.config.dump import to_toml
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 
-_FREE = {"output_dir", "display", "wandb", "ckpt", "resume"}
+START = {"resume": None, "allow_drift": False, "detach": False}
+"""Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
+_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", *START}
 """Settings that don't change what a run computes."""
+_BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
+"""Names of things that are compared themselves, by their digests."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting, or a source of the run, that is not as it was.
+
+    `harmless`: the numbers are as if it had always been so.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    harmless: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} ({_shown(self.before)}, now {_shown(self.now)})"
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is _ABSENT else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_toml(config: RunConfig) -> str:
-    """The whole config but `resume`: that says how a process started, not what the run is."""
-    return to_toml(config.model_copy(update={"resume": None}))
+    """The whole config, but for what says how a process started."""
+    return to_toml(config.model_copy(update=START))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -27,17 +53,28 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}): mend it, or choose another --output-dir") from None
 
 
-def changed(before: Path, config: RunConfig) -> list[str]:
-    """Dotted names of the settings that matter and in which `config` differs from the file `before`."""
+def changes(before: Path, config: RunConfig) -> list[Change]:
+    """The settings in which `config` differs from the file `before`, but for those that don't change the numbers."""
     if not before.exists():
         return []
-    old, new = _flat(read_toml(before)), _flat(tomllib.loads(run_toml(config)))
+    old, new = flat(read_toml(before)), flat(tomllib.loads(run_toml(config)))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return [name for name in names if name.split(".")[0] not in _FREE]
+    return [
+        Change(name, old.get(name, _ABSENT), new.get(name, _ABSENT), _is_harmless(name, new))
+        for name in names
+        if name.split(".")[0] not in _FREE and not name.startswith(_BY_DIGEST)
+    ]
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+def _is_harmless(name: str, new: dict[str, Any]) -> bool:
+    """Other steps to go, where the learning rate of the steps so far does not depend on how many there are."""
+    schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
+    return name == "max_steps" and schedule == "constant"
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one of dotted names."""
+    result: dict[str, Any] = {}
     for key, value in table.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+        result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return result

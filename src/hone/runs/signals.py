@@ -1,15 +1,26 @@
-"""Stopping a run politely: the first signal lets the step finish and be saved, a second Ctrl-C stops at once."""
+"""Stopping a run politely: the first signal lets the step finish and be saved, a second Ctrl-C stops at once.
+
+SIGTERM is how schedulers and spot machines say that the process will be killed in a moment. A step that would take
+longer than the grace period is given up then: the state before it is still whole, and is saved.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_SHORTEST = 0.05
+"""Seconds that a step gets in any case."""
+
+
+class StepAbandoned(KeyboardInterrupt):
+    """The step can't be finished in the grace period. A KeyboardInterrupt, so that no grader can swallow it."""
 
 
 def _to_stderr(text: str) -> None:
@@ -21,13 +32,18 @@ class StopRequest:
     """While entered, SIGINT and SIGTERM only set `signum`, for the loop to see at the end of its step.
 
     `say` gets the one line that tells what will happen; it is called inside the signal handler. A second SIGINT raises
-    KeyboardInterrupt at once. Outside the main thread signals can't be caught, and nothing is changed.
+    KeyboardInterrupt at once. `grace_seconds` after SIGTERM, less the `save_seconds` that saving takes, StepAbandoned
+    is raised where the step can be given up: inside `abandonable`, or by `check`. Outside the main thread signals
+    can't be caught, and nothing is changed.
     """
 
-    def __init__(self, say: Callable[[str], None] = _to_stderr):
+    def __init__(self, say: Callable[[str], None] = _to_stderr, grace_seconds: float = 25.0):
         self.signum: int | None = None
+        self.grace_seconds = grace_seconds
+        self.save_seconds = 1.0
         self._say = say
         self._before: dict[int, Any] = {}
+        self._abandonable = self._too_late = False
 
     def __bool__(self) -> bool:
         """True once a stop was asked for."""
@@ -38,13 +54,31 @@ class StopRequest:
         """What a shell reports for a process ended by that signal: 130 or 143; 0 if none came."""
         return 0 if self.signum is None else 128 + self.signum
 
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """Inside, StepAbandoned may be raised at any point: the block must change nothing that is saved."""
+        self._abandonable = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._abandonable = False
+
+    def check(self) -> None:
+        """Raises StepAbandoned if the time for this step is over."""
+        if self._too_late:
+            raise StepAbandoned
+
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for signum in _NAMES:
                 self._before[signum] = signal.signal(signum, self._handle)
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._time_is_up)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()
@@ -56,4 +90,13 @@ class StopRequest:
             return
         self.signum = signum
         name = _NAMES[signal.Signals(signum)]
-        self._say(f"{name}: finishing this step and saving a checkpoint; press Ctrl-C again to stop at once")
+        if signum == signal.SIGTERM:
+            signal.setitimer(signal.ITIMER_REAL, max(self.grace_seconds - self.save_seconds, _SHORTEST))
+        what = f"{name}: finishing this step and saving a checkpoint"
+        limit = f"; within {self.grace_seconds:g} s, else the step is given up"
+        self._say(what + (limit if signum == signal.SIGTERM else "; press Ctrl-C again to stop at once"))
+
+    def _time_is_up(self, _signum: int, _frame: FrameType | None) -> None:
+        self._too_late = True
+        if self._abandonable:
+            raise StepAbandoned

@@ -10,10 +10,12 @@ with RunWriter.start(config, "rl", sys.argv) as run:
 
 from __future__ import annotations
 
+import hashlib
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,8 +23,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import opening, provenance, settings
+from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
+from hone.runs.faults import explain
 from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
@@ -49,13 +53,16 @@ class RunWriter:
         self.restored = opened.restored
         self.nothing_left = opened.nothing_left
         self.display = display
-        self.checkpoints = Checkpoints(folder / "checkpoints", config.ckpt.keep if config.ckpt else None)
+        keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
+        self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
+        self.budget = Budget(config.budget, opened.seconds, opened.tokens, opened.step_tokens)
         self._lock = lock
         self._monitors: list[Monitor] = []
         (folder / "logs").mkdir(exist_ok=True)
-        self._metrics, self._timings, self._events = (
-            JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events")
-        )
+        self._metrics, self._timings, self._events, self._hashes = self._logs = [
+            JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
+        ]
+        self._rollouts_digest: str | None = None
         self._log_file = LogFile(folder / "logs" / f"{self.info['kind']}.log")
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
@@ -70,34 +77,35 @@ class RunWriter:
         protect: list[Path] | None = None,
         out: TextIO | None = None,
         parameters: Mapping[str, torch.Tensor] | None = None,
+        sources: Mapping[str, str] | None = None,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
         A fresh start moves an earlier run of hone to `.previous/<its id>`. UserError, with nothing touched, if the
-        directory can't be written, holds foreign files or any of `protect` (the run's own model, data and other
-        sources), or if the checkpoint to resume from doesn't fit `parameters`, the model's by name. `out` is the text
-        file the display writes to, by default standard output.
+        directory can't be written, holds foreign files or any of `protect` (paths that the run reads), if the
+        checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
+        (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
+        `out` is the text file the display writes to, by default standard output.
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
         folder = config.output_dir
         with writable(folder):
-            resuming = config.resume is not None and existing_run(folder) is not None
+            other = opening.other_source(config)
+            resuming = config.resume is not None and other is None and existing_run(folder) is not None
             if not resuming:
-                if config.resume is not None and config.resume.step:
+                if config.resume is not None and config.resume.step and other is None:
                     raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
-                check(folder, protect or [])
+                check(folder, [*(protect or []), *([other] if other else [])])
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             try:
                 display = make_display(config.display, kind, config.max_steps, out)
-                if resuming:
-                    opened = opening.resumed(config, kind, command, display.message, parameters)
-                else:
-                    opened = opening.fresh(config, kind, command, display.message)
+                start = opening.Start(kind, command, parameters, sources or {})
+                opened = opening.open_run(config, start, display.message)
                 run = cls(config, opened, display, lock)
                 if run.nothing_left:
                     return run
-                run.event("resume" if resuming else "start", run.start_step)
+                run.event("resume" if resuming or other else "start", run.start_step)
                 if opened.differs:
                     run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}", lasting=True)
                 write_file(folder / "config.toml", settings.run_toml(config))
@@ -118,30 +126,47 @@ class RunWriter:
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self._phases[name] = self._phases.get(name, 0.0) + seconds
+            self.budget.took(name, seconds)
 
     @property
     def seconds_so_far(self) -> float:
         """Wall seconds since the last `log_step`: what `time/step` would be now."""
         return time.perf_counter() - self._step_began
 
-    def log_step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None) -> None:
+    def log_step(
+        self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
+    ) -> None:
         """Write the step's lines. Nothing in `metrics` may come from a clock; that goes into `timings`.
 
-        `time/<phase>` of each `phase` since the last call and `time/step`, in seconds, are added to the timings. A
-        metric that isn't finite becomes null, with an event that says what it was. Without metrics nothing is written.
+        `time/<phase>` of each `phase` since the last call, `time/step` and `time/total` (over all processes of the
+        run), in seconds, are added to the timings. A metric that isn't finite becomes null, with an event that says
+        what it was. Without metrics neither line is written. `weights` is the fingerprint of version `step`: with the
+        SHA-256 of the metrics line and of the step's rollouts it becomes the step's line of hashes.jsonl.
         """
-        if not metrics:
-            return
+        line = self._log_metrics(step, metrics, timings or {}) if metrics else None
+        digest = None if line is None else hashlib.sha256(line).hexdigest()
+        self._hashes.append({"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest})
+        self._rollouts_digest = None
+
+    def _log_metrics(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> bytes:
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
-        seconds["time/step"] = self.seconds_so_far
+        seconds |= {"time/step": self.seconds_so_far, "time/total": self.budget.seconds}
         self._phases, self._step_began = {}, time.perf_counter()
+        self.budget.step(seconds["time/step"], metrics.get("tokens/total"))
         metrics_line = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
-        timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | (timings or {})).items()}
-        self._metrics.append(metrics_line)
+        timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | timings).items()}
+        line = self._metrics.append(metrics_line)
         self._timings.append(timings_line)
         self.display.step(step, metrics_line, timings_line)
         self._tell_monitors(lambda monitor: monitor.log(step, metrics_line, timings_line))
+        return line
+
+    def log_positions(self) -> dict[str, dict[str, Any]]:
+        """Size in bytes and SHA-256 of the logs that are the same in every run of this config."""
+        logs = (self._metrics, self._hashes)
+        return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
     def _finite(self, step: int, name: str, value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value
@@ -161,7 +186,7 @@ class RunWriter:
         """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
         folder = self.folder / "rollouts"
         folder.mkdir(exist_ok=True)
-        write_rollouts(folder / f"step_{step:06d}.parquet", rows)
+        self._rollouts_digest = write_rollouts(folder / f"step_{step:06d}.parquet", rows)
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
@@ -175,11 +200,11 @@ class RunWriter:
         return self.folder / "weights" / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:
-        """Save version `step` (after `step` updates, before step `step`), then delete what `ckpt.keep` doesn't keep.
+        """Save version `step` (after `step` updates, before step `step`), then delete those that the run doesn't keep.
 
-        The logs are flushed first.
+        The logs are flushed first. Like `weights_dir` it may be called by another thread than the loop's.
         """
-        for log in (self._metrics, self._timings, self._events):
+        for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state)
         self.event("checkpoint", step)
@@ -208,21 +233,23 @@ class RunWriter:
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
     def finish(self, status: str) -> None:
-        """Close the run with its last status: done, stopped (by a signal, saved), failed or interrupted."""
-        assert status in ("done", "stopped", "failed", "interrupted"), status
+        """Close the run with its last status: done, stopped (by a signal, saved), budget, failed or interrupted."""
+        assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self._tell_monitors(lambda monitor: monitor.finish(status))
         self.display.close()
         if warnings := self._log_file.close():
             self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
-        self.info |= {"status": status, "ended": provenance.now()}
+        self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self._save_info()
         self._close_files()
 
     def _close_files(self) -> None:
-        for log in (self._metrics, self._timings, self._events):
-            log.sync()
-            log.close()
-        self._lock.release()
+        try:
+            for log in self._logs:
+                log.sync()
+                log.close()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> RunWriter:
         return self
@@ -230,19 +257,32 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed."""
+        """Ends a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
+
+        UserError for what the machine refused, a full disk for example, saying what is kept.
+        """
         if self.nothing_left:
             self._log_file.close()
             self._close_files()
-        elif self.info["status"] == "running":
+            return
+        fault = explain(error, self.folder) if error is not None else None
+        if self.info["status"] == "running":
             status = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
-            self.finish(status)
+            # What stopped the run, such as a full disk, may stop this as well, and is what the user has to know.
+            with suppress(OSError) if fault else nullcontext():
+                self.finish(status)
             if status == "interrupted":
                 self.display.message(f"Interrupted: {self._kept()}.")
+        if fault is not None:
+            cause, remedy = fault
+            raise UserError(f"{cause}: {remedy}; {self._kept()}") from error
 
     def _kept(self) -> str:
         steps = self.checkpoints.steps()
-        return f"the last checkpoint is step_{steps[-1]}; go on with --resume" if steps else "no checkpoint was saved"
+        if not steps:
+            return "no checkpoint was saved"
+        config = shlex.quote(str(self.folder / "config.toml"))
+        return f"the last checkpoint is step_{steps[-1]}; go on with {self.info['kind']} @ {config} --resume"
 
     def _start_monitors(self, monitors: list[Monitor], config: RunConfig) -> None:
         self._monitors = monitors

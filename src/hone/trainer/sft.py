@@ -9,10 +9,12 @@ smoothing, no sample weights; what a checkpoint holds besides the trainer is the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from hone.config.sft import SFTConfig
-from hone.runs.saving import Saver
+from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.sft_data import Source, next_batch
@@ -28,6 +30,11 @@ class Progress:
     examples: int = 0
     tokens: int = 0
 
+    def state(self) -> Callable[[], dict[str, Any]]:
+        """What a checkpoint holds of it, as of now."""
+        now = asdict(self)
+        return lambda: {"progress": now}
+
 
 def train(
     config: SFTConfig,
@@ -37,41 +44,43 @@ def train(
     progress: Progress,
     run: RunWriter,
     saver: Saver,
-) -> tuple[dict[str, float], bool]:
-    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for.
+    newest: dict[str, float],
+) -> Ending:
+    """Runs from `trainer.version` to `max_steps`, or until a stop is asked for or the budget ends.
 
-    `val/loss` at step N is of version N, before the update; the last one
-    stands in a line of its own at `max_steps`. Returns the newest value of each metric, and whether the run came to its
-    end.
+    `val/loss` at step N is of version N, before the update; the last one stands in a line of its own. `newest` gets the
+    latest value of each metric. Returns how the run ended.
     """
-    newest: dict[str, float] = {}
-    while trainer.version < config.max_steps and not saver.stop:
-        step = trainer.version
+    while trainer.version < config.max_steps and not saver.stopping:
+        step, weights = trainer.version, trainer.fingerprint()
         saver.save(step)
         metrics = {}
         if config.val and step % config.val.interval == 0:
-            with run.phase("validate"):
+            with saver.stop.abandonable(), run.phase("validate"):
                 metrics["val/loss"] = trainer.evaluate(validation)
         with run.phase("data"):
-            sequences, progress.position = next_batch(source, step, progress.position, config.data)
+            sequences, position = next_batch(source, step, progress.position, config.data)
             batch = split_micro_batches(sequences, config.data.micro_batch_tokens, trainer.model.device)
         with run.phase("train"):
             metrics |= trainer.step(batch)
         tokens = sum(len(sequence) for sequence in sequences)
+        progress.position = position
         progress.examples += len(sequences)
         progress.tokens += tokens
         metrics |= {"epoch": progress.position / len(source)}
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
-        run.log_step(step, metrics, {"tokens/s": tokens / run.seconds_so_far})
+        run.log_step(step, metrics, {"tokens/s": tokens / run.seconds_so_far}, weights)
         newest |= metrics
-    finished = trainer.version == config.max_steps and not saver.stop
+    ending = saver.ending(trainer.version, config.max_steps)
     saver.save(trainer.version, last=True)
-    if config.val and finished:
-        with run.phase("validate"):
-            metrics = {"val/loss": trainer.evaluate(validation)}
-        run.log_step(trainer.version, metrics)
+    if ending != "stopped":
+        metrics = {}
+        if config.val:
+            with saver.stop.abandonable(), run.phase("validate"):
+                metrics = {"val/loss": trainer.evaluate(validation)}
+        run.log_step(trainer.version, metrics, weights=trainer.fingerprint())
         newest |= metrics
-    return newest, finished
+    return ending
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ Every micro-batch's loss is divided by the step's global token count, so splitti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.model.decoder import Decoder
+from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import loss_indices, token_logprobs
 from hone.trainer.objectives import Objective
 from hone.trainer.optim import Optimizer
@@ -23,8 +24,11 @@ class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: updates so far, skipped ones included).
 
     `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
-    distributions that the tokens were really drawn from.
+    distributions that the tokens were really drawn from. `interrupt` is called before each micro-batch; what it raises
+    ends the step there, with weights, optimiser and counter as they were before it.
     """
+
+    interrupt: Callable[[], None]
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Trainer:
         self.objective = objective
         self.temperature = temperature
         self.reference = reference
+        self.interrupt = lambda: None
         self.version = 0
 
     @property
@@ -59,6 +64,7 @@ class Trainer:
         """
         sums: dict[str, float] = {}
         for batch in micro_batches:
+            self.interrupt()
             for name, value in self._accumulate(batch).items():
                 sums[name] = max(sums.get(name, 0.0), value) if name.endswith("/max") else sums.get(name, 0.0) + value
         metrics = {"lr": self.lr}
@@ -104,6 +110,10 @@ class Trainer:
             logprobs_M, _ = token_logprobs(self.model, batch, indices_M, self.temperature)
             total += float(self.objective(logprobs_M, batch, indices_M)[0])
         return total / micro_batches[0].num_loss_tokens
+
+    def fingerprint(self) -> str:
+        """16 hex digits that tell this version of the policy from any other."""
+        return fingerprint(dict(self.model.named_parameters()))
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Everything an exact resume needs, as named tensors: model and optimiser."""

@@ -1,0 +1,35 @@
+"""Digests of what a run reads, so that a resume or a verification notices that it is not what it was."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.types import content_hash
+
+_SAMPLED = 64
+"""Rows of a data set that are looked at."""
+
+
+def of_source(path: Path) -> str:
+    """SHA-256 of a Python file, or over the names and contents of all in a folder."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return of_files(sorted(path.rglob("*.py")), path)
+
+
+def of_files(files: Iterable[Path], folder: Path) -> str:
+    """SHA-256 over the names, relative to `folder`, and the contents of files, in the order given."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def of_rows(rows: Sequence[Any]) -> str:
+    """Digest of the number of rows and of up to 64 of them, evenly spread: an edit elsewhere is not seen."""
+    count = len(rows)
+    indices = sorted({i * (count - 1) // max(1, _SAMPLED - 1) for i in range(_SAMPLED)}) if count else []
+    return content_hash([count, [rows[i] for i in indices]])

@@ -1,0 +1,48 @@
+"""What the machine refuses in the middle of a run, in words: a full disk, an I/O error, no memory."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+_DISK = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EIO: ("the disk reports an I/O error", "check the disk"),
+    errno.EROFS: ("the file system is read-only", "make it writable"),
+    errno.EACCES: ("writing is not permitted", "make the folder writable"),
+    errno.EPERM: ("writing is not permitted", "make the folder writable"),
+    errno.ESTALE: ("the network file system has lost the file", "mount it again"),
+}
+_NO_MEMORY = "lower --trainer.micro-batch-tokens (rl) or --data.micro-batch-tokens (sft), or the batch size"
+
+
+def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
+    """(cause, remedy) if the machine is to blame for `error`; None if it may be a bug, or a file of the user's.
+
+    Of file errors only those are the run's that concern a file below `folder`, or name none.
+    """
+    if is_out_of_memory(error):
+        return "out of memory", _NO_MEMORY
+    number, file = _os_error(error)
+    if number not in _DISK or (file is not None and folder.resolve() not in Path(file).resolve().parents):
+        return None
+    cause, remedy = _DISK[number]
+    return f"{cause} ({file or folder})", remedy
+
+
+def _os_error(error: BaseException) -> tuple[int | None, str | None]:
+    """Number and file of a system error. Libraries written in Rust tell the number in the text of their own errors."""
+    if isinstance(error, OSError):
+        return error.errno, None if error.filename is None else str(error.filename)
+    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
+    return (int(found.group(1)), None) if found else (None, None)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's, the system's, PyTorch's on a GPU, and PyTorch's on a CPU, which is a plain RuntimeError."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    named = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError, without importing torch
+    return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
