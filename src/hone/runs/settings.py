@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,16 @@ def changes(before: Path, config: RunConfig) -> list[Change]:
     if not before.exists():
         return []
     old, new = flat(read_toml(before)), flat(tomllib.loads(run_toml(config)))
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return [
         Change(name, old.get(name, _ABSENT), new.get(name, _ABSENT), _is_harmless(name, new))
-        for name in names
-        if name.split(".")[0] not in _FREE and not name.startswith(_BY_DIGEST)
+        for name in differing(old, new)
     ]
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of the settings in which two `flat` configs differ, but for those that don't change the numbers."""
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [name for name in names if name.split(".")[0] not in _FREE and not name.startswith(_BY_DIGEST)]
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:
