@@ -98,11 +98,31 @@ def test_hone_alone_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main([]) == 0
     out = capsys.readouterr().out
     for name, command in cli.COMMANDS.items():
-        assert f"  {name:<12}{command.summary}\n" in out
+        assert f"  {name:<12}{command.summary}\n" in out or " " in name
+    assert "  runs        look at runs, and end one: list, show, stop, attach, ledger\n" in out
     assert cli.main(["--help"]) == 0
     assert capsys.readouterr().out == out
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"hone {__version__}\n"
+
+
+def test_a_group_alone_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: hone runs COMMAND ...\n")
+    for name, command in cli.COMMANDS.items():
+        assert (f"  {name:<13}{command.summary}\n" in out) == name.startswith("runs ")
+    assert cli.main(["runs", "--help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_a_command_of_two_words_gets_the_words_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+    module = types.ModuleType("hone.commands.runs_show")
+    module.__dict__["run"] = lambda config: configs.append(config) or 3
+    monkeypatch.setitem(sys.modules, "hone.commands.runs_show", module)
+    assert cli.main(["runs", "show", "outputs/a", "--events", "2"]) == 3
+    assert (configs[0].run, configs[0].events) == ("outputs/a", 2)
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +130,12 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "error: hone has no command 'evl': did you mean `hone eval`?\n"
     assert cli.main(["xyzzy"]) == 2
     assert "there are init-model, sft, rl, eval" in capsys.readouterr().err
+    assert cli.main(["runs", "lst"]) == 2
+    assert capsys.readouterr().err == "error: hone has no command 'runs lst': did you mean `hone runs list`?\n"
+    assert cli.main(["runs", "xyzzy"]) == 2
+    assert "there are list, show, stop, attach, ledger" in capsys.readouterr().err
+    assert cli.main(["run"]) == 2
+    assert "did you mean `hone runs`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -117,7 +143,7 @@ def test_every_command_has_its_config_and_its_module(name: str) -> None:
     command = cli.COMMANDS[name]
     module = ROOT / "src" / Path(*command.module.split(".")).with_suffix(".py")
     assert "def run(" in module.read_text()
-    assert run(sys.executable, "-m", "hone.cli", name, "--help").stdout.startswith(f"usage: hone {name}")
+    assert run(sys.executable, "-m", "hone.cli", *name.split(), "--help").stdout.startswith(f"usage: hone {name}")
 
 
 @pytest.mark.parametrize("script", ["hone", "sft", "rl", "vf-eval"])

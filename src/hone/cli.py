@@ -28,7 +28,35 @@ COMMANDS = {
     "sft": Command("hone.config.sft", "SFTConfig", "hone.commands.sft", "imitate a data set or demonstrations"),
     "rl": Command("hone.config.rl", "RLConfig", "hone.commands.rl", "reinforce with a verifiable reward"),
     "eval": Command("hone.config.eval", "EvalConfig", "hone.commands.eval", "measure a model on held-out examples"),
+    "replay": Command(
+        "hone.config.reproduce", "ReplayConfig", "hone.commands.replay", "retrain a run from its recorded rollouts"
+    ),
+    "verify": Command(
+        "hone.config.reproduce", "VerifyConfig", "hone.commands.verify", "check a run: its files, and steps done again"
+    ),
+    "diff": Command(
+        "hone.config.reproduce", "DiffConfig", "hone.commands.diff", "where two runs part: step and quantity"
+    ),
+    "runs list": Command(
+        "hone.config.runs", "RunsListConfig", "hone.commands.runs_list", "all runs under a folder, and how they stand"
+    ),
+    "runs show": Command(
+        "hone.config.runs", "RunsShowConfig", "hone.commands.runs_show", "one page on a run, and what to do next"
+    ),
+    "runs stop": Command(
+        "hone.config.runs", "RunsStopConfig", "hone.commands.runs_stop", "end a run that is at work, saved"
+    ),
+    "runs attach": Command(
+        "hone.config.runs", "RunsAttachConfig", "hone.commands.runs_attach", "watch a run that is at work"
+    ),
+    "runs ledger": Command(
+        "hone.config.runs", "RunsLedgerConfig", "hone.commands.runs_ledger", "what became of every draw of a run"
+    ),
 }
+"""By name; commands of two words form a group, which its first word alone lists."""
+
+GROUPS = {"runs": "look at runs, and end one"}
+"""Line of a group in `hone --help`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,11 +66,22 @@ def main(argv: list[str] | None = None) -> int:
         return _guarded(_print_commands)
     if argv[0] == "--version":
         return _guarded(lambda: print(f"hone {__version__}"))
-    if argv[0] not in COMMANDS:
-        close = get_close_matches(argv[0], COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}"
-        return _fail(f"hone has no command {argv[0]!r}: {hint}")
-    return call(argv[0], argv[1:], f"hone {argv[0]}")
+    if argv[0] in GROUPS and argv[1:] in ([], ["-h"], ["--help"]):
+        return _guarded(lambda: _print_group(argv[0]))
+    words = 2 if argv[0] in GROUPS else 1
+    name = " ".join(argv[:words])
+    if name not in COMMANDS:
+        return _fail(f"hone has no command {name!r}: {_nearest(name)}")
+    return call(name, argv[words:], f"hone {name}")
+
+
+def _nearest(name: str) -> str:
+    """What may have been meant by a command that does not exist."""
+    group = name.split()[0] if " " in name else ""
+    of_group = {other.removeprefix(f"{group} "): other for other in COMMANDS if other.startswith(f"{group} ")}
+    known = of_group if group in GROUPS else {other: other for other in [*COMMANDS, *GROUPS] if " " not in other}
+    close = get_close_matches(name.split()[-1], known, n=1, cutoff=0.5)
+    return f"did you mean `hone {known[close[0]]}`?" if close else f"there are {', '.join(known)}"
 
 
 def sft() -> int:
@@ -68,6 +107,12 @@ def call(name: str, argv: list[str], prog: str) -> int:
         from hone.config.parse import parse
 
         config = parse(getattr(import_module(command.config_module), command.config_class), argv, prog)
+        if getattr(config, "detach", False):
+            from hone.commands import detach
+
+            if not detach.in_background():
+                return detach.start(name, argv)
+            detach.enter()
         prepare_process()
         return import_module(command.module).run(config)
 
@@ -104,11 +149,26 @@ def _fail(sentence: str) -> int:
 
 def _print_commands() -> None:
     print("usage: hone COMMAND ...\n\nReinforcement learning with verifiable rewards, reproducible to the bit.\n")
-    for name, command in COMMANDS.items():
-        print(f"  {name:<12}{command.summary}")
+    lines = {name: command.summary for name, command in COMMANDS.items() if " " not in name}
+    for group, summary in GROUPS.items():
+        second = ", ".join(name.split()[1] for name in COMMANDS if name.startswith(f"{group} "))
+        lines[group] = f"{summary}: {second}"
+    _print_lines(lines)
     print(
         "\n`hone COMMAND --help` lists a command's keys. A config file is given as `@ FILE.toml`; flags win over files."
     )
+
+
+def _print_group(group: str) -> None:
+    print(f"usage: hone {group} COMMAND ...\n\n{GROUPS[group].capitalize()}.\n")
+    _print_lines({name: command.summary for name, command in COMMANDS.items() if name.startswith(f"{group} ")})
+    print(f"\n`hone {group} COMMAND --help` lists a command's keys.")
+
+
+def _print_lines(lines: dict[str, str]) -> None:
+    width = max(map(len, lines)) + 2
+    for name, summary in lines.items():
+        print(f"  {name:<{width}}{summary}")
 
 
 if __name__ == "__main__":

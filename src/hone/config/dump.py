@@ -23,20 +23,20 @@ def _table(config: BaseModel) -> dict[str, Any]:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if value is not None or field.default is not None:
-            table[name] = _plain(value)
+            table[name] = plain(value)
     return table
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in the types that TOML knows."""
     if isinstance(value, BaseModel):
         return _table(value)
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Enum):
-        return _plain(value.value)
+        return plain(value.value)
     if isinstance(value, Path):
         return str(value)
     return "None" if value is None else value

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hone.config.base import BaseConfig
-from hone.config.schema import Path, dotted, flag, names_of, unwrap
+from hone.config.schema import Path, dotted, flag, names_of, unwrap, walk
 
 INDENT = 30
 
@@ -19,11 +19,15 @@ INDENT = 30
 def render(cls: type[BaseConfig], prog: str) -> str:
     """The help page of one command, wrapped to the terminal."""
     width = min(shutil.get_terminal_size().columns, 120)
-    word = f" {cls.positional.upper()}" if cls.positional else ""
-    lines = [f"usage: {prog}{word} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--KEY VALUE ...]", ""]
+    word = "".join(f" {name.upper()}" for name in cls.words())
+    sections = any(key.section for key in walk(cls))
+    by_section, rule = (
+        (" [--SECTION @ FILE.toml ...]", " a section's files over files at the top,") if sections else ("", "")
+    )
+    lines = [f"usage: {prog}{word} [@ FILE.toml ...]{by_section} [--KEY VALUE ...]", ""]
     lines += [*textwrap.wrap((cls.__doc__ or "").partition("\n\n")[0], width), ""]
     lines += [
-        "Flags win over files, a section's files over files at the top, and later files over earlier ones.",
+        f"Flags win over files,{rule} and later files over earlier ones.",
         "In a file the same keys are written without the dashes: --a.b-c 1 is `b_c = 1` under `[a]`.",
         "",
         "  -h, --help",

@@ -39,16 +39,19 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def make_display(mode: str, kind: str, max_steps: int, out: TextIO | None = None) -> Display:
-    """The display for `mode` (auto, plain, none), writing to `out` (standard output)."""
+def make_display(
+    mode: str, kind: str, max_steps: int, out: TextIO | None = None, progress: Progress | None = None
+) -> Display:
+    """The display for `mode` (auto, plain, none), writing to `out` (standard output); of `progress`, if it is given."""
     stream: TextIO = sys.stdout if out is None else out
+    progress = progress or Progress(kind, max_steps)
     if mode == "none":
         return NoDisplay()
     if mode == "auto" and _is_rich_terminal(stream):
         from hone.runs.live import LiveDisplay
 
-        return LiveDisplay(Progress(kind, max_steps), stream)
-    return PlainDisplay(Progress(kind, max_steps), stream)
+        return LiveDisplay(progress, stream)
+    return PlainDisplay(progress, stream)
 
 
 def _is_rich_terminal(out: TextIO) -> bool:

@@ -1,0 +1,105 @@
+"""How a run stands and what to do next, in the words that the `hone runs` commands share."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from hone.runs.reader import Run
+from hone.runs.summary import KILLED, Summary
+
+_ENDED = {
+    "done": "done, {}",
+    "stopped": "stopped by a signal after {}, and saved",
+    "budget": "its budget is used up after {}, and it is saved",
+    "failed": "failed after {}",
+    "interrupted": "interrupted after {}",
+    KILLED: "killed after {}",
+}
+
+
+def standing(run: Summary) -> str:
+    """`outputs/rl: killed after 4 of 6 steps`"""
+    if run.status == "running":
+        where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
+        return f"{run.path}: at work on step {run.progress.current + 1} of {run.progress.max_steps or '?'}, in {where}"
+    if run.kind == "eval":
+        return f"{run.path}: {run.status}"
+    return f"{run.path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps")
+
+
+def steps(run: Summary) -> str:
+    """`4 of 6`"""
+    return f"{run.progress.done} of {run.progress.max_steps or '?'}"
+
+
+def next_commands(run: Summary) -> list[tuple[str, str]]:
+    """What makes sense now, as (what for, command to paste)."""
+    quoted = shlex.quote(str(run.path))
+    if run.status == "running":
+        return [("watch it", f"hone runs attach {quoted}"), ("end it", f"hone runs stop {quoted}")]
+    if run.kind == "eval":
+        return []
+    if run.status == "done":
+        weights = Run(run.path).weights()
+        return [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
+    return [(_going_on(run), resume_command(run))]
+
+
+def print_next(run: Summary) -> None:
+    """Prints what makes sense now, each command on a line of its own."""
+    for what, command in next_commands(run):
+        print(f"To {what}:\n  {command}")
+
+
+def numbers(run: Summary) -> list[str]:
+    """The latest step and the last evaluation, in a line each."""
+    progress = run.progress
+    lines = [f"step {progress.done}: {', '.join(progress.summary())}"] if progress.history else []
+    return lines + [f"held out, at step {progress.eval_step}: {line}" for line in progress.evaluation()]
+
+
+def _going_on(run: Summary) -> str:
+    checkpoints = run.checkpoints
+    if not checkpoints:
+        return "start it again from step 0"
+    return f"go on from step {checkpoints[-1]}"
+
+
+def resume_command(run: Summary) -> str:
+    """The command that goes on with the run, from its own config.toml; a budget that is used up is doubled."""
+    words = ["hone", run.kind, "@", str(run.path / "config.toml")]
+    if Path(run.config.get("output_dir", "outputs")).resolve() != run.path.resolve():
+        words += ["--output-dir", str(run.path)]
+    words += ["--resume", *(["--detach"] if "--detach" in run.info["command"] else [])]
+    if run.status == "budget":
+        limits = {
+            name: run.config["budget"][name] for name in ("hours", "usd", "tokens") if name in run.config["budget"]
+        }
+        words += [word for name, limit in limits.items() for word in (f"--budget.{name}", f"{2 * limit:g}")]
+    return shlex.join(words)
+
+
+def _evaluation(run: Summary, weights: Path) -> str:
+    words = ["hone", "eval", run.task or "ENV", "-m", str(weights)]
+    if run.kind == "rl" and (args := run.config["orchestrator"]["env"].get("args")):
+        words += ["-a", json.dumps(args)]
+    return shlex.join([*words, "-n", "100", "-r", "4"])
+
+
+def latest(run: Summary) -> str:
+    """The headline of the last step: `reward 0.912`, `loss 0.8435`; empty before the first."""
+    if not run.progress.history:
+        return ""
+    value = run.progress.history[-1]
+    return f"loss {value:.4f}" if run.kind == "sft" else f"reward {value:.3f}"
+
+
+def held_out(run: Summary) -> str:
+    """The last evaluation's headline: `reward 0.940`, `loss 0.9012`; empty without one."""
+    evals = run.progress.evals
+    if (loss := evals.get("val/loss")) is not None:
+        return f"loss {loss:.4f}"
+    rewards = [value for name, value in evals.items() if name.endswith("/reward/mean") and name.count("/") <= 3]
+    return f"reward {rewards[0]:.3f}" if rewards and rewards[0] is not None else ""

@@ -1,0 +1,68 @@
+"""`hone runs list | show | stop | attach | ledger`: looking at runs, and ending one."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from hone.config.base import BaseConfig
+
+
+class RunsListConfig(BaseConfig):
+    """List the training runs under a folder: how each stands, its latest numbers, and how those that ended go on."""
+
+    positional: ClassVar[str | None] = "root"
+
+    root: Path = Path("outputs")
+    """The folder; also the first word of the command line."""
+    all: bool = False
+    """Evaluations too, and runs that a later one in the same directory has moved to `.previous/`."""
+    ids: bool = False
+    """Show the id of each run."""
+
+
+class _RunConfig(BaseConfig):
+    positional: ClassVar[str | None] = "run"
+
+    run: str = "outputs"
+    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+
+
+class RunsShowConfig(_RunConfig):
+    """One page on a run: what ran, how it stands, what it left behind, and what to do next."""
+
+    events: int = Field(default=5, ge=0)
+    """How many of its last events."""
+
+
+class RunsStopConfig(_RunConfig):
+    """End a run that is at work: it finishes its step, saves a checkpoint, and can be resumed."""
+
+    now: bool = False
+    """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
+
+
+class RunsAttachConfig(_RunConfig):
+    """Show a run that is at work until it ends; Ctrl-C leaves it running."""
+
+    display: Literal["auto", "plain"] = "auto"
+    """`auto`: live table on a terminal, plain lines elsewhere."""
+
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", 'Field name "json"')  # it hides a method that pydantic keeps for old callers
+
+    class RunsLedgerConfig(_RunConfig):
+        """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
+
+        state: Literal["trained", "filtered", "failed", "retired"] | None = None
+        """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum."""
+        step: int | None = Field(default=None, ge=0)
+        """Only the draws of this step."""
+        limit: int | None = Field(default=None, ge=0)
+        """At most so many rows, the last ones (default: 40; all with --json); 0 prints the summary alone."""
+        json: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A JSON object per draw and line, without a summary."""

@@ -1,0 +1,109 @@
+"""What became of every draw of an RL run, read from its checkpoints and rollouts; and whether each epoch was whole.
+
+The ledger of record is in the checkpoints. What a run did after its newest one is read from the rollouts; a resume
+would take those draws again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.runs.files import MARKER, is_complete, sha256
+
+if TYPE_CHECKING:
+    from hone.runs.reader import Run
+
+CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
+
+
+def read_draws(run: Run) -> list[dict[str, Any]]:
+    """One record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
+
+    `source` says where it is from: `checkpoint` is the newest intact one; `rollouts` are of steps since then.
+    """
+    step, entries = _newest_ledger(run)
+    draws = [entry | {"source": CHECKPOINT} for entry in entries]
+    for later in run.rollout_steps():
+        if later >= step:
+            draws += _from_rollouts(run, later)
+    return draws
+
+
+def _newest_ledger(run: Run) -> tuple[int, list[dict[str, Any]]]:
+    """(step, entries) of the newest checkpoint whose ledger is as it was written; (0, []) without one."""
+    for step in reversed(run.checkpoints.steps()):
+        if (state := _state(run.checkpoints.path(step))) is not None and "ledger" in state:
+            return step, state["ledger"]
+    return 0, []
+
+
+def _state(folder: Path) -> dict[str, Any] | None:
+    """`state.json` of a checkpoint, if it is intact. Its tensors, which may be large, are not read."""
+    if not is_complete(folder):
+        return None
+    listed = json.loads((folder / MARKER).read_text())["files"]["state.json"]["sha256"]
+    return json.loads((folder / "state.json").read_bytes()) if sha256(folder / "state.json") == listed else None
+
+
+def _from_rollouts(run: Run, step: int) -> list[dict[str, Any]]:
+    """The draws of a step, each with the state of its group: that of a sample that isn't failed, if there is one."""
+    draws: dict[int, dict[str, Any]] = {}
+    for row in run.rollouts(step).select(["draw", "step", "example_id", "state", "token_ids"]).to_pylist():
+        tokens = len(row.pop("token_ids"))
+        entry = draws.setdefault(row["draw"], row | {"tokens": 0, "source": ROLLOUTS})
+        entry["tokens"] += tokens
+        if entry["state"] == "failed":
+            entry["state"] = row["state"]
+    return [draws[draw] for draw in sorted(draws)]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How often the examples came. `pool` is how many there are, None while that isn't known.
+
+    `over` epochs have ended; `open` draws belong to the one under way. `faults` says, epoch by epoch, what came too
+    often or not at all.
+    """
+
+    pool: int | None
+    over: int
+    open: int
+    faults: list[str] = field(default_factory=list)
+
+
+def epochs(draws: list[dict[str, Any]], pool: int | None = None) -> Epochs:
+    """Whether each epoch of the draws, which must be all of a run from its first on, had each example exactly once.
+
+    Without `pool`, its size is taken from the draws: an epoch is over when an example comes again. Rows of equal
+    content are one example here, which then comes as often in every epoch as in the first.
+    """
+    ids = [draw["example_id"] for draw in draws]
+    pool = pool or _first_repeat(ids)
+    if pool is None:
+        return Epochs(None, 0, len(ids))
+    over, open_draws = divmod(len(ids), pool)
+    once = Counter(ids[:pool])
+    faults = []
+    for epoch in range(over + 1):
+        counts = Counter(ids[epoch * pool : (epoch + 1) * pool])
+        wrong = [f"{name} came {counts[name]} times, not {once[name]}" for name in counts if counts[name] > once[name]]
+        if epoch < over:
+            wrong += [
+                f"{name} came {counts[name]} times, not {once[name]}" for name in once if counts[name] < once[name]
+            ]
+        if wrong and over:
+            faults.append(f"epoch {epoch}: {'; '.join(wrong[:4])}{' ...' if wrong[4:] else ''}")
+    return Epochs(pool, over, open_draws, faults)
+
+
+def _first_repeat(ids: list[str]) -> int | None:
+    seen: set[str] = set()
+    for number, name in enumerate(ids):
+        if name in seen:
+            return number
+        seen.add(name)
+    return None

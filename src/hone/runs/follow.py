@@ -1,0 +1,128 @@
+"""Following a run from its files, while another process writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+from hone.runs.display import make_display
+from hone.runs.liveness import holder
+from hone.runs.progress import Progress
+from hone.runs.summary import Summary, describe_event
+
+POLL = 0.25
+"""Seconds between two looks at the files."""
+_QUIET = {"start", "weights"}
+"""Events that are not worth a line."""
+
+
+class Rewound(Exception):
+    """A log lost lines: a resume has rolled the run back, and what was read of it no longer holds."""
+
+
+class Tail:
+    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._inode: int | None = None
+        self._read = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The new records. Raises Rewound if it is no longer the same file, or shorter than what was read."""
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            if self._inode is None:
+                return []
+            raise Rewound from None
+        with file:
+            facts = os.fstat(file.fileno())
+            if facts.st_ino != (self._inode or facts.st_ino) or facts.st_size < self._read:
+                raise Rewound
+            self._inode = facts.st_ino
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self._path} is damaged ({error}): it can't be followed") from None
+
+
+class Steps:
+    """The steps that a run has taken since the last call: each once its two lines, metrics and timings, are there."""
+
+    def __init__(self, folder: Path):
+        self._metrics, self._timings = Tail(folder / "metrics.jsonl"), Tail(folder / "timings.jsonl")
+        self._waiting: list[dict[str, Any]] = []
+        self._seconds: dict[int, dict[str, Any]] = {}
+
+    def new(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(metrics, timings) of the new steps, in their order."""
+        self._waiting += self._metrics.new()
+        self._seconds |= {record["step"]: record for record in self._timings.new()}
+        found = []
+        while self._waiting and self._waiting[0]["step"] in self._seconds:
+            metrics = self._waiting.pop(0)
+            found.append((metrics, self._seconds.pop(metrics["step"])))
+        return found
+
+
+class _Clock:
+    """Seconds: the wall clock's, or those that were set, to go through what is past."""
+
+    def __init__(self) -> None:
+        self.past: float | None = None
+
+    def __call__(self) -> float:
+        return time.time() if self.past is None else self.past
+
+
+def follow(run: Summary, display_mode: str) -> None:
+    """Shows the run as it would show itself, until no process writes it any more.
+
+    Raises Rewound where a resume began meanwhile: follow it anew.
+    """
+    steps, events = Steps(run.path), Tail(run.path / "events.jsonl")
+    clock = _Clock()
+    progress = Progress(run.kind, run.progress.max_steps, clock)
+    display = make_display(display_mode, run.kind, run.progress.max_steps, progress=progress)
+    resumes = run.info["resumes"]
+    first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
+
+    past = steps.new()
+    events.new()
+    clock.past = at = datetime.fromisoformat(began).timestamp()
+    for metrics, timings in [pair for pair in past if pair[0]["step"] < first_step]:
+        progress.update(metrics["step"], metrics, timings)
+    progress.step = None  # the pace is that of this process
+    display.start(first_step)
+    try:
+        this_process = [pair for pair in past if pair[0]["step"] >= first_step]
+        for metrics, timings in this_process:
+            clock.past = at = at + (timings.get("time/step") or 0.0)
+            # Of what is past only the last step is shown.
+            show = display.step if metrics is this_process[-1][0] else progress.update
+            show(metrics["step"], metrics, timings)
+        clock.past = None
+        progress.enter("under way")
+        while True:
+            held = holder(run.path) is not None
+            for metrics, timings in steps.new():
+                display.step(metrics["step"], metrics, timings)
+                progress.enter("under way")
+            for event in events.new():
+                if event.get("kind") not in _QUIET:
+                    display.message(describe_event(event))
+            if not held:
+                return
+            time.sleep(POLL)
+    finally:
+        display.close()

@@ -1,0 +1,112 @@
+"""A run in a few facts, from its files: how it stands, how far it came, its latest numbers. Writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hone.runs.files import read_json, read_lines
+from hone.runs.liveness import holder
+from hone.runs.outputs import existing_run
+from hone.runs.progress import Progress
+from hone.runs.reader import Run
+from hone.runs.settings import read_toml
+
+KILLED = "killed"
+"""Status of a run whose run.json says `running` while no process holds it: it ended without a word."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run stands. `config` is empty while it has none; `pid` as `hone.runs.liveness.holder` says it.
+
+    `seconds` is what all processes of the run took so far, for a run without `time/total` what its steps took.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    config: dict[str, Any]
+    status: str
+    pid: int | None
+    progress: Progress
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """sft, rl or eval."""
+        return self.info["kind"]
+
+    @property
+    def task(self) -> str | None:
+        """Id of the environment, if there is one."""
+        section = self.config.get({"rl": "orchestrator", "sft": "data"}.get(self.kind, ""), {})
+        return self.config.get("env") if self.kind == "eval" else section.get("env", {}).get("id")
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending."""
+        return Run(self.path).checkpoints.steps()
+
+
+def summarize(path: Path) -> Summary:
+    """The summary of the run in `path`. UserError if `path` isn't a run, or one of its files is damaged."""
+    Run(path)
+    info, pid = _info(path), holder(path)
+    if info["status"] == "running" and pid is None:
+        info = _info(path)  # a run writes its last status before it lets go of the lock
+    status = KILLED if info["status"] == "running" and pid is None else info["status"]
+    config = read_toml(path / "config.toml") if (path / "config.toml").is_file() else {}
+    if info["kind"] == "eval":
+        progress, seconds = _evaluation(path)
+    else:
+        progress, seconds = _training(path, info["kind"], config.get("max_steps", 0))
+    return Summary(path, info, config, status, pid, progress, seconds)
+
+
+def local_time(stamp: str | None) -> str:
+    """An ISO time of a run's files in this machine's time zone, to the minute; empty for none."""
+    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M}" if stamp else ""
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """An event in one line: time, what, at which step, and what else it says."""
+    more = {name: value for name, value in event.items() if name not in ("kind", "step", "time")}
+    at = f" at step {event['step']}" if event.get("step") is not None else ""
+    text = f"{local_time(event.get('time'))}  {str(event.get('kind')).replace('_', ' ')}{at}"
+    details = ", ".join(f"{name} {shortened(value)}" for name, value in more.items())
+    return f"{text} ({details})" if details else text
+
+
+def shortened(value: Any) -> str:
+    """A value in at most 60 characters on one line, without control characters."""
+    text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _info(path: Path) -> dict[str, Any]:
+    info = existing_run(path)
+    assert info is not None, "run.json disappeared"
+    return info
+
+
+def _training(path: Path, kind: str, max_steps: int) -> tuple[Progress, float]:
+    timings = {record.get("step"): record for record in read_lines(path / "timings.jsonl")}
+    progress = Progress(kind, max_steps)
+    for record in read_lines(path / "metrics.jsonl"):
+        progress.update(record["step"], record, timings.get(record["step"], {}))
+    return progress, seconds_taken(list(timings.values()))
+
+
+def seconds_taken(timings: list[dict[str, Any]]) -> float:
+    """Seconds of a run so far: `time/total` of the last line that has it, else the sum of `time/step`."""
+    totals = [record["time/total"] for record in timings if "time/total" in record]
+    return totals[-1] if totals else sum(record.get("time/step") or 0.0 for record in timings)
+
+
+def _evaluation(path: Path) -> tuple[Progress, float]:
+    progress = Progress("eval", 0)
+    metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
+    progress.evals = metadata.get("metrics", {})
+    return progress, sum(metadata.get("seconds", {}).values())
