@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hone.commands.detach import hand_over
 from hone.commands.machine import configure, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
@@ -60,6 +61,7 @@ def run(config: RLConfig) -> int:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
+        hand_over(config.output_dir, "rl")
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)

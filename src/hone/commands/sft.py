@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.commands.detach import hand_over
 from hone.commands.machine import configure, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
@@ -65,6 +66,7 @@ def run(config: SFTConfig) -> int:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
+        hand_over(config.output_dir, "sft")
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
         state = restore(writer, trainer)
         progress = Progress(**state["progress"]) if state else Progress()
