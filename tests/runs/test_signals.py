@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hone.runs.signals import StopRequest
+from hone.runs.signals import StepAbandoned, StopRequest
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -57,3 +57,47 @@ def test_in_another_thread_nothing_is_changed():
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+def within(stop: StopRequest, seconds: float) -> None:
+    """Sends SIGTERM and waits in the block that may be given up."""
+    with stop.abandonable():
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(seconds)
+
+
+def test_a_step_that_does_not_fit_into_the_grace_period_is_given_up():
+    before = signal.getsignal(signal.SIGALRM)
+    with StopRequest(lambda text: None, grace_seconds=1.2) as stop:
+        stop.save_seconds = 1.0
+        with pytest.raises(StepAbandoned):
+            within(stop, 10)
+        assert stop.exit_code == 143
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_step_that_fits_is_finished():
+    with StopRequest(lambda text: None, grace_seconds=30) as stop:
+        within(stop, 0.01)
+        stop.check()
+        assert stop
+
+
+def test_outside_its_block_nothing_is_given_up_before_it_is_asked():
+    with StopRequest(lambda text: None, grace_seconds=0.01) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(0.2)  # the time is up in the middle of an update: it goes on to its end
+        with pytest.raises(StepAbandoned):
+            stop.check()
+        with pytest.raises(StepAbandoned), stop.abandonable():
+            raise AssertionError("the block is not entered")
+
+
+def test_no_grader_can_swallow_it():
+    from hone.grading import attempt, together
+
+    def grader() -> float:
+        raise StepAbandoned
+
+    with pytest.raises(StepAbandoned):
+        together([attempt(grader)])

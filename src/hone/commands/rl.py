@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hone.commands.detach import hand_over
-from hone.commands.machine import configure, device_of
+from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
     digests,
@@ -61,12 +61,15 @@ def run(config: RLConfig) -> int:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
+            if note := determinism_note(model, config.seq_len, config.trainer.micro_batch_tokens):
+                writer.display.message(note)
         hand_over(config.output_dir, "rl")
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
         policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
         sampler = GroupSampler(config, env, renderer, policy)
+        writer.note(pool=sampler.pool)
         with StopRequest(writer.display.notice, config.grace_seconds) as stop:
             saver = make_saver(
                 config,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.commands.detach import hand_over
-from hone.commands.machine import configure, device_of
+from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
     digests,
@@ -66,6 +66,8 @@ def run(config: SFTConfig) -> int:
             writer.mark_inexact(0, "deterministic = false", lasting=True)
         if writer.start_step == 0:
             writer.display.message(describe(config, model, threads))
+            if note := determinism_note(model, config.data.seq_len, config.data.micro_batch_tokens):
+                writer.display.message(note)
         hand_over(config.output_dir, "sft")
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
         state = restore(writer, trainer)

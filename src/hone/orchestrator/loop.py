@@ -41,7 +41,7 @@ def train(
             trajectories = sampler.sample(examples, draws, step)
         with recorder.phase("grade"):
             groups = sampler.grade(examples, draws, trajectories)
-        with recorder.run.phase("train"):
+        with recorder.run.phase("train"):  # not one that is given up midway: it changes the weights
             batch = pack_groups(groups, orch.truncated, config.trainer.micro_batch_tokens, trainer.model.device)
             metrics |= step_metrics(groups, step) | trainer.step(batch)
         close_draws(ledger, groups, step)

@@ -111,7 +111,9 @@ class Saver:
                 self.export(folder, step, tensors["model"])
             if checkpoint:
                 self.run.save_checkpoint(step, tensors, snapshot.state() | {"logs": positions})
-            self.stop.save_seconds = 1.0 + 2 * (time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.stop.save_seconds = 1.0 + 2 * seconds
+            self.run.budget.took("checkpoint", seconds)
 
         if in_background:
             self._writing = self._thread.submit(write)

@@ -1,0 +1,123 @@
+"""When versions are saved, and that a thread writes what was true at the time."""
+
+import threading
+
+import pytest
+import torch
+
+from hone.config.rl import RLConfig
+from hone.config.shared import BudgetConfig, CkptConfig
+from hone.runs import Run
+from hone.runs.saving import Saver, Snapshot
+from hone.runs.signals import StopRequest
+from hone.runs.writer import RunWriter
+
+
+class Loop:
+    """A policy of one number, and what the saver asks of a loop. `gate` holds up the writing of weights."""
+
+    def __init__(self, folder, ckpt: CkptConfig | None, **settings) -> None:
+        config = RLConfig(output_dir=folder, display="none", ckpt=ckpt, **settings)
+        self.run = RunWriter.start(config, "rl", ["hone", "rl"])
+        self.stop = StopRequest(lambda text: None)
+        self.weights = torch.zeros(3)
+        self.log: list[int] = []
+        self.exported: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.saver = Saver(self.run, self.stop, ckpt, self.export, self.snapshot)
+
+    def export(self, folder, step, parameters) -> None:
+        assert self.gate.wait(10)
+        self.exported.append(step)
+        (folder / "model.txt").write_text(str(parameters["w"].tolist()))
+
+    def snapshot(self) -> Snapshot:
+        entries = list(self.log)
+        return Snapshot({"model": {"w": self.weights}}, lambda: {"ledger": entries})
+
+    def advance(self, step: int) -> None:
+        self.weights += 1
+        self.log.append(step)
+
+    def saved(self, step: int) -> tuple[list[float], list[int]]:
+        tensors, state = Run(self.run.folder).checkpoints.load(step)
+        return tensors["model"]["w"].tolist(), state["ledger"]
+
+
+def test_a_checkpoint_holds_the_moment_it_was_asked_for(tmp_path):
+    loop = Loop(tmp_path, CkptConfig(interval=2))
+    loop.advance(0)
+    loop.advance(1)
+    loop.gate.clear()
+    loop.saver.save(2)
+    loop.advance(2)  # goes on while the thread has not begun to write
+    loop.gate.set()
+    loop.saver.save(3)
+    loop.saver.save(3, last=True)
+    assert loop.saved(2) == ([2.0] * 3, [0, 1]) and loop.saved(3) == ([3.0] * 3, [0, 1, 2])
+    assert loop.exported == [2, 3] and Run(tmp_path).weights().keys() == {2, 3}
+    loop.run.finish("done")
+
+
+def test_one_version_is_written_at_a_time_and_the_last_before_it_returns(tmp_path):
+    loop = Loop(tmp_path, CkptConfig(interval=1))
+    for step in range(1, 6):
+        loop.advance(step)
+        loop.saver.save(step)
+    loop.saver.save(5, last=True)
+    assert loop.exported == [1, 2, 3, 4, 5] and loop.run.checkpoints.steps() == [1, 2, 3, 4, 5]
+    loop.run.finish("done")
+
+
+def test_in_the_foreground_nothing_is_copied(tmp_path):
+    loop = Loop(tmp_path, CkptConfig(interval=1, background=False))
+    loop.advance(0)
+    seen = []
+    loop.saver.export = lambda folder, step, parameters: seen.append(parameters["w"] is loop.weights)
+    loop.saver.save(1)
+    assert seen == [True] and loop.run.checkpoints.steps() == [1]
+    loop.run.finish("done")
+
+
+def test_an_error_of_the_thread_reaches_the_loop(tmp_path):
+    loop = Loop(tmp_path, CkptConfig(interval=1))
+    loop.advance(0)
+    loop.saver.save(1, last=True)
+
+    def full(folder, step, parameters) -> None:
+        raise OSError(28, "No space left on device", str(folder / "model.txt"))
+
+    loop.saver.export = full
+    loop.saver.save(2)
+    with pytest.raises(OSError, match="No space left"):
+        loop.saver.save(2, last=True)
+    assert loop.run.checkpoints.steps() == [1] and not (tmp_path / "weights" / "step_2").exists()
+    loop.run.finish("failed")
+
+
+def test_without_ckpt_the_end_writes_weights_only_unless_the_run_is_stopped(tmp_path):
+    loop = Loop(tmp_path / "a", None)
+    loop.saver.save(1)
+    loop.saver.save(2, last=True)
+    assert Run(tmp_path / "a").weights().keys() == {2} and loop.run.checkpoints.steps() == []
+    loop.stop.signum = 15
+    loop.saver.save(2, last=True)
+    assert loop.run.checkpoints.steps() == [2]
+    loop.run.finish("stopped")
+    spent = Loop(tmp_path / "b", None, budget=BudgetConfig(tokens=10))
+    spent.run.budget.step(0.1, 10)
+    assert spent.saver.stopping and spent.saver.ending(2, 8) == "budget" and spent.saver.ending(8, 8) == "done"
+    spent.saver.save(2, last=True)
+    assert spent.run.checkpoints.steps() == [2]
+    spent.run.finish("budget")
+
+
+def test_the_version_a_resume_began_with_is_not_saved_again(tmp_path):
+    loop = Loop(tmp_path, CkptConfig(interval=1))
+    loop.saver.save(0)
+    assert loop.exported == [] and loop.run.checkpoints.steps() == []
+    loop.saver.save(0, last=True)
+    loop.saver.save(0, last=True)
+    assert loop.exported == [0] and loop.run.checkpoints.steps() == [0]
+    loop.run.finish("done")
