@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hone.commands.runs_words import print_next, standing
+from hone.commands.runs_words import print_next, standing, typed
 from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.config.runs import RunsShowConfig
@@ -21,7 +20,7 @@ from hone.runs.reader import Run
 from hone.runs.summary import Summary, describe_event, local_time, shortened, summarize
 
 INDENT = 13
-_ASIDE = {"output_dir", "display", "detach", "seed"}
+_ASIDE = {"output_dir", "display", "detach", "seed", "deterministic"}
 """Settings that the page leaves out, or shows elsewhere."""
 
 
@@ -63,14 +62,6 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
         yield "" if number else "events", describe_event(event)
     if certificate := _certificate(one.path):
         yield "certificate", certificate
-
-
-def typed(command: list[str]) -> str:
-    """A recorded command as it was typed, without the folder of the program."""
-    if not command:
-        return ""
-    program = Path(command[0]).name
-    return shlex.join(["hone" if program == "cli.py" else program, *command[1:]])  # python -m hone.cli
 
 
 def _settings(one: Summary) -> list[str]:

@@ -69,6 +69,8 @@ def _going_on(run: Summary) -> str:
 
 def resume_command(run: Summary) -> str:
     """The command that goes on with the run, from its own config.toml; a budget that is used up is doubled."""
+    if not run.config:  # it ended before it had one
+        return typed(run.info["command"])
     words = ["hone", run.kind, "@", str(run.path / "config.toml")]
     if Path(run.config.get("output_dir", "outputs")).resolve() != run.path.resolve():
         words += ["--output-dir", str(run.path)]
@@ -77,8 +79,16 @@ def resume_command(run: Summary) -> str:
         limits = {
             name: run.config["budget"][name] for name in ("hours", "usd", "tokens") if name in run.config["budget"]
         }
-        words += [word for name, limit in limits.items() for word in (f"--budget.{name}", f"{2 * limit:g}")]
+        words += [word for name, limit in limits.items() for word in (f"--budget.{name}", str(2 * limit))]
     return shlex.join(words)
+
+
+def typed(command: list[str]) -> str:
+    """A recorded command as it was typed, without the folder of the program."""
+    if not command:
+        return ""
+    program = Path(command[0]).name
+    return shlex.join(["hone" if program == "cli.py" else program, *command[1:]])  # python -m hone.cli
 
 
 def _evaluation(run: Summary, weights: Path) -> str:

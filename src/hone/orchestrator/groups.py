@@ -72,6 +72,11 @@ class GroupSampler:
             renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
         )
 
+    @property
+    def pool(self) -> int:
+        """How many examples there are to draw: each comes once per epoch."""
+        return self._order.n
+
     def examples(self, draws: Sequence[int]) -> list[Example]:
         """The examples of these draws."""
         return [self._rows[self._order.index(draw)] for draw in draws]

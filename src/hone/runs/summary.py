@@ -15,7 +15,8 @@ from hone.runs.reader import Run
 from hone.runs.settings import read_toml
 
 KILLED = "killed"
-"""Status of a run whose run.json says `running` while no process holds it: it ended without a word."""
+"""Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
+_AT_WORK = ("running", "copying")
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def summarize(path: Path) -> Summary:
     """The summary of the run in `path`. UserError if `path` isn't a run, or one of its files is damaged."""
     Run(path)
     info, pid = _info(path), holder(path)
-    if info["status"] == "running" and pid is None:
+    if info["status"] in _AT_WORK and pid is None:
         info = _info(path)  # a run writes its last status before it lets go of the lock
-    status = KILLED if info["status"] == "running" and pid is None else info["status"]
+    status = KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
     config = read_toml(path / "config.toml") if (path / "config.toml").is_file() else {}
     if info["kind"] == "eval":
         progress, seconds = _evaluation(path)

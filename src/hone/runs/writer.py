@@ -219,6 +219,12 @@ class RunWriter:
                 remove_dir(self.weights_path(step))
             self.checkpoints.remove(step)
 
+    def note(self, **facts: Any) -> None:
+        """Put facts about the run into run.json."""
+        if any(self.info.get(name) != value for name, value in facts.items()):
+            self.info |= facts
+            self._save_info()
+
     def mark_inexact(self, step: int, cause: str, lasting: bool = False) -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
