@@ -1,0 +1,182 @@
+"""Runs that stop on purpose, or are told to: what they save, what they say, and that going on gives the unbroken run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.model.hf import load_model
+from hone.orchestrator.groups import GroupSampler
+from hone.runs import Run
+from hone.trainer.fingerprint import fingerprint
+from hone.trainer.step import Trainer
+
+
+@pytest.fixture
+def command(tiny_model_dir, tmp_path):
+    """The command line of one small run; later flags win."""
+
+    def of(kind: str, out: str = "out", *flags: str) -> list[str]:
+        base = ["--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / out), "--max-steps", "4"]
+        if kind == "rl":
+            base += ["--seq-len", "64", "--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
+            base += ["--orchestrator.sampling.max-tokens", "12", "--trainer.micro-batch-tokens", "40"]
+        else:
+            base += ["--data.env.id", "reverse-text", "--data.batch-size", "4", "--no-data.pack"]
+            base += ["--data.seq-len", "64", "--data.micro-batch-tokens", "80"]
+        return [kind, *base, "--display", "plain", *flags]
+
+    return of
+
+
+def exact_files(folder: Path) -> dict[str, str]:
+    """Digests of all that the unbroken run has as well."""
+    files = [folder / "metrics.jsonl", folder / "hashes.jsonl", *folder.glob("rollouts/*")]
+    files += folder.glob("weights/step_4/*")
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path, capsys, kind):
+    assert main(command(kind, "straight")) == 0
+    totals = Run(tmp_path / "straight").metrics()["tokens/total"].to_pylist()
+    limit = totals[1] + max(totals[0], totals[1] - totals[0]) - 1  # the third step might not fit
+    capsys.readouterr()
+    assert main(command(kind, "out", "--budget.tokens", str(limit))) == 0
+    out = tmp_path / "out"
+    printed = capsys.readouterr().out.splitlines()
+    assert f"after 2 of 4 steps ({totals[1]:,} of {limit:,} tokens). Saved: {out}/checkpoints/step_2" in printed[-2]
+    assert printed[-1] == f"Go on with a larger one: {kind} @ {out}/config.toml --resume --budget.tokens VALUE"
+    assert Run(out).info["status"] == "budget" and Run(out).info["seconds"] > 0
+    assert [line["step"] for line in Run(out).hashes()] == [0, 1, 2]
+    assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", str(limit)]) == 0
+    assert Run(out).metrics()["step"].to_pylist() == [0, 1], "there is no room for a step: nothing was done"
+    assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", "1000000"]) == 0
+    assert exact_files(out) == exact_files(tmp_path / "straight") and Run(out).info["exact"] is True
+
+
+def test_a_budget_evaluates_the_version_it_stops_at_if_the_run_evaluates(command, tmp_path):
+    flags = ("--orchestrator.eval.interval", "10", "--orchestrator.eval.num-examples", "4")
+    assert main(command("rl", "out", *flags, "--budget.tokens", "1")) == 0
+    first, last = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert first["step"] == 0 and "reward/mean" in first, "what a step takes is known after the first one"
+    assert last["step"] == 1 and "eval/reverse-text/reward/mean" in last and "reward/mean" not in last
+    assert list(Run(tmp_path / "out").weights()) == [1]
+
+
+def test_hours_count_over_resumes(command, tmp_path, capsys):
+    assert main(command("rl", "out", "--ckpt")) == 0
+    spent = Run(tmp_path / "out").info["seconds"]
+    capsys.readouterr()
+    flags = ("--resume", "--max-steps", "40", "--budget.usd", "1", "--budget.usd-per-hour", str(3600 / spent))
+    assert main(command("rl", "out", *flags)) == 0
+    assert "Stopped by its budget after 4 of 40 steps" in capsys.readouterr().out
+    assert Run(tmp_path / "out").timings()["time/total"].to_pylist()[-1] < spent
+
+
+def wait_for_the_alarm() -> None:
+    """SIGTERM, and a step that never ends by itself."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pass
+    raise AssertionError("the step was not given up")
+
+
+def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(command, tmp_path, monkeypatch, capfd):
+    sample = GroupSampler.sample
+
+    def endless(self, examples, draws, step):
+        if step == 2:
+            wait_for_the_alarm()
+        return sample(self, examples, draws, step)
+
+    monkeypatch.setattr(GroupSampler, "sample", endless)
+    assert main(command("rl", "out", "--grace-seconds", "1.2")) == 143
+    monkeypatch.undo()
+    printed = capfd.readouterr().out
+    assert "within 1.2 s, else the step is given up" in printed
+    assert "The step can't be finished in time: saving the state before it." in printed
+    out = tmp_path / "out"
+    assert Run(out).info["status"] == "stopped" and Run(out).checkpoints.steps() == [2]
+    assert Run(out).metrics()["step"].to_pylist() == [0, 1]
+    assert main([*command("rl"), "--resume"]) == 0
+    assert main(command("rl", "straight")) == 0
+    assert exact_files(out) == exact_files(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_an_update_is_given_up_between_its_micro_batches(command, tmp_path, monkeypatch, kind):
+    accumulate, calls = Trainer._accumulate, []
+
+    def slow(self, batch):
+        calls.append(self.version)
+        if calls == [0, 0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+        return accumulate(self, batch)
+
+    # The tiny model's rewards are all equal: another grader's are not.
+    grader = tmp_path / "coin.py"
+    grader.write_text(
+        "from hone.environments import Rubric, SingleTurnEnv\n\n\n"
+        "def coin(completion, rng):\n    return float(rng.random())\n\n\n"
+        "def load_environment():\n"
+        '    return SingleTurnEnv(rubric=Rubric([coin]), dataset=[{"question": f"q{i}"} for i in range(8)])\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    task = ("--orchestrator.env.id", "coin") if kind == "rl" else ()
+    monkeypatch.setattr(Trainer, "_accumulate", slow)
+    assert main(command(kind, "out", "--grace-seconds", "0.1", *task)) == 143
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert calls == [0, 0] and Run(tmp_path / "out").checkpoints.steps() == [0]
+    assert main([*command(kind, "out", *task), "--resume"]) == 0
+    assert main(command(kind, "straight", *task)) == 0
+    assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight")
+
+
+def test_the_fingerprint_of_a_version_is_that_of_its_weights(command, tmp_path):
+    assert main(command("sft", "out", "--ckpt.interval", "1", "--precision", "fp32")) == 0
+    run = Run(tmp_path / "out")
+    assert [line["step"] for line in run.hashes()] == [0, 1, 2, 3, 4]
+    for step, folder in run.weights().items():
+        model = load_model(str(folder))
+        assert run.hashes()[step]["weights"] == fingerprint(dict(model.named_parameters()))
+    assert len({line["weights"] for line in run.hashes()}) == 5
+    assert run.info["sources"].keys() == {"code", "environment", "data", "model", "tokenizer"}
+    assert run.info["sources"]["model"] == run.hashes()[0]["weights"]
+
+
+def test_checkpoints_in_the_foreground_are_the_same_bytes(command, tmp_path):
+    assert main(command("rl", "a", "--ckpt.interval", "1")) == 0
+    assert main(command("rl", "b", "--ckpt.interval", "1", "--no-ckpt.background")) == 0
+    files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a" / "checkpoints").rglob("*.*"))]
+    assert len(files) == 12
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = (
+        "from hone.environments import Rubric, SingleTurnEnv\n\n\ndef half(completion):\n    return 0.5\n\n\n"
+        'def load_environment():\n    return SingleTurnEnv(rubric=Rubric([half]), dataset=[{"question": "q"}])\n'
+    )
+    (tmp_path / "edited_task.py").write_text(task)
+    flags = ("--orchestrator.env.id", "edited-task", "--ckpt.interval", "1")
+    assert main(command("rl", "out", *flags)) == 0
+    (tmp_path / "edited_task.py").write_text(task.replace("0.5", "0.7"))
+    capsys.readouterr()
+    assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6")) == 2
+    error = capsys.readouterr().err
+    assert "with another task file (" in error and "--allow-drift" in error and error.count("\n") == 1
+    assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6", "--allow-drift")) == 0
+    info = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert info["exact"] is False and "task file" in info["inexact"][0]["cause"]
