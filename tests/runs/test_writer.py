@@ -294,6 +294,15 @@ def test_resume_on_other_software_is_not_exact(tmp_path, monkeypatch):
     assert Run(tmp_path).info["inexact"][0]["cause"] == f"resumed with other torch ({torch.__version__}, now 9.9)"
 
 
+def test_resume_with_other_kernels_is_not_exact(tmp_path, monkeypatch):
+    with start(tmp_path) as run:
+        steps(run, 0, 5)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("UNRELATED", "1")
+    start(tmp_path, resume=ResumeConfig()).finish("done")
+    assert Run(tmp_path).info["inexact"][0]["cause"] == "resumed with other ONEDNN_MAX_CPU_ISA (None, now AVX2)"
+
+
 def test_a_step_without_metrics_is_no_line(tmp_path):
     with start(tmp_path) as run:
         run.log_step(0, {"loss": 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit
-from hone.runs.files import is_complete, read_lines, sha256, write_json
+from hone.runs.files import read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
 from hone.runs.rollback import check_logs, copy_history, finish_roll_back, roll_back
 from hone.runs.settings import Change
@@ -108,10 +109,12 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     finish_roll_back(folder)
     step, restored = _chosen(folder, config, start, say)
     changes = _checked_changes(folder, info, config, start) if restored else []
-    if info["status"] == "done" and step == config.max_steps and not changes and _has_weights(folder, step):
+    if info["status"] == "done" and step == config.max_steps and not changes and not _weights_problems(folder, step):
         say(f"Nothing left to do in {folder}: all {step} steps are done.")
         return Opened(info, step, restored, nothing_left=True)
     _tell_changes(changes, say)
+    if restored and (problems := _weights_problems(folder, step)):
+        say(f"Warning: weights step_{step} are damaged ({problems[0]}) and are written anew.")
     place = roll_back(folder, step)
     if restored:
         say(f"Resuming {folder} at step {step}.")
@@ -141,7 +144,7 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
         "inexact": info["inexact"],
         "parent": {"id": info["id"], "dir": str(source), "step": step},
     }
-    own |= {name: info[name] for name in ("versions", "hardware", "threads", "sources") if name in info}
+    own |= {name: info[name] for name in ("versions", "hardware", "threads", "variables", "sources") if name in info}
     write_json(config.output_dir / "run.json", own)
     copy_history(source, config.output_dir, step)
     _tell_changes(changes, say)
@@ -190,8 +193,9 @@ def _resumable_info(folder: Path, kind: str) -> dict[str, Any]:
     return info
 
 
-def _has_weights(folder: Path, step: int) -> bool:
-    return is_complete(folder / "weights" / f"step_{step}")
+def _weights_problems(folder: Path, step: int) -> list[str]:
+    path = folder / "weights" / f"step_{step}"
+    return verify(path) if path.exists() else ["the folder is gone"]
 
 
 def _note_resume(
@@ -219,9 +223,8 @@ def _edited_history(folder: Path, state: dict[str, Any]) -> list[str]:
     """Names of the logs that are not, after the roll-back, as they were when the checkpoint was written."""
     edited = []
     for name, was in state.get("logs", {}).items():
-        path = folder / name
-        size = path.stat().st_size if path.exists() else 0
-        if size != was["bytes"] or (size and sha256(path) != was["sha256"]):
+        lines = b"".join(whole_lines(folder / name))  # a torn last line is dropped when the log is opened
+        if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
             edited.append(f"{name} (changed since the checkpoint was written)")
     return edited
 
@@ -268,15 +271,20 @@ def _machine(start: Start) -> dict[str, Any]:
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
+        "variables": provenance.variables(),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }
 
 
 def _differences(info: dict[str, Any], machine: dict[str, Any]) -> list[str]:
-    """Packages, hone's code, processor, GPU and threads that are not those of the start, as `name (before, now)`."""
+    """What of packages, code, processor, GPU, threads and variables is not as at the start: `name (before, now)`."""
     pairs = {name: (info["versions"].get(name), now) for name, now in machine["versions"].items()}
     pairs |= {name: (info["hardware"].get(name), machine["hardware"][name]) for name in ("cpu", "gpu")}
     pairs["threads"] = (info["threads"], machine["threads"])
+    set_before = info.get("variables", {})
+    pairs |= {
+        name: (set_before.get(name), machine["variables"].get(name)) for name in set_before | machine["variables"]
+    }
     code = info.get("sources", {}).get("code", "")
     pairs["hone's code"] = (code[:8], machine["sources"]["code"][:8])
     return [f"{name} ({before}, now {now})" for name, (before, now) in pairs.items() if before != now]

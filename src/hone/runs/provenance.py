@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import secrets
@@ -55,8 +56,9 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+@functools.cache
 def code() -> str:
-    """SHA-256 over hone's own source files: what a version number and a revision don't tell of edited code."""
+    """SHA-256 over hone's own source files, as this process found them: a version number doesn't tell of an edit."""
     return digests.of_source(Path(hone.__file__).parent)
 
 
@@ -81,6 +83,12 @@ def _cpu_model() -> str:
 
 def _memory_gib() -> float:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def variables() -> dict[str, str]:
+    """Environment variables that choose between kernels which round differently."""
+    prefixes = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_", "ONEDNN_")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
 def threads() -> int | None:
