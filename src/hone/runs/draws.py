@@ -90,10 +90,12 @@ def epochs(draws: list[dict[str, Any]], pool: int | None = None) -> Epochs:
     faults = []
     for epoch in range(over + 1):
         counts = Counter(ids[epoch * pool : (epoch + 1) * pool])
-        wrong = [f"{name} came {counts[name]} times, not {once[name]}" for name in counts if counts[name] > once[name]]
+        wrong = [
+            f"{name} came {counts[name]}x instead of {once[name]}x" for name in counts if counts[name] > once[name]
+        ]
         if epoch < over:
             wrong += [
-                f"{name} came {counts[name]} times, not {once[name]}" for name in once if counts[name] < once[name]
+                f"{name} came {counts[name]}x instead of {once[name]}x" for name in once if counts[name] < once[name]
             ]
         if wrong and over:
             faults.append(f"epoch {epoch}: {'; '.join(wrong[:4])}{' ...' if wrong[4:] else ''}")

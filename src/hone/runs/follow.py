@@ -115,12 +115,12 @@ def follow(run: Summary, display_mode: str) -> None:
         progress.enter("under way")
         while True:
             held = holder(run.path) is not None
-            for metrics, timings in steps.new():
-                display.step(metrics["step"], metrics, timings)
-                progress.enter("under way")
             for event in events.new():
                 if event.get("kind") not in _QUIET:
                     display.message(describe_event(event))
+            for metrics, timings in steps.new():
+                display.step(metrics["step"], metrics, timings)
+                progress.enter("under way")
             if not held:
                 return
             time.sleep(POLL)

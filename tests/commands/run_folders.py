@@ -1,0 +1,119 @@
+"""Run directories made by hand, as `hone rl` and `hone sft` write them, and a process that holds one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hone.runs.files import new_dir, write_file
+from hone.runs.rollouts import write_rollouts
+
+CONFIG = """max_steps = {max_steps}
+seed = 3
+output_dir = "{folder}"
+
+[model]
+name = "some/model"
+"""
+RL = '\n[orchestrator]\nbatch_size = 12\n\n[orchestrator.env]\nid = "reverse-text"\n'
+SFT = '\n[data]\nbatch_size = 12\n\n[data.env]\nid = "reverse-text"\n'
+MACHINE = {"cpu": "A CPU", "cores": 2, "memory_gib": 8.0, "gpu": None}
+
+
+def make_run(
+    folder: Path, status: str = "done", kind: str = "rl", steps: int = 4, max_steps: int = 4, **info: Any
+) -> Path:
+    """A run that took `steps` of `max_steps`, with two evaluations of an RL run; further keys go into run.json."""
+    folder.mkdir(parents=True)
+    facts = {"format": "hone-run-1", "id": f"id-{folder.name}", "kind": kind, "status": status, "exact": True}
+    facts |= {"inexact": [], "seed": 3, "command": ["/bin/hone", kind, "@", "a.toml"], "git": None, "resumes": []}
+    facts |= {"started": "2026-01-02T03:04:05+00:00", "ended": None if status == "running" else "2026-01-02T03:05:05Z"}
+    facts |= {"versions": {"hone-rl": "0.1.0", "torch": "2.13.0"}, "hardware": MACHINE, "threads": 1, "pid": 1}
+    (folder / "run.json").write_text(json.dumps(facts | info))
+    body = CONFIG.format(max_steps=max_steps, folder=folder) + (RL if kind == "rl" else SFT)
+    (folder / "config.toml").write_text(body)
+    write_lines(folder / "metrics.jsonl", [metrics(kind, step) for step in range(steps)])
+    write_lines(
+        folder / "timings.jsonl", [{"step": step, "time/step": 0.5, "tokens/s": 100.0} for step in range(steps)]
+    )
+    write_lines(folder / "events.jsonl", [{"kind": "start", "step": 0, "time": "2026-01-02T03:04:05+00:00"}])
+    (folder / ".hone.lock").touch()
+    return folder
+
+
+def metrics(kind: str, step: int) -> dict[str, Any]:
+    if kind == "sft":
+        return {"step": step, "loss": 5.0 - step, "lr": 1e-3}
+    evaluation = {"eval/reverse-text/reward/mean": 0.25, "eval/reverse-text/reward/exact/mean": 0.0}
+    return {"step": step, "reward/mean": 0.1 * step, "tokens/total": 100 * step} | (evaluation if step == 2 else {})
+
+
+def write_lines(path: Path, records: list[dict[str, Any]], mode: str = "w") -> None:
+    with open(path, mode, encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def checkpoint(run: Path, step: int, entries: list[dict[str, Any]] | None = None) -> Path:
+    """A complete checkpoint, of a state without tensors."""
+    with new_dir(run / "checkpoints" / f"step_{step}") as folder:
+        write_file(folder / "state.json", json.dumps({"ledger": entries or []}) + "\n")
+    return run / "checkpoints" / f"step_{step}"
+
+
+def entry(draw: int, step: int, example: str, state: str = "trained", tokens: int = 10) -> dict[str, Any]:
+    return {"draw": draw, "step": step, "example_id": example, "state": state, "tokens": tokens}
+
+
+def rollouts(run: Path, step: int, *groups: tuple[int, str, list[str]]) -> None:
+    """Rows of a step: (draw, example, state of each of its samples); each sample has 5 tokens."""
+    (run / "rollouts").mkdir(exist_ok=True)
+    rows = [
+        {"step": step, "draw": draw, "example_id": example, "state": state, "token_ids": [1, 2, 3, 4, 5]}
+        for draw, example, states in groups
+        for state in states
+    ]
+    write_rollouts(run / "rollouts" / f"step_{step:06d}.parquet", rows)
+
+
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from hone.runs.outputs import Lock
+lock = Lock(Path(sys.argv[1]))
+if sys.argv[2] == "polite":
+    def stop(*_):
+        path = Path(sys.argv[1]) / "run.json"
+        path.write_text(path.read_text().replace('"running"', '"stopped"'))
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, stop)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def held(folder: Path, manner: str = "polite") -> Iterator[subprocess.Popen]:
+    """A process that holds the run's lock. At SIGTERM a `polite` one marks the run as stopped, a `deaf` one goes on."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), manner], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Modification time, mode and content of everything below a folder, directories included."""
+    found = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        facts = path.stat()
+        found[str(path)] = (facts.st_mtime_ns, facts.st_mode, path.read_bytes() if path.is_file() else b"")
+    return found

@@ -1,0 +1,78 @@
+"""The ledger as it is read: from the newest intact checkpoint, then from rollouts; and whether epochs were whole."""
+
+from pathlib import Path
+
+import pytest
+from run_folders import checkpoint, entry, make_run, rollouts
+
+from hone.runs import Run
+from hone.runs.draws import Epochs, epochs
+
+FIRST = [entry(0, 0, "a"), entry(1, 0, "b", "filtered", 20)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Checkpoints of steps 1 and 2, rollouts of steps 0 to 3, two draws a step."""
+    run = make_run(tmp_path / "run", "stopped")
+    checkpoint(run, 1, FIRST)
+    checkpoint(run, 2, [*FIRST, entry(2, 1, "c"), entry(3, 1, "d")])
+    for step, names in enumerate(["ab", "cd", "ef", "gh"]):
+        groups = [(2 * step + i, name, ["trained", "trained"]) for i, name in enumerate(names)]
+        rollouts(run, step, *groups)
+    return run
+
+
+def test_from_the_newest_checkpoint_and_then_from_rollouts(run: Path) -> None:
+    ledger = Run(run).ledger()
+    assert [draw["draw"] for draw in ledger] == list(range(8))
+    assert "".join(draw["example_id"] for draw in ledger) == "abcdefgh"
+    assert [draw["source"] for draw in ledger] == ["checkpoint"] * 4 + ["rollouts"] * 4
+    assert ledger[1] == entry(1, 0, "b", "filtered", 20) | {"source": "checkpoint"}
+    assert ledger[4] == entry(4, 2, "e", "trained", 10) | {"source": "rollouts"}
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Path) -> None:
+    state = run / "checkpoints" / "step_2" / "state.json"
+    state.write_text(state.read_text().replace('"c"', '"x"'))
+    ledger = Run(run).ledger()
+    assert [draw["source"] for draw in ledger] == ["checkpoint"] * 2 + ["rollouts"] * 6
+    assert ledger[2]["example_id"] == "c"
+
+
+def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "failed")
+    rollouts(run, 0, (0, "a", ["failed", "filtered", "failed"]), (1, "b", ["failed", "failed"]), (2, "c", ["trained"]))
+    assert [(draw["state"], draw["tokens"]) for draw in Run(run).ledger()] == [
+        ("filtered", 15),
+        ("failed", 10),
+        ("trained", 5),
+    ]
+
+
+def test_a_run_without_any_draw(tmp_path: Path) -> None:
+    assert Run(make_run(tmp_path / "run", "failed", steps=0)).ledger() == []
+
+
+def seen(names: str, pool: int | None = None) -> Epochs:
+    return epochs([{"example_id": name} for name in names], pool)
+
+
+def test_whole_epochs() -> None:
+    assert seen("") == Epochs(None, 0, 0)
+    assert seen("abc") == Epochs(None, 0, 3)
+    assert seen("abc", 5) == Epochs(5, 0, 3)
+    assert seen("abccab") == Epochs(3, 2, 0)
+    assert seen("abccabb") == Epochs(3, 2, 1)
+    assert seen("aabbaa", 4) == Epochs(4, 1, 2)  # two rows of equal content
+
+
+def test_an_epoch_that_was_not_whole_is_told() -> None:
+    twice = seen("abcaabbca")
+    assert (twice.pool, twice.over, twice.open) == (3, 3, 0)
+    assert twice.faults == [
+        "epoch 1: a came 2x instead of 1x; c came 0x instead of 1x",
+    ]
+    assert seen("abcabb").faults == ["epoch 1: b came 2x instead of 1x; c came 0x instead of 1x"]
+    assert seen("abcabcaa").faults == ["epoch 2: a came 2x instead of 1x"]
+    assert seen("abcxbc", 3).faults == ["epoch 1: x came 1x instead of 0x; a came 0x instead of 1x"]

@@ -1,0 +1,117 @@
+"""Following the files of a run while they grow."""
+
+import io
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from run_folders import held, make_run, metrics, write_lines
+
+from hone.errors import UserError
+from hone.runs import follow as module
+from hone.runs.files import write_file
+from hone.runs.follow import Rewound, Steps, Tail, follow
+from hone.runs.summary import summarize
+
+
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    tail = Tail(path)
+    assert tail.new() == []
+    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert tail.new() == [{"step": 0}, {"step": 1}]
+    assert tail.new() == []
+    with open(path, "a") as file:
+        file.write('ep": 2}\n')
+    assert tail.new() == [{"step": 2}]
+
+
+def test_a_tail_notices_a_log_that_was_rewound_or_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    tail = Tail(path)
+    tail.new()
+    write_file(path, '{"step": 0}\n{"step": 1}\n{"step": 1}\n')  # another file of that name
+    with pytest.raises(Rewound):
+        tail.new()
+    tail = Tail(path)
+    tail.new()
+    path.write_text("")
+    with pytest.raises(Rewound):
+        tail.new()
+    path.write_text("garbage\n")
+    with pytest.raises(UserError, match=r"log\.jsonl is damaged"):
+        Tail(path).new()
+    tail = Tail(tmp_path / "log.jsonl")
+    path.write_text("{}\n")
+    tail.new()
+    path.unlink()
+    with pytest.raises(Rewound):
+        tail.new()
+
+
+def test_a_step_counts_when_both_its_lines_are_there(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 2.0}])
+    assert steps.new() == []
+    write_lines(tmp_path / "timings.jsonl", [{"step": 0, "time/step": 0.1}])
+    assert steps.new() == [({"step": 0, "loss": 1.0}, {"step": 0, "time/step": 0.1})]
+    write_lines(tmp_path / "timings.jsonl", [{"step": 1, "time/step": 0.2}], "a")
+    assert [one[0]["step"] for one in steps.new()] == [1]
+
+
+def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", "running", steps=2, max_steps=4)
+    out = io.StringIO()
+    monkeypatch.setattr(module, "POLL", 0.02)
+    monkeypatch.setattr("sys.stdout", out)
+    with held(run) as process:
+        watcher = threading.Thread(target=follow, args=(summarize(run), "auto"))
+        watcher.start()
+        while "step 2/4" not in out.getvalue():
+            assert watcher.is_alive()
+            time.sleep(0.01)
+        event = {"kind": "checkpoint", "step": 2, "time": "2026-01-02T03:04:05+00:00"}
+        write_lines(run / "events.jsonl", [event, event | {"kind": "weights"}], "a")
+        write_lines(run / "metrics.jsonl", [metrics("rl", 2), metrics("rl", 3)], "a")
+        write_lines(run / "timings.jsonl", [{"step": 2, "time/step": 0.5}, {"step": 3, "time/step": 0.25}], "a")
+        while "step 4/4" not in out.getvalue():
+            assert watcher.is_alive()
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        watcher.join(10)
+    assert not watcher.is_alive()
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("step 2/4  reward 0.100  100 tokens/s  0.50 s/step")
+    assert "held out, at step 2: reverse-text reward 0.250" in lines
+    assert sum("checkpoint at step 2" in line for line in lines) == 1 and "weights" not in out.getvalue()
+    assert sum(line.startswith("step 4/4  reward 0.300  0.25 s/step") for line in lines) == 1
+    assert "step 1/4" not in out.getvalue()
+
+
+def test_the_pace_of_a_resumed_run_is_that_of_its_last_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumes = [{"step": 2, "time": "2026-01-02T03:04:05+00:00"}]
+    run = make_run(tmp_path / "run", "running", steps=3, max_steps=9, resumes=resumes)
+    write_lines(run / "timings.jsonl", [{"step": step, "time/step": 2.0} for step in range(3)])
+    shown = []
+
+    class Display:
+        def start(self, step: int) -> None:
+            shown.append(("start", step))
+
+        def step(self, step: int, metrics: dict, timings: dict) -> None:
+            shown.append(("step", step))
+
+        def message(self, text: str) -> None: ...
+        def close(self) -> None:
+            shown.append(("close", None))
+
+    monkeypatch.setattr(module, "make_display", lambda *_, progress: shown.append(progress) or Display())
+    follow(summarize(run), "auto")  # nobody holds it: what is there is shown, and that is all
+    progress, *rest = shown
+    assert rest == [("start", 2), ("step", 2), ("close", None)]
+    assert progress.history == [0.0, 0.1]  # the reward before the resume is drawn as well

@@ -1,0 +1,53 @@
+"""Finding runs: those under a folder, and the one that a word means."""
+
+from pathlib import Path
+
+import pytest
+from run_folders import make_run
+
+from hone.errors import UserError
+from hone.runs.listing import find_run, find_runs, is_previous
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """outputs/ is a run, with runs in it, an earlier one, and what looks like runs inside a run's own folders."""
+    monkeypatch.chdir(tmp_path)
+    root = Path("outputs")
+    make_run(root)
+    make_run(root / "a")
+    make_run(root / "deep" / "b")
+    make_run(root / ".previous" / "c")
+    make_run(root / "weights" / "not")
+    make_run(root / "superseded" / "1")
+    make_run(root / ".hidden" / "d")
+    return root
+
+
+def test_all_runs_are_found_and_their_own_folders_are_not_looked_into(root: Path) -> None:
+    found = list(find_runs(root))
+    assert found == [root, root / ".previous" / "c", root / "a", root / "deep" / "b"]
+    assert [is_previous(path) for path in found] == [False, True, False, False]
+    with pytest.raises(UserError, match="there is no folder nowhere"):
+        list(find_runs(Path("nowhere")))
+
+
+def test_a_run_is_meant_by_its_directory_its_id_or_the_beginning_of_it(root: Path) -> None:
+    assert find_run("outputs") == root
+    assert find_run("outputs/deep/b") == root / "deep" / "b"
+    assert find_run("id-b") == root / "deep" / "b"
+    assert find_run("id-c") == root / ".previous" / "c"
+    make_run(root / "bc")
+    assert find_run("id-b") == root / "deep" / "b"  # all of an id wins over the beginning of another
+
+
+def test_what_means_no_run_or_several_is_refused_with_what_there_is(root: Path) -> None:
+    with pytest.raises(UserError, match=r"4 runs under outputs have an id that begins with id: give all of it"):
+        find_run("id")
+    with pytest.raises(UserError, match=r"there is no run xyz: .* `hone runs list --ids`"):
+        find_run("xyz")
+    with pytest.raises(UserError, match=r"outputs/deep is not a run .* name one of the runs in it \(outputs/deep/b\)"):
+        find_run("outputs/deep")
+    (root / "empty").mkdir()
+    with pytest.raises(UserError, match="outputs/empty is not a run of hone"):
+        find_run("outputs/empty")

@@ -1,0 +1,74 @@
+"""How a run stands, from its files and its lock."""
+
+import json
+from pathlib import Path
+
+import pytest
+from run_folders import checkpoint, held, make_run, write_lines
+
+from hone.errors import UserError
+from hone.runs.summary import describe_event, summarize
+
+
+def test_a_run_that_says_running_is_killed_if_nobody_holds_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "running", steps=3)
+    with held(run) as process:
+        alive = summarize(run)
+        assert (alive.status, alive.pid) == ("running", process.pid)
+    assert (summarize(run).status, summarize(run).pid) == ("killed", None)
+    assert summarize(make_run(tmp_path / "b", "copying")).status == "killed"
+    for status in ("done", "stopped", "budget", "failed", "interrupted"):
+        assert summarize(make_run(tmp_path / status, status)).status == status
+
+
+def test_the_numbers_of_a_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "stopped", steps=3)
+    checkpoint(run, 2)
+    checkpoint(run, 3).joinpath("state.json").unlink()
+    one = summarize(run)
+    assert (one.kind, one.task, one.progress.done, one.progress.max_steps) == ("rl", "reverse-text", 3, 4)
+    assert one.progress.history == [0.0, 0.1, 0.2] and one.progress.eval_step == 2
+    assert one.checkpoints == [2]
+    assert one.seconds == 1.5
+    write_lines(run / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 77.25}], "a")
+    assert summarize(run).seconds == 77.25
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "running", steps=0)
+    for name in ("config.toml", "metrics.jsonl", "timings.jsonl"):
+        (run / name).unlink()
+    one = summarize(run)
+    assert (one.status, one.progress.done, one.progress.max_steps, one.seconds, one.task) == ("killed", 0, 0, 0, None)
+
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "done", kind="eval", steps=0)
+    facts = {"metrics": {"eval/t/reward/mean": 0.5}, "seconds": {"sample": 1.5, "grade": 0.5}}
+    (run / "metadata.json").write_text(json.dumps(facts))
+    (run / "config.toml").write_text('env = "t"\n')
+    one = summarize(run)
+    assert (one.task, one.seconds, one.progress.evals) == ("t", 2.0, {"eval/t/reward/mean": 0.5})
+
+
+def test_what_is_not_a_run_or_is_damaged_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run of hone"):
+        summarize(tmp_path)
+    run = make_run(tmp_path / "a")
+    (run / "metrics.jsonl").write_text("garbage\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is damaged"):
+        summarize(run)
+
+
+def test_an_event_in_words() -> None:
+    event = {
+        "kind": "grader_error",
+        "step": 3,
+        "time": "2026-01-02T03:04:05+00:00",
+        "count": 2,
+        "detail": "a\x1b[2J\nb",
+    }
+    assert describe_event(event).endswith("  grader error at step 3 (count 2, detail a [2J b)")
+    assert describe_event({"kind": "stop", "step": None, "time": None, "detail": "x" * 99}).endswith(
+        f"({'detail ' + 'x' * 57}...)"
+    )
