@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "hone"
 LEVELS = [
     {"cli"},
     {"commands"},
+    {"reproduce"},
     {"evaluation"},
     {"orchestrator"},
     {"trainer", "inference"},

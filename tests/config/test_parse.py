@@ -9,6 +9,7 @@ import pytest
 from hone.config.eval import EvalConfig
 from hone.config.init_model import InitModelConfig
 from hone.config.parse import parse
+from hone.config.reproduce import DiffConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
@@ -142,6 +143,10 @@ def test_positional_words() -> None:
     assert parse(InitModelConfig, ["a/b", "--init.layers", "3"], "init-model").out == Path("a/b")
     assert "unexpected argument 'c'" in refused(InitModelConfig, "a/b", "c")
     assert "`@ c.toml`" in refused(RLConfig, "c.toml")
+    both = parse(DiffConfig, ["one", "two"], "hone diff")
+    assert (both.a, both.b) == ("one", "two")
+    assert "unexpected argument 'three'" in refused(DiffConfig, "one", "two", "three")
+    assert refused(DiffConfig, "one").startswith("B is missing: say `")
 
 
 # -- What is refused -------------------------------------------------------------------------------------------------

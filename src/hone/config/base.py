@@ -21,8 +21,13 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    positional: ClassVar[str | None] = None
-    """Field that the first bare word of the command line sets (`hone eval ENV`)."""
+    positional: ClassVar[str | tuple[str, ...] | None] = None
+    """Field that the first bare word of the command line sets (`hone eval ENV`), or fields, one for each."""
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The fields that bare words set, in order."""
+        return (cls.positional,) if isinstance(cls.positional, str) else cls.positional or ()
 
     @classmethod
     def compose(cls, sources: Sources) -> dict[str, Any]:

@@ -28,10 +28,10 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
     try:
         return cls.model_validate(cls.compose(sources))
     except ValidationError as error:
-        raise UserError(_sentence(cls, error, sources)) from None
+        raise UserError(_sentence(cls, error, sources, prog)) from None
 
 
-def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources) -> str:
+def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources, prog: str) -> str:
     """The first problem that pydantic found, naming the key, its value, where it was set and what is expected."""
     details = error.errors(include_url=False)[0]
     path = tuple(str(part) for part in details["loc"])
@@ -40,6 +40,8 @@ def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources) -
         reason = str(details.get("ctx", {})["error"])
         return f"{name}: {reason}" if name else reason
     if details["type"] == "missing":
+        if name in cls.words():
+            return f"{name.upper()} is missing: say `{prog} {' '.join(cls.words()).upper()}`"
         return f"{name} is missing{sources.origin(path)}"
     found = f"{name} is {_shown(details['input'])}{sources.origin(path)}"
     if details["type"] == "model_type":

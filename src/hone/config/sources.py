@@ -76,7 +76,7 @@ class _Reader:
         self.section_files: list[str] = []
 
     def read(self) -> Sources:
-        positional = self.cls.positional
+        positional = deque(self.cls.words())
         while self.tokens:
             token = self.tokens.popleft()
             if token.startswith("@"):
@@ -85,9 +85,9 @@ class _Reader:
             self.section = ()
             if token.startswith("-") and len(token) > 1:
                 self._read_flag(token)
-            elif positional is not None:
-                self._set((positional,), token, positional.upper())
-                positional = None
+            elif positional:
+                name = positional.popleft()
+                self._set((name,), token, name.upper())
             else:
                 hint = (
                     f"a config file is given as `@ {token}`"

@@ -36,6 +36,8 @@ NAMES = (
 FORMAT = "hone-run-1"
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
+CERTIFICATE = ".verify.json"
+"""Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
 _FINE = {PREVIOUS, LOCK, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 _CARD_TAG = '\n- "hone"\n'
 """In the model card of every model that hone writes (hone.model.card)."""
@@ -59,8 +61,10 @@ def existing_run(folder: Path) -> dict[str, Any] | None:
 
 
 def is_hones(path: Path) -> bool:
-    """True for what hone makes beside runs: directories with a run.json, models it created, folders of only those."""
-    if path.name in _FINE or path.name.startswith(TMP_PREFIX):
+    """True for what hone makes beside runs: directories with a run.json and their certificates, models it created,
+    folders of only those.
+    """
+    if path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE):
         return True
     if path.is_symlink() or not path.is_dir():
         return False

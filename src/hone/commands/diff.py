@@ -1,0 +1,79 @@
+"""`hone diff A B`: the first step and the first quantity in which two runs part.
+
+hone diff outputs/a outputs/b
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from hone.commands.status import Status
+from hone.config.reproduce import DiffConfig
+from hone.errors import UserError
+from hone.reproduce.differing import RunDiff, diff
+from hone.runs import Run
+from hone.runs.listing import find_run
+
+_SHOWN = 12
+"""Settings that are listed."""
+
+
+def run(config: DiffConfig) -> int:
+    """Compares and reports; returns 0 if the runs are equal as far as both go, else 1."""
+    first, second = Run(find_run(config.a)), Run(find_run(config.b))
+    kinds = first.info["kind"], second.info["kind"]
+    if kinds[0] != kinds[1] or kinds[0] not in ("rl", "sft"):
+        raise UserError(
+            f"{first.path} is a run of `hone {kinds[0]}` and {second.path} one of `hone {kinds[1]}`: name two runs of "
+            "`hone rl`, or two of `hone sft`"
+        )
+    for name, one in (("A", first), ("B", second)):
+        exact = "" if one.info.get("exact", True) else ", inexact"
+        print(f"{name}             {one.path}: hone {one.info['kind']}, {one.info['status']}{exact}, {one.info['id']}")
+    status = Status()
+    found = diff(first, second, lambda step: status(f"comparing step {step}"))
+    status.clear()
+    for line in report(found):
+        print(line)
+    if found.difference is None:
+        return 0
+    if first.info.get("sources") and second.info.get("sources"):
+        print(f"next          hone verify {shlex.quote(str(first.path))}   (does A do again what it recorded?)")
+    return 1
+
+
+def report(found: RunDiff) -> list[str]:
+    """What was found, in lines."""
+    lines = []
+    if found.settings:
+        more = f", and {len(found.settings) - _SHOWN} more" if len(found.settings) > _SHOWN else ""
+        lines += [f"{'config' if not i else '':<14}{setting}" for i, setting in enumerate(found.settings[:_SHOWN])]
+        lines[-1] += more
+    else:
+        lines.append("config        the same in all that decides the numbers")
+    lines.append(f"equal         {_span(found.equal)}")
+    if found.difference is None:
+        return [*lines, f"verdict       {_verdict(found)}"]
+    lines.append(f"verdict       they part at {found.difference.sentence()}")
+    causes = [f"config: {setting.name}" for setting in found.settings] + found.causes
+    if causes:
+        return [*lines, *(f"{'it may be' if not i else '':<14}{cause}" for i, cause in enumerate(causes))]
+    return [*lines, "it may be     nothing that run.json tells: same config, versions, hardware and sources"]
+
+
+def _span(steps: list[int]) -> str:
+    """`steps 0 to 5`: equal steps are without gaps but for what a run did not record."""
+    if not steps:
+        return "no step"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _verdict(found: RunDiff) -> str:
+    first, second = found.lengths
+    if not found.equal:
+        return f"nothing to compare: A recorded {first} steps, B {second}, and none is in both"
+    what = "equal in examples, tokens, logprobs, rewards, metrics and weights"
+    if first == second:
+        return what
+    longer = "A" if first > second else "B"
+    return f"{what}, as far as both go; {longer} goes on to step {max(first, second) - 1}"

@@ -1,0 +1,180 @@
+"""The pieces of a recorded run put together again, so that its steps can be taken anew: config, model, task or data.
+
+Threads, precision and deterministic kernels are set as the run recorded them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hone.commands.machine import configure, device_of
+from hone.commands.rl import make_evaluate, make_trainer
+from hone.commands.sft import load_data
+from hone.commands.training import digests, load_policy, with_determinism
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.environments import load_environment
+from hone.errors import UserError
+from hone.inference.engine import Engine
+from hone.model.chat import ChatRenderer, load_renderer
+from hone.model.decoder import Decoder
+from hone.model.hf import load_model
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.groups import GroupSampler
+from hone.reproduce.execution import Execution, RLExecution, SFTExecution
+from hone.reproduce.records import Records
+from hone.reproduce.versions import Versions
+from hone.runs import Run, provenance
+from hone.runs.listing import find_run
+from hone.runs.liveness import holder
+from hone.trainer.fingerprint import fingerprint
+from hone.trainer.objectives import sft_objective
+from hone.trainer.packing import split_micro_batches
+from hone.trainer.step import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Rebuilt:
+    """A recorded run that can be executed again.
+
+    `sources` are digests of what it reads, as in run.json. `without` says why the initial model is not to be had, ""
+    if it is: then versions before the first checkpoint can't be reached.
+    """
+
+    config: Any
+    renderer: ChatRenderer
+    versions: Versions
+    sources: dict[str, str]
+    without: str
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The facts about this process that run.json holds about the run's."""
+        return this_machine() | {"sources": {"code": provenance.code()} | self.sources}
+
+
+def this_machine() -> dict[str, Any]:
+    """Versions, hardware and threads of this process."""
+    return {"versions": provenance.versions(), "hardware": provenance.hardware(), "threads": provenance.threads()}
+
+
+def open_run(name: str) -> Run:
+    """The run of this directory or id. UserError if there is none, or if a process is writing it."""
+    path = find_run(name)
+    if holder(path) is not None:
+        raise UserError(
+            f"{path} is being written by a process: wait until it has ended (hone runs attach {shlex.quote(str(path))})"
+        )
+    return Run(path)
+
+
+def read_config(run: Run) -> RLConfig | SFTConfig:
+    """The run's config, as it was resolved. UserError for a kind of run that has no steps, such as an evaluation."""
+    classes = {"rl": RLConfig, "sft": SFTConfig}
+    if (kind := run.info["kind"]) not in classes:
+        raise UserError(
+            f"{run.path} is a run of `hone {kind}`, which has no steps: name a run of `hone rl` or `hone sft`"
+        )
+    file = run.path / "config.toml"
+    if not file.exists():
+        raise UserError(f"{run.path} has no config.toml, so its steps can't be executed again: restore it")
+    return parse(classes[kind], ["@", str(file)], f"hone {kind}")
+
+
+def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
+    """Builds what it takes to execute the run's steps again; with `replay_only` without its task.
+
+    `model_name` is where the initial model is now, if not where the run found it. With `files_checked` the caller has
+    found every byte of the checkpoints as it was written; else that is looked at here.
+    """
+    config = read_config(run)
+    records = Records(run)
+    config = with_determinism(config, _device(config.model.device))
+    model_config = config.model.model_copy(update={"device": _device(config.model.device)})
+    if model_name is not None:
+        model_config = model_config.model_copy(update={"name": model_name})
+    config = config.model_copy(update={"model": model_config, "display": "auto"})
+    config, model, renderer, without = _policy(run, records, config)
+    configure(run.info.get("threads") or config.threads, model.num_parameters, bool(config.deterministic))
+    if isinstance(config, RLConfig):
+        execution, sources = _rl(config, model, renderer, records, without, replay_only)
+    else:
+        execution, sources = _sft(config, model, renderer, records)
+    saved = run.checkpoints
+    intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
+    versions = Versions(execution, records, intact, has_initial=not without)
+    return Rebuilt(config, renderer, versions, digests(model, renderer) | sources, without)
+
+
+def _device(name: str) -> str:
+    """The run's device, or the CPU where this machine has no such device: then it is another machine, and said so."""
+    try:
+        return device_of(name)
+    except UserError:
+        return device_of("cpu")
+
+
+def _policy(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, ChatRenderer, str]:
+    """(config with the model that was loaded, the model, its renderer, why it is not the initial model or "")."""
+    name = config.model.name
+    try:
+        model, renderer = load_policy(config), load_renderer(name, config.model.chat_template)
+    except UserError as error:
+        gone = not Path(name).exists()
+        problem = f"its initial model {name} is neither a folder here nor on the hub" if gone else str(error)
+    else:
+        expected = run.info.get("sources", {}).get("model") or records.fingerprint(0)
+        if expected in (None, fingerprint(dict(model.named_parameters()))):
+            return config, model, renderer, ""
+        problem = f"{name} is not the model that it began with (its weights have another fingerprint)"
+    exported = run.weights()
+    if not exported:
+        raise UserError(
+            f"{run.path}: {problem}, and it has no weights to start from: say where the model is by --model"
+        )
+    template = config.model.chat_template
+    gone = template is not None and "{" not in template and not Path(template).exists()
+    folder = str(exported[max(exported)])  # it has the architecture and the tokenizer; a checkpoint brings the weights
+    update = {"name": folder, "chat_template": None if gone else template}
+    config = config.model_copy(update={"model": config.model.model_copy(update=update)})
+    return config, load_policy(config), load_renderer(folder, config.model.chat_template), problem
+
+
+def _rl(
+    config: RLConfig, model: Decoder, renderer: ChatRenderer, records: Records, without: str, replay_only: bool
+) -> tuple[Execution, dict[str, str]]:
+    if without and config.trainer.loss.kl_coef > 0:
+        raise UserError(f"the KL term of this run needs its initial model, but {without}: say where it is by --model")
+    trainer = make_trainer(config, model)
+    if replay_only:
+        return RLExecution(config, trainer, records), {}
+    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
+    untimed = SimpleNamespace(phase=lambda name: nullcontext())
+    evaluation = make_evaluate(config, env, renderer, policy, untimed)  # pyright: ignore[reportArgumentType]
+    sampler = GroupSampler(config, env, renderer, policy)
+    execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True))
+    return execution, env.digests()
+
+
+def _sft(
+    config: SFTConfig, model: Decoder, renderer: ChatRenderer, records: Records
+) -> tuple[Execution, dict[str, str]]:
+    data = load_data(config, renderer, model)
+    trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
+    validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
+    return SFTExecution(config, trainer, records, data.source, validation), data.source.digests()
+
+
+def exported_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:
+    """The parameters of an exported model, by name."""
+    return {name: p.detach() for name, p in load_model(folder, precision=precision).named_parameters()}

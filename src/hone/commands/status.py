@@ -1,0 +1,31 @@
+"""One line that says what is being done now, for work whose parts are of unlike length."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+_EVERY = 10.0
+"""Seconds between lines where there is no terminal to write one over another."""
+
+
+class Status:
+    """Call it with what is being done; `clear` before printing anything else."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._shown = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self._terminal:
+            columns = shutil.get_terminal_size().columns
+            print(f"\r\033[K{text[: columns - 1]}", end="", flush=True)
+        elif time.monotonic() - self._shown > _EVERY:
+            self._shown = time.monotonic()
+            print(text, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line off the terminal."""
+        if self._terminal:
+            print("\r\033[K", end="", flush=True)

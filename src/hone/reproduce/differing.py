@@ -1,0 +1,97 @@
+"""Where two runs part: their configs, and the first step and quantity in which what they recorded differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hone.reproduce import machine
+from hone.reproduce.compare import Difference, first_difference
+from hone.reproduce.records import Records
+from hone.runs import Run
+from hone.runs.settings import differing, flat
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting in which two configs differ; None for one that isn't set."""
+
+    name: str
+    first: Any
+    second: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_shown(self.first)} in A, {_shown(self.second)} in B"
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """What was found: `equal` are the updates that both recorded and that are the same, before `difference`.
+
+    `lengths` are the numbers of updates that each recorded. `causes` are facts besides the config in which they differ.
+    """
+
+    settings: list[Setting]
+    equal: list[int]
+    difference: Difference | None
+    lengths: tuple[int, int]
+    causes: list[str]
+
+
+def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: None) -> RunDiff:
+    """Compares two runs of the same kind, step by step, up to the first difference.
+
+    Steps whose hashes agree are not read.
+    """
+    mine, theirs = Records(first), Records(second)
+    shared = [step for step in sorted(mine.metrics) if _comparable(mine, theirs, step)]
+    equal: list[int] = []
+    difference = None
+    for step in shared:
+        tell(step)
+        if not _same_hashes(mine, theirs, step):
+            difference = first_difference(mine.record(step), theirs.record(step)) or _exported(mine, theirs, step)
+        if difference is not None:
+            break
+        if mine.is_update(step):
+            equal.append(step)
+    causes = machine.differences(first.info, second.info, "B")
+    for name, run in (("A", first), ("B", second)):
+        causes += [f"{name} says itself that it is inexact: {cause}" for cause in machine.inexact(run.info)]
+    lengths = (len(mine.updates), len(theirs.updates))
+    return RunDiff(changed_settings(first, second), equal, difference, lengths, causes)
+
+
+def changed_settings(first: Run, second: Run) -> list[Setting]:
+    """The settings in which two runs differ, but for where things lie, how they are shown, and what is saved."""
+    mine, theirs = flat(first.config), flat(second.config)
+    names = [name for name in differing(mine, theirs) if name != "data.path"]
+    return [Setting(name, mine.get(name), theirs.get(name)) for name in names]
+
+
+def _same_hashes(first: Records, second: Records, step: int) -> bool:
+    """True if the hashes alone tell that the step is equal, with the weights that it made."""
+    mine, theirs = first.hashes.get(step), second.hashes.get(step)
+    if mine is None or mine != theirs or mine["metrics"] is None:
+        return False
+    return first.fingerprint(step + 1) == second.fingerprint(step + 1)
+
+
+def _comparable(first: Records, second: Records, step: int) -> bool:
+    """True if both recorded the step, and the same part of it: after its last step a run may evaluate once more."""
+    return step in second.metrics and first.is_update(step) == second.is_update(step)
+
+
+def _exported(first: Records, second: Records, step: int) -> Difference | None:
+    """For runs without hashes: the weights that were exported after the step."""
+    if first.fingerprint(step + 1) and second.fingerprint(step + 1):
+        return None
+    mine, theirs = first.weights_digest(step + 1), second.weights_digest(step + 1)
+    if mine is None or theirs is None or mine == theirs:
+        return None
+    return Difference(step, "weights", f"the SHA-256 of weights/step_{step + 1}", mine, theirs)
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,139 @@
+"""Taking the steps of a run again: from its recorded rollouts (`replay`), or from nothing but its state (`repeat`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.orchestrator.groups import GroupSampler, group_state
+from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.packing import pack_groups
+from hone.reproduce.compare import StepRecord
+from hone.reproduce.groups import groups_of
+from hone.reproduce.records import EVALUATIONS, Records, plain_rows
+from hone.runs.rollouts import group_rows
+from hone.trainer.packing import split_micro_batches
+from hone.trainer.sft import Progress
+from hone.trainer.sft_data import Source, next_batch
+from hone.trainer.step import Trainer
+from hone.types import Group, PackedBatch
+
+Evaluate = Callable[[int], dict[str, float]]
+"""version -> its evaluation metrics."""
+
+
+class Execution(Protocol):
+    """The steps of one run, taken again by `trainer`, one after the other."""
+
+    trainer: Trainer
+
+    def begin(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already."""
+        ...
+
+    def replay(self, step: int) -> StepRecord:
+        """The update of a step, from what the run recorded; without evaluations."""
+        ...
+
+    def repeat(self, step: int) -> StepRecord:
+        """The whole step anew, with the evaluation that the run made before it, if it made one."""
+        ...
+
+
+class RLExecution:
+    """An RL run. Without a `sampler` it can replay, not repeat."""
+
+    def __init__(
+        self,
+        config: RLConfig,
+        trainer: Trainer,
+        records: Records,
+        sampler: GroupSampler | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.records = records
+        self.sampler = sampler
+        self.evaluate = evaluate
+        self.next_draw = self.tokens = 0
+
+    def begin(self, state: Mapping[str, Any] | None) -> None:
+        entries = state["ledger"] if state else []
+        self.next_draw = len(entries)
+        self.tokens = sum(entry["tokens"] for entry in entries)
+
+    def replay(self, step: int) -> StepRecord:
+        rows = self.records.rows(step)
+        assert rows is not None, f"step {step} has no rollouts"
+        return self._update(step, groups_of(rows, self.config.orchestrator.advantage.normalize_std), {})
+
+    def repeat(self, step: int) -> StepRecord:
+        sampler = self.sampler
+        assert sampler is not None
+        metrics = self.evaluate(step) if self.evaluate and was_evaluated(self.records, step) else {}
+        draws = range(self.next_draw, self.next_draw + sampler.prompts)
+        examples = sampler.examples(draws)
+        groups = sampler.grade(examples, draws, sampler.sample(examples, draws, step))
+        return self._update(step, groups, metrics)
+
+    def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
+        before = self.trainer.fingerprint()
+        orch = self.config.orchestrator
+        micro_batch_tokens, device = self.config.trainer.micro_batch_tokens, self.trainer.model.device
+        batch = pack_groups(groups, orch.truncated, micro_batch_tokens, device)
+        metrics |= step_metrics(groups, step) | self.trainer.step(batch)
+        self.next_draw += len(groups)
+        self.tokens += sum(len(trajectory.token_ids) for group in groups for trajectory in group.trajectories)
+        metrics |= {"tokens/total": self.tokens}
+        rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
+        return StepRecord(step, plain_rows(rows), _finite(metrics), before, self.trainer.fingerprint())
+
+
+class SFTExecution:
+    """An SFT run. Its steps are a function of the data, so replaying one is repeating it."""
+
+    def __init__(
+        self, config: SFTConfig, trainer: Trainer, records: Records, source: Source, validation: list[PackedBatch]
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.records = records
+        self.source = source
+        self.validation = validation
+        self.progress = Progress()
+
+    def begin(self, state: Mapping[str, Any] | None) -> None:
+        self.progress = Progress(**state["progress"]) if state else Progress()
+
+    def replay(self, step: int) -> StepRecord:
+        return self._update(step, {})
+
+    def repeat(self, step: int) -> StepRecord:
+        validated = self.config.val is not None and was_evaluated(self.records, step)
+        return self._update(step, {"val/loss": self.trainer.evaluate(self.validation)} if validated else {})
+
+    def _update(self, step: int, metrics: dict[str, float]) -> StepRecord:
+        before, progress, data = self.trainer.fingerprint(), self.progress, self.config.data
+        sequences, progress.position = next_batch(self.source, step, progress.position, data)
+        batch = split_micro_batches(sequences, data.micro_batch_tokens, self.trainer.model.device)
+        metrics |= self.trainer.step(batch)
+        progress.examples += len(sequences)
+        progress.tokens += sum(len(sequence) for sequence in sequences)
+        metrics |= {"epoch": progress.position / len(self.source)}
+        metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
+        return StepRecord(step, None, _finite(metrics), before, self.trainer.fingerprint())
+
+
+def was_evaluated(records: Records, step: int) -> bool:
+    """True if the run recorded an evaluation before this step."""
+    return any(name.startswith(EVALUATIONS) for name in records.metrics.get(step, {}))
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """As in metrics.jsonl, where what is not finite is null."""
+    plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+    return {name: value if math.isfinite(value) else None for name, value in plain.items()}

@@ -1,0 +1,47 @@
+"""Rollouts read back as the groups that a step was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from hone.algorithms.advantages import group_advantages
+from hone.orchestrator.groups import rewards, valid
+from hone.reproduce.compare import Row
+from hone.types import Example, Group, Outcome, Score, Trajectory
+
+
+def groups_of(rows: Sequence[Row], normalize_std: bool) -> list[Group]:
+    """The groups of a step, as they were before they were written.
+
+    Advantages are computed anew from the recorded rewards; everything else is as recorded.
+    """
+    groups = []
+    for draw, members in groupby(rows, key=lambda row: row["draw"]):
+        of_group = list(members)
+        row = of_group[0]
+        example = Example(json.loads(row["prompt"]), row["answer"], json.loads(row["info"]), row["example_id"])
+        scores = [_score(row) for row in of_group]
+        advantages = group_advantages(rewards(scores), valid(scores), normalize_std)
+        groups.append(Group(example, draw, [_trajectory(row) for row in of_group], scores, advantages))
+    return groups
+
+
+def _trajectory(row: Row) -> Trajectory:
+    return Trajectory(
+        token_ids=np.array(row["token_ids"], dtype=np.int64),
+        sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
+        logprobs=np.array(row["logprobs"], dtype=np.float32),
+        versions=np.array(row["versions"], dtype=np.int32),
+        messages=[*json.loads(row["prompt"]), {"role": "assistant", "content": row["text"]}],
+        stop_reason=row["stop_reason"],
+        sample_id=row["sample_id"],
+    )
+
+
+def _score(row: Row) -> Score:
+    reward = float("nan") if row["reward"] is None else row["reward"]
+    return Score(reward, dict(row["components"]), dict(row["weights"]), Outcome(row["outcome"]), row["detail"] or "")

@@ -1,0 +1,85 @@
+"""What a run recorded, step by step, as `compare.StepRecord`s."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hone.reproduce.compare import Row, StepRecord
+from hone.runs.files import MARKER, is_complete, read_lines
+from hone.runs.reader import Run
+
+EVALUATIONS = ("eval/", "val/")
+"""Metrics of version N that are measured before step N, at some steps."""
+
+
+class Records:
+    """The records of a run. Reads the logs once; a run that is still being written is seen as it was then."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.kind: str = run.info["kind"]
+
+    @cached_property
+    def hashes(self) -> dict[int, dict[str, Any]]:
+        """The lines of hashes.jsonl by step; empty for a run that has none."""
+        return {line["step"]: line for line in self.run.hashes()}
+
+    @cached_property
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """The lines of metrics.jsonl by step, without their step."""
+        lines = read_lines(self.run.path / "metrics.jsonl")
+        return {line["step"]: {name: value for name, value in line.items() if name != "step"} for line in lines}
+
+    @cached_property
+    def rollout_steps(self) -> frozenset[int]:
+        return frozenset(self.run.rollout_steps())
+
+    @cached_property
+    def updates(self) -> list[int]:
+        """Steps whose update is recorded, ascending: not those of which there is an evaluation only."""
+        return [step for step in sorted(self.metrics) if self.is_update(step)]
+
+    def is_update(self, step: int) -> bool:
+        """True if an update of this step is recorded."""
+        return "lr" in self.metrics.get(step, {})
+
+    def fingerprint(self, version: int) -> str | None:
+        """That of the weights of a version; None where it isn't recorded."""
+        return self.hashes.get(version, {}).get("weights")
+
+    def rows(self, step: int) -> list[Row] | None:
+        """The completions of a step; None if it has none."""
+        return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
+
+    def record(self, step: int, evaluations: bool = True) -> StepRecord:
+        """All that is recorded of a step; without the metrics of `evaluations` if they are not wanted."""
+        metrics = self.metrics.get(step)
+        if metrics is not None and not evaluations:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(EVALUATIONS)}
+        return StepRecord(step, self.rows(step), metrics, self.fingerprint(step), self.fingerprint(step + 1))
+
+    def weights_digest(self, version: int) -> str | None:
+        """For runs without hashes: a digest of the weights in `weights/step_N`, from its completion marker."""
+        folder = self.run.path / "weights" / f"step_{version}"
+        if not is_complete(folder):
+            return None
+        files = json.loads((folder / MARKER).read_text())["files"]
+        digests = [f"{name} {facts['sha256']}" for name, facts in files.items() if name.endswith(".safetensors")]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
+
+
+def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows as `hone.runs.rollouts.group_rows` makes them, in the values that reading them back would give."""
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return list(value.items()) if isinstance(value, dict) else value

@@ -1,0 +1,121 @@
+"""The versions of a run's policy that can be loaded, and the way from one of them to any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hone.reproduce.compare import Difference, StepRecord, first_difference
+from hone.reproduce.execution import Execution
+from hone.reproduce.records import Records
+from hone.runs.checkpoint import Tensors
+from hone.trainer.optim import Optimizer
+
+Tell = Callable[[int], None]
+
+
+class Versions:
+    """Loads versions into an execution: from the checkpoints that are intact, and version 0 from the initial model.
+
+    `has_initial`: the model that the execution was made with is the one that the run began with.
+    """
+
+    def __init__(self, execution: Execution, records: Records, intact: Sequence[int], has_initial: bool) -> None:
+        self.execution = execution
+        self.records = records
+        self.checkpoints = records.run.checkpoints
+        self.intact = intact
+        model = execution.trainer.model
+        self._initial = {n: p.detach().clone() for n, p in model.named_parameters()} if has_initial else None
+        self.loaded = -1
+        """The version that was loaded last."""
+
+    @property
+    def loadable(self) -> list[int]:
+        """Versions that can be loaded, ascending."""
+        return sorted({*self.intact, *([0] if self._initial is not None else [])})
+
+    def nearest(self, version: int) -> int | None:
+        """The newest that can be loaded and is not after `version`; None if there is none."""
+        return max((loadable for loadable in self.loadable if loadable <= version), default=None)
+
+    def name(self, version: int) -> str:
+        """Where a loadable version comes from, in words."""
+        return f"checkpoint step_{version}" if version in self.intact else "the initial model"
+
+    @property
+    def came_from(self) -> str:
+        """What the current version goes back to, in words."""
+        return self.name(self.loaded)
+
+    def approach(self, version: int) -> None:
+        """Loads the nearest version, unless the current one is nearer still."""
+        nearest = self.nearest(version)
+        assert nearest is not None, f"no version up to {version} can be loaded"
+        if self.loaded < 0 or not nearest < self.execution.trainer.version <= version:
+            self.load(nearest)
+
+    @torch.no_grad()
+    def load(self, version: int) -> None:
+        """Puts the execution where the run was before step `version`."""
+        trainer = self.execution.trainer
+        if version in self.intact:
+            tensors, state = self.checkpoints.load(version)
+            self._reset(tensors["model"])
+            trainer.load_tensors(tensors, version)
+        else:
+            assert version == 0 and self._initial is not None
+            self._reset(self._initial)
+            state = None
+        trainer.version = self.loaded = version
+        self.execution.begin(state)
+
+    def _reset(self, parameters: dict[str, torch.Tensor]) -> None:
+        """The parameters, under an optimiser that knows nothing of earlier steps."""
+        trainer = self.execution.trainer
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(parameters[name])
+        trainer.model.refresh()
+        with torch.enable_grad():
+            trainer.optimizer = Optimizer(trainer.model, trainer.optimizer.config)
+
+    def replay(self, until: int, tell: Tell = lambda step: None) -> Difference | None:
+        """Replays from the current version up to version `until`, comparing each step with what was recorded.
+
+        Stops at the first step that differs and returns how.
+        """
+        while self.execution.trainer.version < until:
+            step = self.execution.trainer.version
+            tell(step)
+            if found := first_difference(*self.replayed(step)):
+                return found
+        return None
+
+    def replayed(self, step: int) -> tuple[StepRecord, StepRecord]:
+        """(recorded, taken again from the recorded rollouts) of the next step."""
+        again = self.execution.replay(step)
+        return self.records.record(step, evaluations=False), again
+
+    def differs_from_checkpoint(self) -> str | None:
+        """The first tensor in which the current version is not the checkpoint of that version; None if all are equal.
+
+        As the name of its file and the tensor's.
+        """
+        trainer = self.execution.trainer
+        saved, _ = self.checkpoints.load(trainer.version)
+        return first_unequal(trainer.tensors(), saved)
+
+
+def first_unequal(tensors: Tensors, saved: Tensors) -> str | None:
+    """`<group>.safetensors (<name>)` of the first tensor that is not the same bit for bit; None if all are."""
+    for group in tensors.keys() | saved.keys():
+        mine, other = tensors.get(group, {}), saved.get(group, {})
+        for name in sorted(mine.keys() | other.keys()):
+            if name not in mine or name not in other or not _equal(mine[name], other[name]):
+                return f"{group}.safetensors ({name})"
+    return None
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.dtype == second.dtype and torch.equal(first.detach().cpu(), second)

@@ -1,0 +1,67 @@
+"""Changing a recorded run as someone might who knows its format, and seeing that nothing was changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hone.runs.files import sha256
+from hone.runs.rollouts import read_rollouts, write_rollouts
+
+Row = dict[str, Any]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Time of change and content of every file, and of every directory its time."""
+    paths = [folder, *sorted(folder.rglob("*"))]
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in paths}
+
+
+def edit_rollouts(run: Path, step: int, change: Callable[[list[Row]], None], fit_hashes: bool = False) -> None:
+    path = run / "rollouts" / f"step_{step:06d}.parquet"
+    rows = read_rollouts(path).to_pylist()
+    change(rows)
+    write_rollouts(path, rows)
+    if fit_hashes:
+        edit_hashes(run, step, rollouts=sha256(path))
+
+
+def edit_hashes(run: Path, step: int, **fields: str) -> None:
+    edit_line(run / "hashes.jsonl", step, lambda line: line.update(fields))
+
+
+def edit_metrics(run: Path, step: int, name: str, value: float, fit_hashes: bool = False) -> None:
+    line = edit_line(run / "metrics.jsonl", step, lambda line: line.update({name: value}))
+    if fit_hashes:
+        edit_hashes(run, step, metrics=hashlib.sha256(line.encode()).hexdigest())
+
+
+def edit_line(path: Path, step: int, change: Callable[[Row], None]) -> str:
+    lines = path.read_text().splitlines(keepends=True)
+    (index,) = [i for i, line in enumerate(lines) if json.loads(line)["step"] == step]
+    record = json.loads(lines[index])
+    change(record)
+    lines[index] = json.dumps(record, ensure_ascii=False) + "\n"
+    path.write_text("".join(lines))
+    return lines[index]
+
+
+def edit_tensor(file: Path, name: str, fit_marker: bool = False) -> None:
+    """Changes one number of one tensor."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    tensors[name].view(-1)[0] += 0.25
+    save_file(tensors, file)
+    if fit_marker:
+        fit_complete(file.parent)
+
+
+def fit_complete(folder: Path) -> None:
+    """Rewrites the completion marker so that it fits what is there."""
+    files = [path for path in sorted(folder.iterdir()) if path.name != "COMPLETE"]
+    facts = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+    (folder / "COMPLETE").write_text(json.dumps({"files": facts}) + "\n")

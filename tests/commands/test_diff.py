@@ -1,0 +1,161 @@
+"""`hone diff`: the first step and the first quantity in which two runs part."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tampering
+from conftest import PARITY, Bench
+from refusals import fails
+
+from hone.cli import main
+
+
+@pytest.fixture
+def diff(bench, capsys):
+    """Calls `hone diff` in the bench's folder; returns (exit code, what it printed)."""
+
+    def call(first: Path, second: Path) -> tuple[int, str]:
+        with contextlib.chdir(bench.folder):
+            capsys.readouterr()
+            code = main(["diff", str(first), str(second)])
+        return code, capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def copied(rl_run, tmp_path) -> Path:
+    return shutil.copytree(rl_run, tmp_path / "copied")
+
+
+def test_equal_runs(bench, rl_run, diff):
+    again = bench.rl("again")
+    before = tampering.snapshot(rl_run), tampering.snapshot(again)
+    code, printed = diff(rl_run, again)
+    assert code == 0 and (tampering.snapshot(rl_run), tampering.snapshot(again)) == before
+    assert "config        the same" in printed and "equal         steps 0 to 5" in printed
+    assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
+
+
+def test_a_longer_run(bench, rl_run, diff):
+    code, printed = diff(rl_run, bench.rl("longer", "--max-steps", "8"))
+    assert code == 0
+    assert "max_steps: 6 in A, 8 in B" in printed and "B goes on to step 7" in printed
+
+
+def test_another_learning_rate_from_step_3_on(bench, diff):
+    flags = ["--ckpt.interval", "3"]
+    plain = bench.rl("plain", *flags)
+    drifted = bench.rl("drift", *flags)
+    bench.rl("drift", *flags, "--trainer.optim.lr", "2e-3", "--resume.step", "3", "--allow-drift")
+    code, printed = diff(plain, drifted)
+    assert code == 1
+    assert "config        trainer.optim.lr: 0.001 in A, 0.002 in B" in printed
+    assert "equal         steps 0 to 2" in printed
+    assert "verdict       they part at step 3, metrics: lr is 0.001 in A and 0.002 in B" in printed
+    assert "B says itself that it is inexact: resumed with other" in printed
+
+
+def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
+    other = Bench(tmp_path, tiny_model_dir, PARITY.replace("/ 1", "/ 2"))
+    code, printed = diff(rl_run, other.rl("rl"))
+    assert code == 1
+    assert "config        the same" in printed and "equal         no step" in printed
+    assert "they part at step 0, rewards: component parity of sample 0-" in printed
+    assert " is 1.0 in A and 0.5 in B" in printed
+    assert "it may be     the task's module " in printed
+
+
+def test_another_seed_is_another_order(bench, rl_run, diff):
+    code, printed = diff(rl_run, bench.rl("seed", "--seed", "1"))
+    assert code == 1 and "config        seed: 0 in A, 1 in B" in printed
+    assert "they part at step 0, order: the example of draw 0 is" in printed
+
+
+def row_1(**fields):
+    return lambda rows: rows[1].update(fields)
+
+
+def token(rows: list[dict]) -> None:
+    rows[1]["token_ids"][-1] = 1
+
+
+def logprob(rows: list[dict]) -> None:
+    rows[1]["logprobs"][-1] = -0.5
+
+
+PLANTED = {
+    "order": (row_1(), "order: the example of draw 8 is"),
+    "token": (token, "tokens: token "),
+    "logprob": (logprob, "logprobs: that of token "),
+    "reward": (row_1(reward=0.25), "rewards: the reward of sample 4-8-1 is"),
+    "outcome": (row_1(outcome="truncated"), "rewards: the outcome of sample 4-8-1 is"),
+    "text": (row_1(text="other"), "rollouts: the column text of sample 4-8-1 is"),
+    "advantage": (row_1(advantage=0.25), "advantages: that of sample 4-8-1 is"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_planted_divergence_is_found_at_its_step_and_quantity(what, hashed, rl_run, copied, diff):
+    change, expected = PLANTED[what]
+    if what == "order":
+        change = lambda rows: [row.update(example_id="ffff") for row in rows[:4]]  # noqa: E731
+    tampering.edit_rollouts(copied, 4, change, fit_hashes=True)
+    tampering.edit_metrics(copied, 4, "grad_norm", 0.5, fit_hashes=True)  # what follows from it
+    if not hashed:  # a run from before there were hashes
+        (copied / "hashes.jsonl").unlink()
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and f"they part at step 4, {expected}" in printed
+    assert "equal         steps 0 to 3" in printed
+
+
+def test_metrics_and_weights(rl_run, copied, diff):
+    tampering.edit_metrics(copied, 2, "loss", 0.5, fit_hashes=True)
+    assert "they part at step 2, metrics: loss is" in diff(rl_run, copied)[1]
+    shutil.rmtree(copied)
+    shutil.copytree(rl_run, copied)
+    tampering.edit_hashes(copied, 3, weights="0123456789abcdef")
+    assert "they part at step 2, weights: the fingerprint of version 3, which" in diff(rl_run, copied)[1]
+
+
+def test_without_hashes_exported_weights_are_compared(rl_run, copied, diff):
+    (copied / "hashes.jsonl").unlink()
+    assert diff(rl_run, copied)[0] == 0
+    tampering.edit_tensor(copied / "weights" / "step_4" / "model.safetensors", "model.norm.weight", fit_marker=True)
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "they part at step 3, weights: the SHA-256 of weights/step_4 is" in printed
+
+
+def test_other_initial_weights_come_first(bench, rl_run, diff, tmp_path, tiny_model_dir):
+    other = Bench(tmp_path, tiny_model_dir)
+    shutil.rmtree(other.folder / "model")
+    shutil.copytree(rl_run / "weights" / "step_6", other.folder / "model")
+    code, printed = diff(rl_run, other.rl("rl"))
+    assert code == 1 and "they part at step 0, initial weights: the fingerprint of version 0" in printed
+
+
+def test_sft_runs(bench, sft_run, diff):
+    assert diff(sft_run, bench.sft("sft-again"))[0] == 0
+    code, printed = diff(sft_run, bench.sft("sft-batch", "--data.batch-size", "5"))
+    assert code == 1 and "config        data.batch_size: 4 in A, 5 in B" in printed
+    assert "they part at step 0, metrics: grad_norm is" in printed
+
+
+def test_what_can_not_be_compared_says_why(bench, rl_run, sft_run, tmp_path, capsys):
+    fails(capsys, main(["diff", str(rl_run), str(sft_run)]), "a run of `hone rl`", "one of `hone sft`")
+    fails(capsys, main(["diff", str(rl_run)]), "B is missing: say `hone diff A B`")
+    fails(capsys, main(["diff", str(rl_run), str(tmp_path)]), "is not a run of hone")
+    fails(capsys, main(["diff", str(rl_run), str(rl_run), "more"]), "unexpected argument 'more'")
+
+
+def test_diff_loads_neither_torch_nor_transformers(rl_run):
+    code = f"import sys; from hone.cli import main; assert main(['diff', {str(rl_run)!r}, {str(rl_run)!r}]) == 0; "
+    code += "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,123 @@
+"""`hone replay`: retraining from recorded rollouts reaches the same weights, or names where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+import tampering
+from refusals import fails
+
+from hone.cli import main
+from hone.runs import Run
+
+
+@pytest.fixture
+def replay(tmp_path):
+    """Calls `hone replay` in an empty folder: no task, no model; returns the exit code."""
+
+    def call(run: Path, *flags: str, cwd: Path = tmp_path) -> int:
+        with contextlib.chdir(cwd):
+            return main(["replay", str(run), *flags])
+
+    return call
+
+
+@pytest.fixture
+def copied(rl_run, tmp_path) -> Path:
+    return shutil.copytree(rl_run, tmp_path / "copied")
+
+
+def test_a_replay_reaches_the_weights_of_the_run(bench, rl_run, replay, tmp_path, capsys):
+    before = tampering.snapshot(rl_run)
+    assert replay(rl_run, "--output-dir", str(tmp_path / "replayed"), cwd=bench.folder) == 0
+    assert tampering.snapshot(rl_run) == before
+    reached = Run(rl_run).hashes()[-1]["weights"]
+    printed = capsys.readouterr().out
+    assert "replayed      6 steps" in printed and f"version 6 has the recorded fingerprint {reached}" in printed
+    assert "checkpoints/step_2, weights/step_2, checkpoints/step_4, weights/step_4, checkpoints/step_6" in printed
+    for name in ("model.safetensors", "config.json", "README.md"):
+        assert (tmp_path / "replayed" / name).read_bytes() == (rl_run / "weights" / "step_6" / name).read_bytes()
+
+
+def test_without_model_and_task_it_begins_at_the_first_checkpoint(rl_run, replay, capsys):
+    assert replay(rl_run) == 0
+    assert "steps 2 to 5 from checkpoint step_2" in capsys.readouterr().out
+
+
+def test_a_part_of_a_run(rl_run, replay, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert replay(rl_run, "--from-step", "2", "--to-step", "4", "--output-dir", str(out)) == 0
+    assert "replayed      2 steps" in capsys.readouterr().out
+    saved = rl_run / "weights" / "step_4" / "model.safetensors"
+    assert (out / "model.safetensors").read_bytes() == saved.read_bytes()
+
+
+def swap_rewards(rows: list[dict]) -> None:
+    rows[0]["reward"], rows[0]["components"] = 1 - rows[0]["reward"], [("parity", 1 - rows[0]["reward"])]
+
+
+def test_changed_rollouts_are_named(copied, replay, capsys):
+    tampering.edit_rollouts(copied, 3, swap_rewards)
+    before = tampering.snapshot(copied)
+    assert replay(copied) == 1
+    assert tampering.snapshot(copied) == before
+    printed = capsys.readouterr().out
+    assert "differs: step 3, rollouts: the SHA-256 of rollouts/step_000003.parquet is" in printed
+    assert f"next          hone verify {copied}" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "quantity"),
+    [
+        (swap_rewards, "advantages: that of sample 3-6-0 is"),
+        (lambda rows: rows[1].update(advantage=0.125), "advantages: that of sample 3-6-1 is 0.125 in the run"),
+        (lambda rows: rows[0]["logprobs"].__setitem__(-1, -9.0), "metrics: "),
+    ],
+)
+def test_rollouts_with_hashes_made_to_fit_do_not_lead_on(change, quantity, copied, replay, capsys):
+    tampering.edit_rollouts(copied, 3, change, fit_hashes=True)
+    assert replay(copied) == 1
+    assert f"verdict       differs: step 3, {quantity}" in capsys.readouterr().out
+
+
+def test_a_checkpoint_on_the_way_that_does_not_fit_is_named(copied, replay, capsys):
+    optimizer = copied / "checkpoints" / "step_4" / "optimizer.safetensors"
+    tampering.edit_tensor(optimizer, "exp_avg/embed", fit_marker=True)
+    assert replay(copied) == 1
+    assert "differs: checkpoints/step_4/optimizer.safetensors (exp_avg/embed) is not what" in capsys.readouterr().out
+
+
+def test_final_weights_that_do_not_fit_are_named(copied, replay, capsys):
+    shutil.rmtree(copied / "checkpoints" / "step_6")
+    tampering.edit_tensor(copied / "weights" / "step_6" / "model.safetensors", "model.norm.weight", fit_marker=True)
+    assert replay(copied) == 1
+    assert "differs: weights/step_6 is not what the recorded rollouts lead to" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_not_begun_with(copied, replay, capsys):
+    tampering.edit_tensor(copied / "checkpoints" / "step_2" / "model.safetensors", "embed")
+    assert replay(copied) == 0
+    assert "steps 4 to 5 from checkpoint step_4" in capsys.readouterr().out
+
+
+def test_a_kl_term_and_filtered_groups_are_replayed_too(bench, replay, capsys):
+    run = bench.rl("kl", "--trainer.loss.kl-coef", "0.1", "--orchestrator.rollouts-per-example", "2", "--seed", "2")
+    states = {row["state"] for step in range(6) for row in Run(run).rollouts(step).to_pylist()}
+    assert states == {"trained", "filtered"}
+    assert replay(run, cwd=bench.folder) == 0
+    assert "replayed      6 steps" in capsys.readouterr().out
+
+
+def test_what_can_not_be_replayed_says_why(bench, rl_run, sft_run, replay, copied, tmp_path, capsys):
+    fails(capsys, replay(sft_run), "has no rollouts to replay", f"hone verify {sft_run}")
+    fails(capsys, replay(rl_run, "--from-step", "3"), "--from-step 3", "versions that can be loaded: 2, 4")
+    fails(capsys, replay(rl_run, "--to-step", "9"), "--to-step 9", "at most 6")
+    fails(capsys, replay(copied, "--output-dir", str(copied / "weights" / "mine")), "into which nothing is written")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    fails(capsys, replay(copied, "--output-dir", str(tmp_path / "full")), "holds something else")
+    (copied / "rollouts" / "step_000003.parquet").unlink()
+    fails(capsys, replay(copied), "no rollouts of step 3", "--to-step 3")

@@ -1,0 +1,398 @@
+"""`hone verify`: what it finds in runs that are whole, copied, tampered with, or made on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import tampering
+from conftest import PARITY, Bench
+from refusals import fails
+
+from hone.cli import main
+from hone.runs import Run, provenance
+from hone.trainer.optim import Optimizer
+
+
+@pytest.fixture
+def verify(bench):
+    """Calls `hone verify` in the bench's folder, on all steps; returns (exit code, certificate)."""
+
+    def call(run: Path, *flags: str, cwd: Path = bench.folder) -> tuple[int, dict]:
+        with contextlib.chdir(cwd):
+            code = main(["verify", str(run), "--steps", "6", *flags])
+        return code, json.loads(run.with_name(f"{run.name}.verify.json").read_text())
+
+    return call
+
+
+@pytest.fixture
+def copied(rl_run, tmp_path) -> Path:
+    """A copy of the RL run, to tamper with."""
+    return shutil.copytree(rl_run, tmp_path / "copied")
+
+
+def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
+    before = tampering.snapshot(rl_run)
+    code, certificate = verify(rl_run, "--seed", "7")
+    assert (code, certificate["format"], certificate["verdict"]) == (0, "hone-verify-1", "verified")
+    assert tampering.snapshot(rl_run) == before
+    assert [check["step"] for check in certificate["steps"]] == [0, 1, 2, 3, 4, 5]
+    hashes = [line["weights"] for line in Run(rl_run).hashes()]
+    assert [check["weights"] for check in certificate["steps"]] == hashes[1:]
+    assert certificate["run"]["id"] == Run(rl_run).info["id"] and certificate["choice"]["seed"] == 7
+    assert certificate["sha256"].keys() == {"run.json", "config.toml", "hashes.jsonl", "metrics.jsonl"}
+    assert certificate["files"] == {"lines of metrics": 7, "files of rollouts": 6, "checkpoints": 3, "weights": 3}
+    assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
+    printed = capsys.readouterr().out
+    assert "verdict       verified: all files are as they were written, and 6 steps came out equal" in printed
+
+
+def test_a_certificate_does_not_keep_a_run_from_starting_in_the_folder_above(bench, copied, verify, tmp_path):
+    assert verify(copied)[0] == 0 and (tmp_path / "copied.verify.json").exists()
+    bench.rl(str(tmp_path), "--max-steps", "1")
+    assert (tmp_path / "copied.verify.json").exists()
+
+
+def test_the_seed_chooses_the_steps_and_each_starts_from_the_nearest_version(rl_run, verify):
+    code, first = verify(rl_run, "--steps", "2", "--seed", "1")
+    assert code == 0
+    _, again = verify(rl_run, "--steps", "2", "--seed", "1")
+    steps = [(check["step"], check["from"], check["replayed"]) for check in first["steps"]]
+    assert steps == [(check["step"], check["from"], check["replayed"]) for check in again["steps"]]
+    starts = {0: "the initial model", 1: "the initial model"}
+    assert steps == [(s, starts.get(s, f"checkpoint step_{s // 2 * 2}"), s % 2) for s, _, _ in steps]
+    chosen = set()
+    for seed in range(6):
+        chosen |= {check["step"] for check in verify(rl_run, "--steps", "1", "--seed", str(seed))[1]["steps"]}
+    assert len(chosen) > 1
+
+
+def test_a_copy_is_verified_where_the_model_is_gone(copied, tmp_path, verify, capsys):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    code, certificate = verify(copied, cwd=tmp_path)
+    assert (code, certificate["verdict"]) == (0, "verified")
+    assert [check["step"] for check in certificate["steps"]] == [2, 3, 4, 5]
+    (note,) = certificate["notes"]
+    assert note.startswith("steps 0 to 1 can't be executed again: its initial model model is neither a folder here")
+    assert note in capsys.readouterr().out
+
+
+def test_another_model_of_that_name_is_not_taken_for_the_initial_one(copied, tmp_path, bench, verify):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    shutil.copytree(copied / "weights" / "step_4", tmp_path / "model")
+    code, certificate = verify(copied, cwd=tmp_path)
+    assert code == 0 and [check["step"] for check in certificate["steps"]] == [2, 3, 4, 5]
+    assert "model is not the model that it began with" in certificate["notes"][0]
+    code, certificate = verify(copied, "--model", str(bench.folder / "model"), cwd=tmp_path)
+    assert code == 0 and [check["step"] for check in certificate["steps"]] == [0, 1, 2, 3, 4, 5]
+
+
+def make_correct(rows: list[dict]) -> None:
+    row = next(row for row in rows if row["reward"] == 0.0)
+    row["reward"], row["components"] = 1.0, [("parity", 1.0)]
+
+
+STEP_4 = Path("checkpoints/step_4")
+TAMPERINGS = {
+    "rollouts": (
+        lambda run: tampering.edit_rollouts(run, 3, make_correct),
+        ["rollouts/step_000003.parquet: has changed"],
+    ),
+    "rollouts and their hash": (
+        lambda run: tampering.edit_rollouts(run, 3, make_correct, fit_hashes=True),
+        ["hashes.jsonl: its first", "hashes.jsonl: its first"],  # as checkpoints 4 and 6 remember it
+    ),
+    "rollouts gone": (
+        lambda run: (run / "rollouts/step_000003.parquet").unlink(),
+        ["rollouts/step_000003.parquet: is missing"],
+    ),
+    "metrics": (
+        lambda run: tampering.edit_metrics(run, 2, "reward/mean", 0.9),
+        ["metrics.jsonl: the line of step 2 has changed"],
+    ),
+    "metrics no json": (
+        lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('{"step": 1,', "x")),
+        ["metrics.jsonl: line 2 is not the record of a step", "metrics.jsonl: the line of step 1 is missing"],
+    ),
+    "checkpoint": (
+        lambda run: tampering.edit_tensor(run / STEP_4 / "model.safetensors", "embed"),
+        ["checkpoints/step_4/model.safetensors: has changed since it was written"],
+    ),
+    "checkpoint and its marker": (
+        lambda run: tampering.edit_tensor(run / STEP_4 / "model.safetensors", "embed", fit_marker=True),
+        ["checkpoints/step_4/model.safetensors: its weights have the fingerprint"],
+    ),
+    "optimiser and its marker": (
+        lambda run: tampering.edit_tensor(run / STEP_4 / "optimizer.safetensors", "exp_avg/embed", fit_marker=True),
+        ["checkpoints/step_4/optimizer.safetensors (exp_avg/embed): replaying steps 2 to 3 from checkpoint step_2"],
+    ),
+    "optimiser of the first checkpoint and its marker": (
+        lambda run: tampering.edit_tensor(
+            run / "checkpoints/step_2/optimizer.safetensors", "exp_avg/embed", fit_marker=True
+        ),
+        ["checkpoints/step_2/optimizer.safetensors (exp_avg/embed): replaying steps 0 to 1 from the initial model"],
+    ),
+    "checkpoint cut short": (
+        lambda run: (run / STEP_4 / "state.json").write_text("{"),
+        ["checkpoints/step_4/state.json: has 1 bytes instead of"],
+    ),
+    "checkpoint without marker": (
+        lambda run: (run / STEP_4 / "COMPLETE").unlink(),
+        ["checkpoints/step_4: has no readable completion marker"],
+    ),
+    "weights and their marker": (
+        lambda run: tampering.edit_tensor(
+            run / "weights/step_6/model.safetensors", "model.norm.weight", fit_marker=True
+        ),
+        ["weights/step_6/model.safetensors: its weights have the fingerprint"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERINGS)
+def test_tampering_is_named_by_its_file(what, copied, verify, capsys):
+    change, expected = TAMPERINGS[what]
+    change(copied)
+    before = tampering.snapshot(copied)
+    code, certificate = verify(copied)
+    assert tampering.snapshot(copied) == before
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    damages = [f"{damage['file']}: {damage['problem']}" for damage in certificate["damaged"]]
+    assert len(damages) == len(expected)
+    for damage, beginning in zip(damages, expected, strict=True):
+        assert damage.startswith(beginning)
+        assert damage in capsys.readouterr().out or beginning == expected[-1]
+
+
+def test_a_ledger_that_was_changed_is_named_with_the_draw(copied, verify):
+    state = copied / STEP_4 / "state.json"
+    content = json.loads(state.read_text())
+    content["ledger"][5]["state"] = "retired"
+    state.write_text(json.dumps(content))
+    tampering.fit_complete(state.parent)
+    code, certificate = verify(copied)
+    (damage,) = certificate["damaged"]
+    assert code == 1 and damage["file"] == "checkpoints/step_4/state.json"
+    assert damage["problem"].startswith("draw 5 is in its ledger as example") and "retired" in damage["problem"]
+
+
+def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, verify, capsys):
+    shutil.rmtree(copied / "checkpoints" / "step_6")  # it remembers hashes.jsonl
+    tampering.edit_rollouts(copied, 5, make_correct, fit_hashes=True)
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"], certificate["damaged"]) == (1, "differs", [])
+    difference = certificate["steps"][-1]["difference"]
+    assert (difference["step"], difference["quantity"]) == (5, "rewards")
+    assert difference["what"].startswith("component parity of sample 5-1") and difference["first"] == "1.0"
+    assert "verdict       differs: executed again, step 5, rewards: component parity of sample 5-1" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_step_is_checked_when_only_a_later_one_was_chosen(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    tampering.edit_rollouts(copied, 3, make_correct, fit_hashes=True)
+    for seed in range(20):
+        code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
+        if certificate["steps"][0]["step"] > 3:
+            break
+    difference = certificate["steps"][0]["difference"]
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert difference["step"] == 3 and difference["sentence"].startswith("replayed from the recorded rollouts, step 3")
+
+
+@pytest.fixture
+def perturbed(monkeypatch):
+    """Updates that come out a little different, as on another processor."""
+    original = Optimizer.step
+    monkeypatch.setattr(Optimizer, "step", lambda self, lr: original(self, lr * (1 + 1e-6)))
+
+
+def test_a_difference_on_the_same_machine_is_one(rl_run, verify, perturbed):
+    code, certificate = verify(rl_run)
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert certificate["steps"][0]["difference"]["quantity"] == "weights" and len(certificate["steps"]) == 1
+
+
+@pytest.mark.parametrize("fact", ["hardware", "versions", "threads", "code"])
+def test_elsewhere_a_difference_is_not_comparable(fact, rl_run, verify, perturbed, monkeypatch, capsys):
+    other = {
+        "hardware": provenance.hardware() | {"cpu": "Another CPU"},
+        "versions": provenance.versions() | {"torch": "99.0"},
+        "threads": 7,
+        "code": "f" * 64,
+    }[fact]
+    monkeypatch.setattr(provenance, fact, lambda: other)
+    code, certificate = verify(rl_run)
+    assert (code, certificate["verdict"]) == (3, "not comparable")
+    (reason,) = certificate["incomparable"]
+    name = {"hardware": "cpu", "versions": "torch", "threads": "threads", "code": "hone's source"}[fact]
+    assert reason.startswith(name) and "(here " in reason
+    printed = capsys.readouterr().out
+    assert "verdict       not comparable: executed again, step 0, weights:" in printed and reason in printed
+    assert "tampered" not in printed and "changed" not in printed
+
+
+def test_elsewhere_an_equal_step_is_verified_all_the_same(rl_run, verify, monkeypatch):
+    hardware = provenance.hardware() | {"cpu": "Another CPU"}
+    monkeypatch.setattr(provenance, "hardware", lambda: hardware)
+    code, certificate = verify(rl_run, "--steps", "1")
+    assert (code, certificate["verdict"]) == (0, "verified") and len(certificate["incomparable"]) == 1
+
+
+def test_a_changed_task_is_not_comparable(copied, tmp_path, bench, verify):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY.replace("/ 1", "/ 2"))
+    code, certificate = verify(copied, "--model", str(bench.folder / "model"), cwd=tmp_path)
+    assert (code, certificate["verdict"]) == (3, "not comparable")
+    assert certificate["steps"][-1]["difference"]["quantity"] == "rewards"
+    assert certificate["incomparable"][0].startswith("the task's module ")
+
+
+def test_a_run_that_says_it_is_inexact_is_said_so(copied, verify, perturbed, capsys):
+    info = json.loads((copied / "run.json").read_text())
+    info |= {"exact": False, "inexact": [{"step": 2, "cause": "a deadline fired"}]}
+    (copied / "run.json").write_text(json.dumps(info))
+    code, certificate = verify(copied)
+    assert code == 3 and certificate["incomparable"] == ["a deadline fired (from step 2 on)"]
+    assert "the run says itself that it is inexact: a deadline fired (from step 2 on)" in capsys.readouterr().out
+
+
+def test_a_run_without_hashes_is_executed_again_all_the_same(copied, verify):
+    (copied / "hashes.jsonl").unlink()
+    for step in (2, 4, 6):  # as before there were hashes
+        state = copied / "checkpoints" / f"step_{step}" / "state.json"
+        state.write_text(json.dumps({"ledger": json.loads(state.read_text())["ledger"]}))
+        tampering.fit_complete(state.parent)
+    code, certificate = verify(copied)
+    assert code == 0 and len(certificate["steps"]) == 6
+    assert certificate["notes"] == [
+        "the run has no hashes.jsonl: nothing tells whether its metrics and rollouts changed"
+    ]
+    tampering.edit_metrics(copied, 5, "grad_norm", 1.25)
+    code, certificate = verify(copied)
+    assert code == 1 and certificate["steps"][-1]["difference"]["what"] == "grad_norm"
+
+
+def test_hashes_that_are_gone_are_missed(copied, verify):
+    (copied / "hashes.jsonl").unlink()
+    code, certificate = verify(copied)
+    assert code == 1 and {damage["file"] for damage in certificate["damaged"]} == {"hashes.jsonl"}
+
+
+TOUCHY = PARITY.replace(
+    "    return (",
+    """    if len(completion[-1]["content"]) % 3 == 0:
+        raise RuntimeError("no grade")
+    return (""",
+)
+
+
+def test_completions_that_could_not_be_graded_fail_again(tmp_path, tiny_model_dir, verify, capsys):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    bench = Bench(tmp_path / "first", tiny_model_dir, TOUCHY)
+    run = bench.rl("touchy")
+    states = {row["state"] for step in range(6) for row in Run(run).rollouts(step).to_pylist()}
+    assert {"failed", "trained"} <= states
+    assert verify(run, cwd=bench.folder)[0] == 0
+    bench.hone("replay", "touchy")
+    # Elsewhere the task has another path, and so has the traceback in `detail`, which decides nothing.
+    other = Bench(tmp_path / "second", tiny_model_dir, TOUCHY)
+    code, certificate = verify(run, cwd=other.folder)
+    assert (code, certificate["verdict"]) == (0, "verified")
+
+
+def test_a_run_that_branched_off_is_a_run(bench, rl_run, verify):
+    branch = bench.rl("branch", "--max-steps", "8", "--resume.dir", "rl", "--resume.step", "4")
+    before = tampering.snapshot(branch)
+    code, certificate = verify(branch, "--steps", "8")
+    assert (code, certificate["verdict"]) == (0, "verified") and len(certificate["steps"]) == 8
+    bench.hone("diff", "rl", "branch")
+    bench.hone("replay", "branch")
+    assert tampering.snapshot(branch) == before
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_a_run_that_was_killed_before_its_last_hash_is_whole(lines, copied, verify):
+    for name in ("checkpoints", "weights"):
+        shutil.rmtree(copied / name / "step_6")
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
+    hashes = (copied / "hashes.jsonl").read_text().splitlines(keepends=True)
+    (copied / "hashes.jsonl").write_text("".join(hashes[:-1]))
+    metrics = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_text("".join(metrics[:-1]) + '{"step": 6, "torn')
+    if lines == 2:
+        (copied / "hashes.jsonl").write_text("".join(hashes[:-2]))
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"]) == (0, "verified")
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"running"', '"done"'))
+    code, certificate = verify(copied)
+    assert code == (0 if lines == 1 else 1)
+
+
+def test_sft_runs_are_executed_again_from_their_data(sft_run, verify):
+    before = tampering.snapshot(sft_run)
+    code, certificate = verify(sft_run)
+    assert (code, certificate["verdict"]) == (0, "verified") and tampering.snapshot(sft_run) == before
+    assert [check["weights"] for check in certificate["steps"]] == [
+        line["weights"] for line in Run(sft_run).hashes()[1:]
+    ]
+
+
+def test_an_sft_validation_that_was_edited_is_found(sft_run, tmp_path, verify):
+    run = shutil.copytree(sft_run, tmp_path / "sft")
+    shutil.rmtree(run / "checkpoints")
+    tampering.edit_metrics(run, 3, "val/loss", 0.5, fit_hashes=True)
+    code, certificate = verify(run)
+    difference = certificate["steps"][-1]["difference"]
+    assert (code, difference["step"], difference["what"], difference["first"]) == (1, 3, "val/loss", "0.5")
+
+
+def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "parity", raising=False)
+    with contextlib.chdir(tmp_path):
+        fails(capsys, main(["verify", "nowhere"]), "there is no run nowhere")
+        run = shutil.copytree(rl_run, tmp_path / "copied")
+        fails(capsys, main(["verify", "copied"]), "no environment 'parity'")
+        info = json.loads((run / "run.json").read_text()) | {"kind": "eval"}
+        (run / "run.json").write_text(json.dumps(info))
+        fails(capsys, main(["verify", "copied"]), "a run of `hone eval`, which has no steps")
+
+
+def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_path, verify, capsys):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    shutil.rmtree(copied / "checkpoints")
+    code, certificate = verify(copied, cwd=tmp_path)
+    assert (code, certificate["verdict"]) == (3, "not comparable")
+    assert "no step can be executed again: its initial model model is neither a folder here" in capsys.readouterr().out
+    code, certificate = verify(copied, "--steps", "0", cwd=tmp_path)
+    assert (code, certificate["verdict"], certificate["steps"]) == (0, "verified", [])
+
+
+def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, verify):
+    run = bench.rl("drifted", "--max-steps", "4", "--ckpt.interval", "3")
+    bench.rl(
+        "drifted",
+        "--max-steps",
+        "5",
+        "--ckpt.interval",
+        "3",
+        "--trainer.optim.lr",
+        "2e-3",
+        "--resume",
+        "--allow-drift",
+        "--resume.step",
+        "3",
+    )
+    code, certificate = verify(run)
+    assert (code, certificate["verdict"]) == (3, "not comparable")
+    assert certificate["steps"][0]["step"] == 0 and "lr" in certificate["incomparable"][0]

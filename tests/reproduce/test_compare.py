@@ -1,0 +1,105 @@
+"""The order in which quantities are compared, and what a difference says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from hone.reproduce.compare import StepRecord, first_difference
+
+
+def row(draw: int, sample: int) -> dict[str, Any]:
+    return {
+        "draw": draw,
+        "example_id": f"e{draw}",
+        "sample_id": f"5-{draw}-{sample}",
+        "token_ids": [7, 8, 9],
+        "sampled_mask": [False, True, True],
+        "logprobs": [0.0, -1.5, -0.25],
+        "components": [("exact", 1.0)],
+        "outcome": "correct",
+        "reward": 1.0,
+        "versions": [-1, 5, 5],
+        "stop_reason": "stop",
+        "state": "trained",
+        "prompt": "[]",
+        "text": "ab",
+        "answer": "ab",
+        "info": "{}",
+        "weights": [("exact", 1.0)],
+        "advantage": 0.5,
+        "detail": "",
+    }
+
+
+def record() -> StepRecord:
+    rows = [row(draw, sample) for draw in (10, 11) for sample in (0, 1)]
+    return StepRecord(5, rows, {"reward/mean": 1.0, "lr": 1e-3, "loss": 0.1, "grad_norm": 2.0}, "aaaa", "bbbb")
+
+
+# From the last quantity to the first: each change is found although those before it are still there.
+CHANGES = [
+    (
+        lambda r: vars(r).update(after="cccc"),
+        "weights: the fingerprint of version 6, which the step makes, is bbbb in A",
+    ),
+    (lambda r: r.metrics.update(lr=2.0), "metrics: lr is 0.001 in A and 2.0 in B"),
+    (lambda r: r.metrics.update(loss=0.2), "metrics: loss is 0.1 in A and 0.2 in B"),
+    (lambda r: r.metrics.pop("grad_norm"), "metrics: grad_norm is 2.0 in A and nothing in B"),
+    (lambda r: r.rows[3].update(advantage=-0.5), "advantages: that of sample 5-11-1 is 0.5 in A and -0.5 in B"),
+    (lambda r: r.rows[3].update(answer="ba"), "rollouts: the column answer of sample 5-11-1 is ab in A and ba in B"),
+    (lambda r: r.rows[2].update(reward=None), "rewards: the reward of sample 5-11-0 is 1.0 in A and nothing in B"),
+    (
+        lambda r: r.rows[2].update(outcome="wrong"),
+        "rewards: the outcome of sample 5-11-0 is correct in A and wrong in B",
+    ),
+    (
+        lambda r: r.rows[2].update(components=[("other", 1.0)]),
+        "rewards: component exact of sample 5-11-0 is 1.0 in A and nothing in B",
+    ),
+    (
+        lambda r: r.rows[1].update(logprobs=[0.0, -1.5, -0.5]),
+        "logprobs: that of token 2 of sample 5-10-1 is -0.25 in A and -0.5 in B",
+    ),
+    (
+        lambda r: r.rows[1].update(sampled_mask=[False, True, False]),
+        "tokens: whether token 2 of sample 5-10-1 was sampled is True in A and False in B",
+    ),
+    (lambda r: r.rows[1].update(token_ids=[7, 8]), "tokens: token 2 of sample 5-10-1 is 9 in A and nothing in B"),
+    (lambda r: r.rows.pop(), "tokens: the sample in row 3 is 5-11-1 in A and nothing in B"),
+    (lambda r: r.rows[0].update(example_id="e9"), "order: the example of draw 10 is e10 in A and e9 in B"),
+    (
+        lambda r: vars(r).update(before="dddd"),
+        "initial weights: the fingerprint of version 5, which the step begins with, is aaaa in A and dddd in B",
+    ),
+]
+
+
+def test_the_first_quantity_is_named() -> None:
+    other = copy.deepcopy(record())
+    for change, expected in CHANGES:
+        change(other)
+        found = first_difference(record(), other)
+        assert found is not None
+        assert found.sentence().startswith(f"step 5, {expected}"), found.sentence()
+
+
+def test_what_one_of_them_does_not_know_is_not_compared() -> None:
+    assert first_difference(record(), StepRecord(5)) is None
+    assert first_difference(record(), StepRecord(5, before="aaaa", after=None)) is None
+
+
+def test_nan_is_equal_to_nan_and_null_is_not_absent() -> None:
+    nan = float("nan")
+    assert first_difference(StepRecord(0, metrics={"x": nan}), StepRecord(0, metrics={"x": nan})) is None
+    assert first_difference(StepRecord(0, metrics={"x": None}), StepRecord(0, metrics={})) is not None
+
+
+@pytest.mark.parametrize("column", ["detail"])
+def test_a_traceback_names_folders_and_is_not_compared(column: str) -> None:
+    other = copy.deepcopy(record())
+    for each in other.rows or ():
+        each.update({column: "/another/folder/task.py, line 3"})
+    assert first_difference(record(), other) is None
