@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from refusals import fails
-from run_folders import checkpoint, held, make_run
+from run_folders import checkpoint, entry, held, make_run
 
 from hone.cli import main
 
@@ -86,3 +88,16 @@ def test_nothing_to_list(capsys: pytest.CaptureFixture[str]) -> None:
     Path("outputs").mkdir()
     assert main(["runs", "list"]) == 0
     assert capsys.readouterr().out == "No training run under outputs.\n"
+
+
+def test_looking_at_runs_loads_nothing_heavy() -> None:
+    run = make_run(Path("outputs"))
+    checkpoint(run, 4, [entry(0, 0, "a")])
+    code = """
+import sys
+from hone.cli import main
+assert [main(["runs", word]) for word in ("list", "show", "attach", "ledger")] == [0] * 4
+print({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "pyarrow", "numpy", "rich"})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"

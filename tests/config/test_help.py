@@ -10,10 +10,12 @@ from hone.config.help import render
 from hone.config.init_model import InitModelConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.config.runs import RunsAttachConfig, RunsLedgerConfig, RunsListConfig, RunsShowConfig, RunsStopConfig
 from hone.config.schema import flag, walk
 from hone.config.sft import SFTConfig
 
 CONFIGS = [RLConfig, SFTConfig, EvalConfig, InitModelConfig]
+CONFIGS += [RunsListConfig, RunsShowConfig, RunsStopConfig, RunsAttachConfig, RunsLedgerConfig]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,12 @@ def test_types_defaults_and_short_flags() -> None:
     assert "  -n, --num-examples INT          Held-out examples. [5]" in render(EvalConfig, "eval").splitlines()
     assert "  --optim.lr FLOAT                Peak learning rate. [2e-05]" in render(SFTConfig, "sft").splitlines()
     assert max(map(len, lines)) <= 120
+
+
+def test_a_command_without_sections_says_nothing_of_them() -> None:
+    page = render(RunsShowConfig, "hone runs show")
+    assert page.startswith("usage: hone runs show RUN [@ FILE.toml ...] [--KEY VALUE ...]\n") and "section" not in page
+    assert "[--SECTION @ FILE.toml ...]" in render(RLConfig, "rl")
 
 
 def test_help_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 _VARIABLE = "HONE_DETACHED"
@@ -32,29 +33,27 @@ def in_background() -> bool:
 
 def start(name: str, argv: list[str]) -> int:
     """Starts command `name` again with `argv`, in the background; returns 0 once it is at work, else its exit code."""
-    # A file, not a pipe: the process in the background must not depend on someone who reads.
-    with tempfile.TemporaryFile() as output:
+    # Files, not pipes: the process in the background must not depend on someone who reads.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _Interrupt() as interrupt:
         report, report_end = os.pipe()
         facts = json.dumps({"command": sys.argv, "report": report_end})
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "hone.cli", *name.split(), *argv],
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=out,
+            stderr=err,
             pass_fds=[report_end],
             env=os.environ | {_VARIABLE: facts},
             start_new_session=True,
         )
         os.close(report_end)
         try:
-            opened = _watch(child, report, output)
-        except KeyboardInterrupt:
-            child.terminate()
-            child.wait()
-            print("\nStopped before the run began.", file=sys.stderr)
-            return 130
+            opened = _watch(child, report, {1: out, 2: err}, interrupt)
         finally:
             os.close(report)
+    if opened is None and interrupt.signum is not None:
+        print("\nStopped before the run began.", file=sys.stderr)
+        return 128 + interrupt.signum
     if opened is None:
         code = child.wait()
         return code if code >= 0 else 128 - code
@@ -67,21 +66,44 @@ def start(name: str, argv: list[str]) -> int:
     return 0
 
 
-def _watch(child: subprocess.Popen, report: int, output: BinaryIO) -> dict[str, str] | None:
-    """Shows what the child writes until it reports, and returns that; None if it has ended before."""
-    shown = 0
+class _Interrupt:
+    """While entered, Ctrl-C and SIGTERM only set `signum`: no child may be left behind, wherever they come."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __enter__(self) -> _Interrupt:
+        self._before = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        self.signum = signum
+
+
+def _watch(
+    child: subprocess.Popen, report: int, outputs: dict[int, BinaryIO], interrupt: _Interrupt
+) -> dict[str, str] | None:
+    """Shows what the child writes until it reports, and returns that; None if it has ended before.
+
+    An interrupt ends the child. `outputs` are the files behind its streams, each shown on the stream of that number.
+    """
+    shown = dict.fromkeys(outputs, 0)
     while True:
-        readable, _, _ = select.select([report], [], [], _POLL)
+        reported = bool(select.select([report], [], [], _POLL)[0])
         ended = child.poll() is not None
-        text = os.pread(output.fileno(), 2**20, shown)
-        shown += len(text)
-        os.write(1, text)
-        if len(text) == 2**20:
-            continue
-        if readable and (message := os.read(report, 2**16)):
+        for stream, output in outputs.items():
+            while text := os.pread(output.fileno(), 2**16, shown[stream]):
+                shown[stream] += os.write(stream, text)
+        if reported and (message := os.read(report, 2**16)):
             return json.loads(message)
         if ended:
             return None
+        if interrupt.signum is not None:
+            child.terminate()
 
 
 def enter() -> None:
@@ -102,10 +124,9 @@ def hand_over(folder: Path, kind: str) -> None:
     log = folder / "logs" / f"{kind}.out"
     sys.stdout.flush()
     sys.stderr.flush()
-    said = os.pread(1, os.fstat(1).st_size, 0)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(descriptor, said)
     for stream in (1, 2):
+        os.write(descriptor, os.pread(stream, os.fstat(stream).st_size, 0))
         os.dup2(descriptor, stream)
     os.close(descriptor)
     try:

@@ -1,0 +1,218 @@
+"""`--detach` and the `hone runs` commands on real runs, each in a process of its own on a terminal of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from run_folders import snapshot
+
+from hone.runs import Run
+from hone.runs.liveness import holder
+from hone.runs.summary import summarize
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+HONE = str(Path(sys.executable).parent / "hone")
+DEADLINE = 60
+FOREVER = """
+import time
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def slow(completion) -> float:
+    time.sleep({seconds})
+    return float(len(completion[-1]["content"]) % 3)
+
+
+def load_environment():
+    return SingleTurnEnv(rubric=Rubric([slow]), dataset=[{{"question": f"q{{i}}"}} for i in range(8)])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with a task that takes its time."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "slow.py").write_text(FOREVER.format(seconds=0.02))
+    return tmp_path
+
+
+def flags(model: Path, *more: str, steps: int = 1000) -> list[str]:
+    return [
+        *("rl", "--detach", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "64"),
+        *("--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "out"),
+        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", *more),
+    ]
+
+
+class Terminal:
+    """A shell's child on a pseudo-terminal: what it prints, its exit code, and the end of the terminal."""
+
+    def __init__(self, argv: list[str], cwd: Path):
+        self.leader, follower = pty.openpty()
+        # setsid with a controlling terminal, as a terminal window makes it: closing it hangs up its processes.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import os, sys, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+             "os.execvp(sys.argv[1], sys.argv[1:])", *argv],
+            stdin=follower, stdout=follower, stderr=follower, cwd=cwd, env=os.environ | {"TERM": "xterm-256color"},
+        )  # fmt: skip
+        os.close(follower)
+        self.text = ""
+
+    def read_until(self, wanted: str | None) -> str:
+        """Reads until the text was printed, or (None) until the process has ended."""
+        until = time.monotonic() + DEADLINE
+        while wanted is None or wanted not in self.text:
+            assert time.monotonic() < until, f"{wanted!r} did not come; it printed:\n{self.text}"
+            if select.select([self.leader], [], [], 0.1)[0]:
+                try:
+                    self.text += os.read(self.leader, 65536).decode(errors="replace")
+                except OSError:
+                    break  # the other end is closed
+            elif self.process.poll() is not None:
+                break
+        assert wanted is None or wanted in self.text, self.text
+        return self.text
+
+    def close(self) -> None:
+        if self.leader >= 0:
+            os.close(self.leader)
+            self.leader = -1
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def terminal(argv: list[str], cwd: Path) -> Iterator[Terminal]:
+    one = Terminal(argv, cwd)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def no_survivor(run: Path) -> Iterator[None]:
+    """Whatever happens inside, no process goes on writing the run afterwards."""
+    try:
+        yield
+    finally:
+        if pid := holder(run):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(condition, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def hone(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HONE, *argv], capture_output=True, text=True, cwd=cwd, timeout=DEADLINE)
+
+
+def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_elsewhere(
+    folder: Path, tiny_model_dir: Path
+) -> None:
+    run = folder / "out"
+    with no_survivor(run):
+        with terminal([HONE, *flags(tiny_model_dir)], folder) as first:
+            said = first.read_until("End it, saved: hone runs stop out")
+            assert first.process.wait(DEADLINE) == 0
+            assert "RL: " in said and "1000 steps x 2 prompts x 2 completions" in said
+            assert "Its output: out/logs/rl.out" in said and "Watch it: hone runs attach out" in said
+            pid = holder(run)
+            assert f"Process {pid} goes on in the background" in said and pid != first.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGHUP)  # what some systems send to all that is left of a session
+        steps = summarize(run).progress.done
+        until(lambda: summarize(run).progress.done > steps + 2, "the run stands still")
+        assert holder(run) == pid
+        assert Run(run).info["command"] == [HONE, *flags(tiny_model_dir)]
+        assert os.getsid(pid) == pid and os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+
+        with terminal([HONE, "runs", "attach", "out"], folder) as watching:
+            watching.read_until("reward")
+            os.write(watching.leader, b"\x03")  # Ctrl-C
+            left = watching.read_until("out goes on")
+            assert watching.process.wait(DEADLINE) == 0 and "hone runs stop out" in left
+        assert holder(run) == pid
+
+        watching = subprocess.Popen([HONE, "runs", "attach", "out"], cwd=folder, stdout=subprocess.PIPE, text=True)
+        try:
+            assert watching.stdout is not None
+            assert f"in process {pid}" in watching.stdout.readline() and "step " in watching.stdout.readline()
+            stopped = hone(folder, "runs", "stop", "out")
+            assert stopped.returncode == 0, stopped.stderr
+            ended = summarize(run).progress.done
+            assert f"out: stopped by a signal after {ended} of 1000 steps, and saved\n" in stopped.stdout
+            assert f"To go on from step {ended}:\n  hone rl @ out/config.toml --resume --detach\n" in stopped.stdout
+            rest, _ = watching.communicate(timeout=DEADLINE)
+            assert watching.returncode == 0 and f"stopped by a signal after {ended} of 1000 steps" in rest
+        finally:
+            watching.kill()
+        assert Run(run).info["status"] == "stopped" and holder(run) is None
+        log = (run / "logs" / "rl.out").read_text()
+        assert log.startswith("RL: ") and "SIGTERM" in log and f"Stopped after {ended} of 1000 steps" in log
+
+        before = snapshot(run)
+        for words in (["list", "."], ["show", "out"], ["ledger", "out"], ["attach", "out"], ["list", ".", "--all"]):
+            assert hone(folder, "runs", *words).returncode == 0
+        assert hone(folder, "runs", "stop", "out").returncode == 2
+        assert snapshot(run) == before, "looking at a run wrote into it"
+
+        again = hone(folder, *flags(tiny_model_dir, "--resume", steps=ended + 1))
+        assert again.returncode == 0 and f"Resuming out at step {ended}." in again.stdout, again.stdout + again.stderr
+        until(lambda: holder(run) is None, "the resumed run does not end")
+        assert (Run(run).info["status"], summarize(run).progress.done) == ("done", ended + 1)
+
+
+def test_what_preflight_refuses_is_the_commands_own_error(folder: Path, tiny_model_dir: Path) -> None:
+    refused = hone(folder, *flags(tiny_model_dir, "--seq-len", "9000"))
+    assert refused.returncode == 2 and not (folder / "out").exists()
+    assert refused.stdout == "" and refused.stderr.count("\n") == 1, refused.stdout + refused.stderr
+    assert refused.stderr.startswith("error: seq_len = 9000 exceeds the model's context"), refused.stderr
+
+
+def test_an_sft_run_can_be_detached_and_ends_by_itself(folder: Path, tiny_model_dir: Path) -> None:
+    rows = [{"prompt": "abc", "completion": "cba"}] * 4
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = folder / "out"
+    argv = ["sft", "--detach", "--model.name", str(tiny_model_dir), "--data.path", "rows.jsonl", "--max-steps", "2"]
+    argv += ["--data.batch-size", "2", "--no-data.pack", "--data.seq-len", "32", "--output-dir", "out"]
+    with no_survivor(run):
+        started = hone(folder, *argv)
+        assert started.returncode == 0 and "goes on in the background" in started.stdout, started.stderr
+        until(lambda: holder(run) is None, "the run does not end")
+        assert Run(run).info["status"] == "done"
+        assert "Done: 2 steps" in (run / "logs" / "sft.out").read_text()
+
+
+def test_ctrl_c_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path) -> None:
+    (folder / "environments" / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    with terminal([HONE, *flags(tiny_model_dir)], folder) as one:
+        child = None
+        until(lambda: children(one.process.pid), "no process was started")
+        (child,) = children(one.process.pid)
+        os.write(one.leader, b"\x03")
+        assert "Stopped before the run began" in one.read_until(None) or one.process.wait() == 130
+        assert one.process.wait(DEADLINE) == 130
+    until(lambda: not Path(f"/proc/{child}").exists(), "the process in the background goes on")
+    assert not (folder / "out").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
