@@ -221,20 +221,21 @@ def test_a_difference_on_the_same_machine_is_one(rl_run, verify, perturbed):
     assert certificate["steps"][0]["difference"]["quantity"] == "weights" and len(certificate["steps"]) == 1
 
 
-@pytest.mark.parametrize("fact", ["hardware", "versions", "threads", "code"])
+@pytest.mark.parametrize("fact", ["hardware", "versions", "threads", "variables", "code"])
 def test_elsewhere_a_difference_is_not_comparable(fact, rl_run, verify, perturbed, monkeypatch, capsys):
     other = {
         "hardware": provenance.hardware() | {"cpu": "Another CPU"},
         "versions": provenance.versions() | {"torch": "99.0"},
         "threads": 7,
+        "variables": provenance.variables() | {"MKL_CBWR": "COMPATIBLE"},
         "code": "f" * 64,
     }[fact]
     monkeypatch.setattr(provenance, fact, lambda: other)
     code, certificate = verify(rl_run)
     assert (code, certificate["verdict"]) == (3, "not comparable")
     (reason,) = certificate["incomparable"]
-    name = {"hardware": "cpu", "versions": "torch", "threads": "threads", "code": "hone's source"}[fact]
-    assert reason.startswith(name) and "(here " in reason
+    name = {"hardware": "cpu", "versions": "torch", "variables": "MKL_CBWR none", "code": "hone's source"}
+    assert reason.startswith(name.get(fact, fact)) and "(here " in reason
     printed = capsys.readouterr().out
     assert "verdict       not comparable: executed again, step 0, weights:" in printed and reason in printed
     assert "tampered" not in printed and "changed" not in printed

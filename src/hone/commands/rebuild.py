@@ -63,8 +63,9 @@ class Rebuilt:
 
 
 def this_machine() -> dict[str, Any]:
-    """Versions, hardware and threads of this process."""
-    return {"versions": provenance.versions(), "hardware": provenance.hardware(), "threads": provenance.threads()}
+    """Versions, hardware, threads and variables of this process."""
+    here = {"versions": provenance.versions(), "hardware": provenance.hardware()}
+    return here | {"threads": provenance.threads(), "variables": provenance.variables()}
 
 
 def open_run(name: str) -> Run:

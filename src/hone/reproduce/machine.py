@@ -1,6 +1,7 @@
 """What of this machine is not as it was for a run: what can make a re-execution differ although nobody changed the run.
 
-Facts are those of run.json: package versions, processor, GPU, threads, and digests of what the run read.
+Facts are those of run.json: package versions, processor, GPU, threads, variables that choose kernels, and digests of
+what the run read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any], second_name
     pairs = [(name, value, second["versions"].get(name)) for name, value in first.get("versions", {}).items()]
     pairs += [(name, first["hardware"].get(name), second["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [("threads", first.get("threads"), second.get("threads"))]
+    if "variables" in first and "variables" in second:
+        mine, theirs = first["variables"], second["variables"]
+        pairs += [(name, mine.get(name), theirs.get(name)) for name in sorted(mine.keys() | theirs.keys())]
     texts = [f"{name} {_shown(a)} ({second_name} {_shown(b)})" for name, a, b in pairs if a != b]
     return texts + [
         f"{SOURCES[name]} {one[:8]} ({second_name} {other[:8]})" for name, one, other in _sources(first, second)
