@@ -6,6 +6,8 @@ import errno
 import re
 from pathlib import Path
 
+from hone.runs.files import NEW_PREFIX
+
 _DISK = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
@@ -25,19 +27,24 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY
-    number, file = _os_error(error)
-    if number not in _DISK or (file is not None and folder.resolve() not in Path(file).resolve().parents):
+    number, files = _os_error(error)
+    own = [file for file in files if folder.resolve() in Path(file).resolve().parents]
+    if number not in _DISK or (files and not own):
         return None
     cause, remedy = _DISK[number]
-    return f"{cause} ({file or folder})", remedy
+    name = own[0].replace(NEW_PREFIX, "") if own else folder  # the name that the file was to have in the end
+    return f"{cause} ({name})", remedy
 
 
-def _os_error(error: BaseException) -> tuple[int | None, str | None]:
-    """Number and file of a system error. Libraries written in Rust tell the number in the text of their own errors."""
+def _os_error(error: BaseException) -> tuple[int | None, list[str]]:
+    """Number and files of a system error: two of a copy, which may be to blame on either.
+
+    Libraries written in Rust tell the number in the text of their own errors.
+    """
     if isinstance(error, OSError):
-        return error.errno, None if error.filename is None else str(error.filename)
+        return error.errno, [str(name) for name in (error.filename, error.filename2) if name is not None]
     found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
-    return (int(found.group(1)), None) if found else (None, None)
+    return (int(found.group(1)) if found else None), []
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from hone.errors import UserError
 
 TMP_PREFIX = ".tmp-hone-"
-_NEW = TMP_PREFIX + "new-"
+NEW_PREFIX = TMP_PREFIX + "new-"
 _OLD = TMP_PREFIX + "old-"
 MARKER = "COMPLETE"
 _UMASK = os.umask(0)
@@ -35,7 +35,7 @@ def dumps(value: Any) -> str:
 def write_file(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f"{_NEW}{path.name}")
+    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
     with _naming(path):
         with open(temporary, "wb") as file:
             file.write(data)
@@ -69,7 +69,7 @@ def new_dir(path: Path) -> Iterator[Path]:
     temporary directory is removed and `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_NEW}{path.name}")
+    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -130,8 +130,8 @@ def sweep(folder: Path) -> None:
     if not folder.is_dir():
         return
     for leftover in sorted(folder.glob(TMP_PREFIX + "*")):
-        target = folder / leftover.name.removeprefix(_NEW)
-        if leftover.name.startswith(_NEW) and is_complete(leftover) and not target.exists():
+        target = folder / leftover.name.removeprefix(NEW_PREFIX)
+        if leftover.name.startswith(NEW_PREFIX) and is_complete(leftover) and not target.exists():
             os.rename(leftover, target)
         elif leftover.is_dir():
             shutil.rmtree(leftover)
@@ -191,7 +191,7 @@ def fsync_dir(folder: Path) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON-lines file, `[]` if there is none. A torn last line is ignored; nothing is written."""
-    return [_record(path, number, line) for number, line in enumerate(_whole_lines(path), 1)]
+    return [_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -216,7 +216,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file, `[]` if there is none. What follows the last line's end is a torn line, and left out."""
     data = path.read_bytes() if path.exists() else b""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
@@ -234,7 +235,7 @@ class JsonlLog:
 
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        whole = b"".join(_whole_lines(self.path))
+        whole = b"".join(whole_lines(self.path))
         self.bytes = len(whole)
         self._hash = hashlib.sha256(whole)
         if self.bytes != os.fstat(self._fd).st_size:
@@ -271,7 +272,7 @@ class JsonlLog:
             first = goes
             goes = lambda record: record["step"] >= first  # noqa: E731
         kept, removed = [], []
-        for number, line in enumerate(_whole_lines(self.path), 1):
+        for number, line in enumerate(whole_lines(self.path), 1):
             (removed if goes(_record(self.path, number, line)) else kept).append(line)
         if removed:
             if moved_to is not None:

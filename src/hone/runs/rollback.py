@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import step_of
-from hone.runs.files import MARKER, JsonlLog, dumps, new_dir, read_json, read_lines, sweep, write_file
+from hone.runs.files import MARKER, JsonlLog, dumps, new_dir, read_json, read_lines, sweep, verify, write_file
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
@@ -106,7 +106,8 @@ def _later(folder: Path, step: int) -> list[Path]:
     for name, first in (("rollouts", step), ("weights", step + 1), ("checkpoints", step + 1)):
         steps = [(step_of(path), path) for path in sorted((folder / name).glob("step_*"))]
         gone += [path for at, path in steps if at is not None and at >= first]
-    return gone
+    weights = folder / "weights" / f"step_{step}"
+    return [*gone, weights] if weights.exists() and verify(weights) else gone  # a resume from there writes it anew
 
 
 def _move(folder: Path, place: Path, step: int) -> None:

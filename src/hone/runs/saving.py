@@ -77,8 +77,7 @@ class Saver:
         """
         if self._writing is not None and self._writing.done():
             self._wait()
-        interval = self.ckpt.interval if self.ckpt else None
-        if (last or (interval is not None and step % interval == 0)) and not self._is_saved(step, last):
+        if self._is_due(step, last) and not self._is_saved(step, last):
             with self.run.phase("checkpoint"):
                 self._wait()
                 self._start(step, in_background=not last and self.ckpt is not None and self.ckpt.background)
@@ -90,11 +89,22 @@ class Saver:
         """Waits for what is being written; errors of that are left aside."""
         self._thread.shutdown()
 
+    def _is_due(self, step: int, last: bool) -> bool:
+        interval = self.ckpt.interval if self.ckpt else None
+        return last or self._is_resumed(step) or (interval is not None and step % interval == 0)
+
+    def _is_resumed(self, step: int) -> bool:
+        """Whether the run went on from this version: it has a checkpoint, but its weights may have been damaged."""
+        return step == self.run.start_step and self.run.restored is not None
+
     def _is_saved(self, step: int, last: bool) -> bool:
         checkpoint = self._with_checkpoint
         if self._saved is not None and self._saved[0] == step:
             return self._saved[1] or not checkpoint
-        return step == self.run.start_step and (not last or self.run.weights_path(step).exists())
+        if step != self.run.start_step:
+            return False
+        needed = last or self._is_resumed(step)
+        return not needed or self.run.weights_path(step).exists()
 
     @property
     def _with_checkpoint(self) -> bool:
