@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from refusals import fails
-from run_folders import checkpoint, make_run, write_lines
+from run_folders import checkpoint, make_run, metrics, write_lines
 
 from hone.cli import main
-from hone.runs.files import new_dir, write_file
+from hone.runs.files import new_dir, sha256, write_file
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,8 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     run = make_run(Path("outputs/a"), "running", steps=3, git=git, exact=False, inexact=cause)
     for step in (1, 2):
         checkpoint(run, step)
-    certificate = {"format": "hone-verify-1", "verdict": "verified", "steps": [1, 2]}
+    certificate = {"verdict": "verified", "steps": [{"step": 1}, {"step": 2}], "date": "2026-01-02T03:04:05+00:00"}
+    certificate["sha256"] = {"metrics.jsonl": sha256(run / "metrics.jsonl")}
     Path("outputs/a.verify.json").write_text(json.dumps(certificate))
     events = [{"kind": "checkpoint", "step": step, "time": "2026-01-02T03:04:05+00:00"} for step in range(9)]
     write_lines(run / "events.jsonl", events, "a")
@@ -55,7 +57,11 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     assert found["checkpoints"] == "outputs/a/checkpoints/step_N with N = 1, 2"
     assert "weights" not in found and "budget" not in found
     assert found["events"].count("checkpoint at step") == 2 and "step 8" in found["events"]
-    assert found["certificate"] == "outputs/a.verify.json: verified, steps 1, 2"
+    words = r"verified, steps 1, 2 done again, 2026-01-0\d \d\d:04 \(a\.verify\.json beside the run\)"
+    assert re.fullmatch(words, found["certificate"])
+    write_lines(run / "metrics.jsonl", [metrics("rl", 3)], "a")
+    assert main(["runs", "show", "outputs/a"]) == 0
+    assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"]
 
 
 def test_a_run_that_used_up_its_budget_goes_on_with_twice_as_much(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +93,10 @@ def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
     out = capsys.readouterr().out
     assert page(out)["exact"].startswith("yes: ")
     assert page(out)["weights"] == "outputs/d/weights/step_N with N = 2, 4"
-    assert out.endswith("To evaluate it:\n  hone eval reverse-text -m outputs/d/weights/step_4 -n 100 -r 4\n")
+    assert out.endswith(
+        "To evaluate it:\n  hone eval reverse-text -m outputs/d/weights/step_4 -n 100 -r 4\n"
+        "To check that it can be repeated:\n  hone verify outputs/d --steps 3\n"
+    )
 
 
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

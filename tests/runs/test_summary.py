@@ -60,6 +60,16 @@ def test_what_is_not_a_run_or_is_damaged_is_told(tmp_path: Path) -> None:
         summarize(run)
 
 
+@pytest.mark.parametrize("name", ["status", "exact", "hardware"])
+def test_a_run_json_without_what_it_must_say_is_damaged(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "a")
+    info = json.loads((run / "run.json").read_text())
+    del info[name]
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=rf"run\.json is damaged \({name} is missing\)"):
+        summarize(run)
+
+
 def test_an_event_in_words() -> None:
     event = {
         "kind": "grader_error",

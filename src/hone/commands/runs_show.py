@@ -13,8 +13,9 @@ from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.config.runs import RunsShowConfig
 from hone.errors import UserError
-from hone.runs.files import read_json
+from hone.runs.files import read_json, sha256
 from hone.runs.listing import find_run
+from hone.runs.outputs import CERTIFICATE
 from hone.runs.progress import duration, thousands
 from hone.runs.reader import Run
 from hone.runs.summary import Summary, describe_event, local_time, shortened, summarize
@@ -138,13 +139,15 @@ def _spent(one: Summary) -> str:
 
 def _certificate(path: Path) -> str:
     """The verdict of the certificate that `hone verify` left beside the run; empty without one."""
-    file = path.with_name(f"{path.name}.verify.json")
+    file = path.resolve().with_name(path.resolve().name + CERTIFICATE)
     if not file.is_file():
         return ""
     try:
         facts = read_json(file)
     except UserError:
-        return f"{file} can't be read"
-    checked = facts.get("steps")
-    which = f", steps {', '.join(map(str, checked))}" if isinstance(checked, list) and checked else ""
-    return f"{file}: {facts.get('verdict')}{which}"
+        return f"{file.name} can't be read"
+    steps = [str(check["step"]) for check in facts.get("steps", [])]
+    again = f", step{'s' if len(steps) > 1 else ''} {', '.join(steps)} done again" if steps else ""
+    changed = any(not (path / name).is_file() or sha256(path / name) != old for name, old in facts["sha256"].items())
+    stale = "; the run has changed since: verify it again" if changed else ""
+    return f"{facts['verdict']}{again}, {local_time(facts['date'])} ({file.name} beside the run){stale}"

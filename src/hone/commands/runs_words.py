@@ -43,7 +43,8 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         return []
     if run.status == "done":
         weights = Run(run.path).weights()
-        return [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
+        evaluation = [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
+        return [*evaluation, ("check that it can be repeated", f"hone verify {quoted} --steps 3")]
     return [(_going_on(run), resume_command(run))]
 
 
@@ -76,9 +77,8 @@ def resume_command(run: Summary) -> str:
         words += ["--output-dir", str(run.path)]
     words += ["--resume", *(["--detach"] if "--detach" in run.info["command"] else [])]
     if run.status == "budget":
-        limits = {
-            name: run.config["budget"][name] for name in ("hours", "usd", "tokens") if name in run.config["budget"]
-        }
+        budget = run.config.get("budget", {})
+        limits = {name: budget[name] for name in ("hours", "usd", "tokens") if name in budget}
         words += [word for name, limit in limits.items() for word in (f"--budget.{name}", str(2 * limit))]
     return shlex.join(words)
 

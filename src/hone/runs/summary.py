@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hone.errors import UserError
 from hone.runs.files import read_json, read_lines
 from hone.runs.liveness import holder
 from hone.runs.outputs import existing_run
@@ -16,6 +17,9 @@ from hone.runs.settings import read_toml
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
+_FACTS = {"status", "seed", "command", "versions", "hardware", "threads"}
+_TRAINING_FACTS = {"exact", "inexact", "started", "resumes"}
+"""What the words about a run need of run.json."""
 _AT_WORK = ("running", "copying")
 
 
@@ -89,6 +93,9 @@ def shortened(value: Any) -> str:
 def _info(path: Path) -> dict[str, Any]:
     info = existing_run(path)
     assert info is not None, "run.json disappeared"
+    needed = _FACTS if info["kind"] == "eval" else _FACTS | _TRAINING_FACTS
+    if missing := sorted(needed - info.keys()):
+        raise UserError(f"{path / 'run.json'} is damaged ({missing[0]} is missing)")
     return info
 
 
