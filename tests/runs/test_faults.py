@@ -34,6 +34,13 @@ def test_a_library_that_tells_the_number_in_its_text(tmp_path):
     assert explain(error, tmp_path) == (f"the disk is full ({tmp_path})", "free some space")
 
 
+def test_a_copy_names_the_file_of_the_run(tmp_path):
+    copy = OSError(
+        errno.ENOSPC, "full", "/model/tokenizer.json", None, str(tmp_path / ".tmp-hone-new-step_2" / "x.json")
+    )
+    assert explain(copy, tmp_path) == (f"the disk is full ({tmp_path / 'step_2' / 'x.json'})", "free some space")
+
+
 def test_memory(tmp_path):
     errors = [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), torch.OutOfMemoryError("CUDA")]
     with pytest.raises(RuntimeError) as raised:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import re
 from pathlib import Path
 
-from hone.runs.files import NEW_PREFIX
+from hone.runs.files import NEW_PREFIX, error_number
 
 _DISK = {
     errno.ENOSPC: ("the disk is full", "free some space"),
@@ -27,7 +26,7 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY
-    number, files = _os_error(error)
+    number, files = error_number(error), _files(error)
     own = [file for file in files if folder.resolve() in Path(file).resolve().parents]
     if number not in _DISK or (files and not own):
         return None
@@ -36,15 +35,10 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     return f"{cause} ({name})", remedy
 
 
-def _os_error(error: BaseException) -> tuple[int | None, list[str]]:
-    """Number and files of a system error: two of a copy, which may be to blame on either.
-
-    Libraries written in Rust tell the number in the text of their own errors.
-    """
-    if isinstance(error, OSError):
-        return error.errno, [str(name) for name in (error.filename, error.filename2) if name is not None]
-    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
-    return (int(found.group(1)) if found else None), []
+def _files(error: BaseException) -> list[str]:
+    """The files that a system error names: two if it is of a copy, which may be to blame on either."""
+    named = (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    return [str(name) for name in named if name is not None]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

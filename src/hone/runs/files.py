@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -47,13 +48,22 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Gives an OSError that tells no file the name of this one: a failed `write` or `fsync` knows a number only."""
+    """Gives a system error that tells no file the name of this one: a failed `write` or `fsync` knows a number only."""
     try:
         yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        number = error_number(error)
+        if number is not None and getattr(error, "filename", None) is None:
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
+
+
+def error_number(error: BaseException) -> int | None:
+    """The system's number of an error, if it has one. Libraries written in Rust tell it in the text of their own."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
+    return int(found.group(1)) if found else None
 
 
 def write_json(path: Path, value: Any) -> None:
