@@ -6,7 +6,8 @@ Threads, precision and deterministic kernels are set as the run recorded them.
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,7 +159,9 @@ def _rl(
     trainer = make_trainer(config, model)
     if replay_only:
         return RLExecution(config, trainer, records), {}
-    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    with _looking_here("task"):
+        env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+        env.split("train")
     policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
     untimed = SimpleNamespace(phase=lambda name: nullcontext())
     evaluation = make_evaluate(config, env, renderer, policy, untimed)  # pyright: ignore[reportArgumentType]
@@ -170,10 +173,22 @@ def _rl(
 def _sft(
     config: SFTConfig, model: Decoder, renderer: ChatRenderer, records: Records
 ) -> tuple[Execution, dict[str, str]]:
-    data = load_data(config, renderer, model)
+    with _looking_here("data"):
+        data = load_data(config, renderer, model)
     trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
     return SFTExecution(config, trainer, records, data.source, validation), data.source.digests()
+
+
+@contextmanager
+def _looking_here(what: str) -> Iterator[None]:
+    """Adds to an error about something that the run read that it has to be where the run found it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"to execute steps again the {what} of the run is needed where the run had it: {error}"
+        ) from None
 
 
 def exported_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:

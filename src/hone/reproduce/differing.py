@@ -73,7 +73,7 @@ def changed_settings(first: Run, second: Run) -> list[Setting]:
 def _same_hashes(first: Records, second: Records, step: int) -> bool:
     """True if the hashes alone tell that the step is equal, with the weights that it made."""
     mine, theirs = first.hashes.get(step), second.hashes.get(step)
-    if mine is None or mine != theirs or mine["metrics"] is None:
+    if mine is None or mine != theirs or mine.get("metrics") is None:
         return False
     return first.fingerprint(step + 1) == second.fingerprint(step + 1)
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.errors import UserError
 from hone.runs.checkpoint import step_of
 from hone.runs.files import sha256, verify
 from hone.runs.reader import Run
@@ -66,7 +67,7 @@ def check(
     checked.hashed = bool(hash_lines)
     hashes = {line["step"]: line for line, _ in hash_lines}
     if hashes:
-        _check_steps(list(hashes), checked)
+        _check_steps([line["step"] for line, _ in hash_lines], checked)
         say("checking the hashes of metrics and rollouts")
         closed = run.info["status"] in CLOSED
         _check_metrics(run, hashes, closed, checked)
@@ -105,8 +106,8 @@ def _check_metrics(run: Run, hashes: dict[int, dict[str, Any]], closed: bool, ch
     if len(found) < len(lines):
         checked.add("metrics.jsonl", "a step has two lines")
     for step, line in hashes.items():
-        if line["metrics"] != found.get(step):
-            problem = "is missing" if step not in found else "was added" if line["metrics"] is None else "has changed"
+        if (expected := line.get("metrics")) != found.get(step):
+            problem = "is missing" if step not in found else "was added" if expected is None else "has changed"
             checked.add("metrics.jsonl", f"the line of step {step} {problem} (SHA-256 differs from hashes.jsonl)")
     checked.counts["lines of metrics"] = len(found.keys() & hashes.keys())
     _check_covered("metrics.jsonl", "the line of step {}", set(found), hashes, closed, checked)
@@ -115,12 +116,12 @@ def _check_metrics(run: Run, hashes: dict[int, dict[str, Any]], closed: bool, ch
 def _check_rollouts(run: Run, hashes: dict[int, dict[str, Any]], closed: bool, checked: Checked) -> None:
     found = {step: _rollout_name(step) for step in run.rollout_steps()}
     for step, line in hashes.items():
-        name = _rollout_name(step)
-        if line["rollouts"] is None and step in found:
+        name, expected = _rollout_name(step), line.get("rollouts")
+        if expected is None and step in found:
             checked.add(name, "the run made no rollouts at this step (hashes.jsonl has none)")
-        elif line["rollouts"] is not None and step not in found:
+        elif expected is not None and step not in found:
             checked.add(name, "is missing")
-        elif step in found and sha256(run.path / name) != line["rollouts"]:
+        elif step in found and sha256(run.path / name) != expected:
             checked.add(name, "has changed since it was written (SHA-256 differs from hashes.jsonl)")
     checked.counts["files of rollouts"] = len(found.keys() & hashes.keys())
     _check_covered("rollouts", "step {}", set(found), hashes, closed, checked)
@@ -203,8 +204,11 @@ def _check_ledgers(
     say("checking the ledger against the rollouts")
     entries: dict[int, dict[str, Any]] = {}
     for step in run.rollout_steps():
-        if step < max(ledgers) and _rollout_name(step) not in spoilt:
-            entries |= {entry["draw"]: entry for entry in drawn(run, step)}
+        if step < max(ledgers) and (name := _rollout_name(step)) not in spoilt:
+            try:
+                entries |= {entry["draw"]: entry for entry in drawn(run, step)}
+            except UserError:  # without hashes.jsonl nothing else has looked at it
+                checked.add(name, "is not a Parquet file that can be read")
     for step, ledger in ledgers.items():
         wrong = [entry for entry in ledger if entries.get(entry["draw"], entry) != entry]
         if wrong:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.errors import UserError
 from hone.runs.files import write_file
 from hone.types import Group
 
@@ -125,7 +126,11 @@ def _plain(value: Any) -> Any:
 
 
 def read_rollouts(path: Path) -> pyarrow.Table:
-    """The Arrow table of one step."""
+    """The Arrow table of one step. UserError if the file is damaged."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return pq.read_table(path)
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
