@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tampering
-from conftest import PARITY, Bench
+from recorded import PARITY, Bench
 from refusals import fails
 
 from hone.cli import main
