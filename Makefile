@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -37,6 +37,10 @@ quickstart-controls: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15
+
+# The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared.
+test-contracts: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long --durations=15
 
 check: install
 	$(BIN)/ruff format --check .

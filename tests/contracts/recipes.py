@@ -1,0 +1,72 @@
+"""The command lines of the contracts: small, with everything that a run can write, and a result that depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import states
+import trials
+from traps import Op
+
+STEPS = 8
+KEEP_LAST = 2
+PROMPTS, ROLLOUTS = 3, 4
+TINY = ["--model.name", "hone/tiny", "--model.init.layers", "1", "--model.init.hidden", "48"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A command line without its output directory, and the run of it that nothing ever happened to."""
+
+    args: tuple[str, ...]
+    unbroken: Path
+    ops: tuple[Op, ...] = field(repr=False)
+    """What the unbroken run did to its directory."""
+
+    def argv(self, out: Path, *more: str) -> list[str]:
+        """The command line that writes into `out`."""
+        return [*self.args, "--output-dir", str(out), *more]
+
+    @property
+    def seconds(self) -> float:
+        """How long the unbroken run took, from its run.json on."""
+        return sum(line["time/step"] for line in states.lines(self.unbroken / "timings.jsonl"))
+
+    @classmethod
+    def cook(cls, args: list[str], folder: Path) -> Recipe:
+        """Run it once, in `folder`/unbroken."""
+        out, log, record = folder / "unbroken", folder / "log", folder / "ops.json"
+        argv = [*args, "--output-dir", str(out)]
+        assert trials.run(argv, log, record=record) == 0, log.read_text()
+        return cls(tuple(args), out, tuple(trials.operations(record)))
+
+
+def warm_model(folder: Path) -> Path:
+    """A tiny model after a short SFT, so that rewards differ within a group and every step really updates."""
+    args = ["sft", *TINY, "--output-dir", str(folder / "sft"), "--max-steps", "60", "--data.env.id", "reverse-text"]
+    args += ["--data.batch-size", "16", "--no-data.pack", "--data.seq-len", "96", "--optim.lr", "3e-3"]
+    args += ["--precision", "fp32"]
+    assert trials.run(args, folder / "log") == 0, (folder / "log").read_text()
+    return folder / "sft" / "weights" / "step_60"
+
+
+def rl(model: Path, precision: str) -> list[str]:
+    """RL: 8 steps, a checkpoint every two of which the newest two stay, an evaluation every four."""
+    return [
+        *("rl", "--model.name", str(model), "--max-steps", str(STEPS), "--seed", "3", "--precision", precision),
+        *("--seq-len", "96", "--ckpt.interval", "2", "--ckpt.keep-last", str(KEEP_LAST), "--trainer.optim.lr", "1e-3"),
+        *("--orchestrator.batch-size", str(PROMPTS * ROLLOUTS), "--orchestrator.rollouts-per-example", str(ROLLOUTS)),
+        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "reverse-text"),
+        *("--orchestrator.eval.interval", "4", "--orchestrator.eval.num-examples", "6"),
+    ]
+
+
+def sft(precision: str) -> list[str]:
+    """SFT of a model from nothing: 8 steps of packed demonstrations, checkpoints and pruning as above, validation."""
+    return [
+        *("sft", *TINY, "--max-steps", str(STEPS), "--seed", "3", "--precision", precision, "--optim.lr", "1e-3"),
+        *("--data.env.id", "reverse-text", "--data.seq-len", "128", "--data.batch-size", "3"),
+        *("--data.micro-batch-tokens", "200", "--val.interval", "4", "--val.max-examples", "8"),
+        *("--ckpt.interval", "2", "--ckpt.keep-last", str(KEEP_LAST)),
+    ]

@@ -1,0 +1,132 @@
+"""What a run directory holds in the end, and what must not get lost on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hone.runs.checkpoint import Checkpoints
+from hone.runs.files import TMP_PREFIX
+from hone.runs.outputs import LOCK
+
+LOGS = ("metrics.jsonl", "hashes.jsonl")
+VERSIONED = ("weights", "checkpoints")
+_FREE = ("output_dir", "display")
+
+
+def fingerprint(run: Path) -> dict[str, str]:
+    """SHA-256 by file of what exactness covers: metrics, hashes, rollouts, weights, checkpoints (with the ledger)."""
+    files = [run / name for name in LOGS if (run / name).exists()]
+    for pattern in ("rollouts/*", "weights/*/*", "checkpoints/*/*"):
+        files += sorted(run.glob(pattern))
+    return {str(file.relative_to(run)): sha256(file) for file in files}
+
+
+def assert_ended_like(run: Path, unbroken: Path) -> None:
+    """`run` is complete and, in every byte that exactness covers, the run that was never broken."""
+    mine, wanted = fingerprint(run), fingerprint(unbroken)
+    different = [name for name in sorted(mine.keys() | wanted.keys()) if mine.get(name) != wanted.get(name)]
+    assert not different, f"missing, surplus or different: {different}"
+    info = read_json(run / "run.json")
+    assert (info["status"], info["exact"], info["inexact"]) == ("done", True, []), info
+    assert config(run) == config(unbroken)
+    assert steps(run / "timings.jsonl") == steps(unbroken / "timings.jsonl")
+    assert not leftovers(run)
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """SHA-256 by path of each file in a folder, but for the lock."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {str(file.relative_to(folder)): sha256(file) for file in files}
+
+
+def is_done(run: Path) -> bool:
+    return (run / "run.json").exists() and read_json(run / "run.json")["status"] == "done"
+
+
+def leftovers(run: Path) -> list[str]:
+    """Files with a temporary name."""
+    return [str(path.relative_to(run)) for path in run.rglob(f"{TMP_PREFIX}*")]
+
+
+def contents(run: Path) -> dict[tuple[str, int, str], str]:
+    """What a run has produced, by (where, step, name), with its SHA-256: whole lines of logs, and whole files."""
+    found = {}
+    for log in (*LOGS, "timings.jsonl"):
+        for line in whole_lines(run / log):
+            found[log, json.loads(line)["step"], ""] = hashlib.sha256(line).hexdigest()
+    for file in sorted(run.glob("rollouts/step_*")) + sorted(run.glob("weights/step_*/*")):
+        found[file.relative_to(run).parts[0], _step(file), file.name] = sha256(file)
+    for file in sorted(run.glob("checkpoints/step_*/*")):
+        found["checkpoints", _step(file), file.name] = sha256(file)
+    return found
+
+
+def assert_nothing_lost(before: dict[tuple[str, int, str], str], run: Path, keep_last: int) -> None:
+    """What was there before a resume is there still: in its place if it was kept, else among what was superseded.
+
+    Left out are checkpoints and weights that `keep_last` lets go.
+    """
+    resumes = read_json(run / "run.json")["resumes"]
+    start = resumes[-1]["step"] if resumes else 0  # killed before run.json was there, it begins anew
+    places = [contents(place) for place in sorted((run / "superseded").glob("*"))]
+    now = contents(run)
+    last = sorted(Checkpoints(run / "checkpoints").steps())[-keep_last:]
+    for (where, step, name), content in before.items():
+        item = where, step, name
+        if any(place.get(item) == content for place in places):
+            continue
+        stays = step <= start if where in VERSIONED else step < start
+        if stays and where in VERSIONED and step not in last:
+            continue
+        assert stays and now.get(item) == content, f"{item} was lost by the resume at step {start}"
+
+
+def intact_checkpoints(run: Path) -> list[int]:
+    """Steps whose checkpoint is there to the last byte. Fails if one that the run's events tell of, unpruned, isn't."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    steps = [step for path in sorted((run / "checkpoints").glob("step_*")) if (step := _step(path)) is not None]
+    for step in steps:
+        assert not checkpoints.problems(step), f"checkpoint step_{step} is in its place, but damaged"
+    return sorted(steps)
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def config(run: Path) -> dict:
+    """The config in config.toml, but for where and by which thread it was written, and how it was shown."""
+    values = tomllib.loads((run / "config.toml").read_text())
+    values["ckpt"].pop("background")
+    return {name: value for name, value in values.items() if name not in _FREE}
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a log that end, as bytes."""
+    if path.exists():
+        yield from (line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in whole_lines(path)]
+
+
+def steps(path: Path) -> list[int]:
+    return [line["step"] for line in lines(path)]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _step(path: Path) -> int:
+    """The step in the nearest name like step_12 of a path."""
+    for name in (path.name, path.parent.name):
+        if match := re.match(r"step_(\d+)", name):
+            return int(match.group(1))
+    raise AssertionError(f"no step in {path}")

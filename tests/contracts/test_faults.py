@@ -1,0 +1,189 @@
+"""What a run does when the machine fails it: disk full, I/O error, read-only folder, out of memory.
+
+- Exit code 2 and one sentence, which names the cause and a file; no traceback.
+- Each checkpoint that was saved before is there to the last byte, and so is all of the run up to it.
+- Resumed on a machine that works, the run ends in the bytes of the one that nothing happened to.
+
+First on disks that are really full and really read-only; then at each operation of an unbroken run in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import disks
+import pytest
+import states
+import trials
+from disks import Disk
+from recipes import KEEP_LAST, Recipe
+from traps import At, Call, Op, Trap
+
+pytestmark = pytest.mark.long
+
+FULL = ("the disk is full", "No space left on device")
+BROKEN = ("the disk reports an I/O error", "Input/output error")
+READ_ONLY = ("the file system is read-only", "Read-only file system")
+
+
+def sentence(log: Path, out: Path) -> str:
+    """The one line of an error at the end of what was printed, which names something of the run."""
+    text = log.read_text()
+    last = text.splitlines()[-1]
+    assert "Traceback" not in text and last.startswith("error: ") and text.count("error: ") == 1, text
+    assert str(out) in last, last
+    return last
+
+
+def assert_recovers(recipe: Recipe, out: Path, log: Path, *more: str) -> None:
+    """Resume, and compare with the unbroken run."""
+    before = states.contents(out)
+    assert trials.run(recipe.argv(out, *more, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(out, recipe.unbroken)
+    if (out / "superseded").exists():
+        states.assert_nothing_lost(before, out, KEEP_LAST)
+
+
+def assert_checkpoints_survive(out: Path) -> None:
+    """Those that were told of, and not deleted since, are intact; none that is damaged is in its place."""
+    told = [event["step"] for event in states.lines(out / "events.jsonl") if event["kind"] == "checkpoint"]
+    assert set(told[-KEEP_LAST:]) <= set(states.intact_checkpoints(out))
+
+
+@pytest.fixture
+def small_disk(tmp_path, request) -> Iterator[Disk]:
+    try:
+        with disks.disk(tmp_path / "disk", request.param) as disk:
+            yield disk
+    except PermissionError as error:
+        pytest.skip(f"this system lets no test mount a disk of its own: {error}")
+
+
+@pytest.mark.parametrize(
+    "small_disk", ["16k", "100k", "300k", "500k", "900k", "1500k", "2200k", "3000k"], indirect=True
+)
+def test_a_full_disk(small_disk, rl, tmp_path):
+    out, log = small_disk.folder / "run", tmp_path / "log"
+    assert small_disk.run(rl.argv(out), log) == 2, log.read_text()
+    said = sentence(log, out)
+    assert any(word in said for word in FULL), said
+    assert_checkpoints_survive(small_disk.copy("run", tmp_path / "full"))
+    small_disk.remount("32M")
+    assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(small_disk.copy("run", tmp_path / "resumed"), rl.unbroken)
+
+
+@pytest.mark.parametrize("small_disk", ["32M"], indirect=True)
+def test_a_read_only_disk(small_disk, rl, tmp_path):
+    out, log = small_disk.folder / "run", tmp_path / "log"
+    assert small_disk.run(rl.argv(out), log, Trap(At("write", "metrics.jsonl", 8, "half"))) == trials.KILLED
+    before = states.everything(small_disk.copy("run", tmp_path / "before"))
+    small_disk.remount("32M", read_only=True)
+    for folder, flags in ((out, ["--resume"]), (out, []), (small_disk.folder / "other", [])):
+        log.unlink()
+        assert small_disk.run(rl.argv(folder, *flags), log) == 2, log.read_text()
+        assert any(word in sentence(log, folder) for word in READ_ONLY)
+    assert states.everything(small_disk.copy("run", tmp_path / "after")) == before
+    small_disk.remount("32M")
+    assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(small_disk.copy("run", tmp_path / "resumed"), rl.unbroken)
+
+
+def chosen(ops: tuple[Op, ...]) -> list[Op]:
+    """Of each kind of operation on each kind of file: the first, the middle and the last."""
+    classes: dict[tuple[str, str], list[Op]] = {}
+    for op in ops:
+        classes.setdefault((op.kind, re.sub(r"step_\d+", "step_N", op.path)), []).append(op)
+    return [op for found in classes.values() for op in dict.fromkeys((found[0], found[len(found) // 2], found[-1]))]
+
+
+def faults(ops: tuple[Op, ...]) -> list[Trap]:
+    """In turn: the disk is full from then on, tearing a write; one I/O error; the disk is read-only from then on."""
+    found = []
+    for index, op in enumerate(chosen(ops)):
+        action, when, lasting = (("ENOSPC", "half", True), ("EIO", "before", False), ("EROFS", "before", True))[
+            index % 3
+        ]
+        found.append(Trap(At(op.kind, op.path, op.count, when), action, lasting))
+    return found
+
+
+def meet(fault: Trap, recipe: Recipe, out: Path, log: Path, *more: str) -> None:
+    """A run that meets the fault, and its resume."""
+    code = trials.run(recipe.argv(out, *more), log, fault)
+    if code == 0:  # the folder was there already: that making it failed does not matter
+        assert fault.where.kind == "mkdir", fault
+        return states.assert_ended_like(out, recipe.unbroken)
+    assert code == 2, f"{fault}: exit code {code}\n{log.read_text()}"
+    words = {"ENOSPC": FULL, "EIO": BROKEN, "EROFS": READ_ONLY}[fault.action]
+    assert any(word in sentence(log, out) for word in words), f"{fault}: {log.read_text()}"
+    if out.exists():
+        assert_checkpoints_survive(out)
+    assert_recovers(recipe, out, log, *more)
+
+
+PARTS = 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_fault_at_each_operation(part, rl, tmp_path):
+    met = faults(rl.ops)[part::PARTS]
+    assert len(met) > 10
+    for number, fault in enumerate(met):
+        meet(fault, rl, tmp_path / f"run{number}", tmp_path / f"log{number}")
+
+
+def test_a_fault_at_operations_of_sft(sft, tmp_path):
+    for number, fault in enumerate(faults(sft.ops)[::6]):
+        meet(fault, sft, tmp_path / f"run{number}", tmp_path / f"log{number}")
+
+
+def test_a_fault_while_saving_in_the_foreground(rl, tmp_path):
+    saving = [fault for fault in faults(rl.ops) if "step_" in fault.where.path and "rollouts" not in fault.where.path]
+    for number, fault in enumerate(saving[::8]):
+        meet(fault, rl, tmp_path / f"run{number}", tmp_path / f"log{number}", "--no-ckpt.background")
+
+
+def test_a_fault_while_resuming(rl, tmp_path):
+    """At each operation of a resume from step 4 of a run that had come to step 7."""
+    late, back = Trap(At("write", "metrics.jsonl", 8, "half")), ("--resume", "--resume.step", "4")
+    record = tmp_path / "ops.json"
+    assert trials.run(rl.argv(tmp_path / "run"), tmp_path / "log", late) == trials.KILLED
+    assert trials.run(rl.argv(tmp_path / "run", *back), tmp_path / "log", record=record) == 0
+    ops = trials.operations(record)
+    opening = ops[: next(i for i, op in enumerate(ops) if op.path.startswith("rollouts/"))]
+    assert {op.path.split("/")[0] for op in opening} >= {"superseded", "run.json", "config.toml", "metrics.jsonl"}
+    for number, fault in enumerate(faults(tuple(opening))[::3]):
+        out, log = tmp_path / f"run{number}", tmp_path / f"log{number}"
+        assert trials.run(rl.argv(out), log, late) == trials.KILLED
+        before = states.contents(out)
+        log.unlink()
+        code = trials.run(rl.argv(out, *back), log, fault)
+        assert code == 2 or (code == 0 and fault.where.kind == "mkdir"), f"{fault}: {code}\n{log.read_text()}"
+        if code:
+            sentence(log, out)
+            assert_recovers(rl, out, log)
+        states.assert_nothing_lost(before, out, KEEP_LAST)
+
+
+MEMORY = {
+    "sampling": Call("hone.inference.engine.sample_tokens", 60),
+    "backward": Call("torch.Tensor.backward", 6),
+    "between steps": At("write", "metrics.jsonl", 6, "after"),
+    "saving": At("mkdir", "checkpoints/.tmp-hone-new-step_6", 1, "after"),
+}
+
+
+@pytest.mark.parametrize("moment", MEMORY)
+def test_out_of_memory(moment, rl, tmp_path):
+    """Where Python or PyTorch asks for memory. A library in Rust gives up the process instead, like a kill."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    code = trials.run(rl.argv(out), log, Trap(MEMORY[moment], "memory"))
+    if code == 2:
+        assert "out of memory" in log.read_text().splitlines()[-1]
+    else:
+        assert (moment, code) == ("saving", -6) and "memory allocation" in log.read_text(), log.read_text()
+    assert_checkpoints_survive(out)
+    assert_recovers(rl, out, log)

@@ -1,0 +1,204 @@
+"""Contract 2: SIGKILL at any moment, then --resume, ends in the bytes of the run that was never killed.
+
+- At chosen events: in each phase of a step, and in the middle of writing each kind of file.
+- At random moments, some runs several times; also within the resume, while it rolls back.
+- Final weights, checkpoints (with the ledger), metrics, hashes and rollouts are compared byte for byte, and what was
+  rolled back is in superseded/.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import states
+import trials
+from recipes import KEEP_LAST, Recipe
+from traps import At, Call, Trap
+
+pytestmark = pytest.mark.long
+
+# In a step. The count is chosen so that there is something before it, and something after.
+COMPUTE = {
+    "sampling": Call("hone.inference.engine.sample_tokens", 40),
+    "sampled": Call("hone.orchestrator.colocated.EnginePolicy.sample", 5, "after"),
+    "grading": Call("hone.environments.rubric.Rubric._no_reward", 40),
+    "packing": Call("hone.orchestrator.loop.pack_groups", 4),
+    "backward": Call("torch.Tensor.backward", 4),
+    "gradient there": Call("torch.Tensor.backward", 6, "after"),
+    "clipped": Call("torch.nn.utils.clip_grad_norm_", 4, "after"),
+    "weights updated": Call("hone.trainer.optim.Optimizer._publish_masters", 6),
+    "published": Call("hone.model.decoder.Decoder.refresh", 6, "after"),
+    "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
+    "evaluation": Call("hone.commands.rl.evaluate", 2),
+    "last evaluation": Call("hone.commands.rl.evaluate", 3, "after"),
+}
+# In a file. The n of `.tmp-hone-new-` names is the temporary name of a whole file, which becomes whole by its rename.
+FILES = {
+    "run.json begun": At("write", ".tmp-hone-new-run.json", 1, "half"),
+    "run.json named": At("rename", "run.json", 1, "after"),
+    "run.json ended": At("rename", "run.json", 2, "before"),
+    "config.toml": At("write", ".tmp-hone-new-config.toml", 1, "half"),
+    "rollouts torn": At("write", "rollouts/.tmp-hone-new-step_000005.parquet", 1, "half"),
+    "rollouts unnamed": At("rename", "rollouts/step_000005.parquet"),
+    "rollouts named": At("rename", "rollouts/step_000005.parquet", 1, "after"),
+    "metrics torn": At("write", "metrics.jsonl", 6, "half"),
+    "metrics written": At("write", "metrics.jsonl", 7, "after"),
+    "first metrics": At("write", "metrics.jsonl", 1, "half"),
+    "last metrics": At("write", "metrics.jsonl", 9, "half"),
+    "timings torn": At("write", "timings.jsonl", 6, "half"),
+    "hashes torn": At("write", "hashes.jsonl", 6, "half"),
+    "hashes written": At("write", "hashes.jsonl", 7, "after"),
+    "events torn": At("write", "events.jsonl", 4, "half"),
+    "weights torn": At("save", "weights/*step_4/model.safetensors", 1, "half"),
+    "card torn": At("write", "weights/*step_4/README.md", 1, "half"),
+    "weights unmarked": At("rename", "weights/*step_4/COMPLETE"),
+    "weights unnamed": At("rename", "weights/step_4"),
+    "weights named": At("rename", "weights/step_4", 1, "after"),
+    "checkpoint begun": At("mkdir", "checkpoints/.tmp-hone-new-step_6", 1, "after"),
+    "checkpoint model torn": At("save", "checkpoints/*step_6/model.safetensors", 1, "half"),
+    "checkpoint moments torn": At("save", "checkpoints/*step_6/optimizer.safetensors", 1, "half"),
+    "checkpoint state torn": At("write", "checkpoints/*step_6/*state.json", 1, "half"),
+    "checkpoint flushed": At("fsync", "checkpoints/*step_6/optimizer.safetensors", 1, "after"),
+    "marker torn": At("write", "checkpoints/*step_6/*COMPLETE", 1, "half"),
+    "checkpoint unnamed": At("rename", "checkpoints/step_6"),
+    "checkpoint named": At("rename", "checkpoints/step_6", 1, "after"),
+    "first checkpoint": At("rename", "checkpoints/step_2"),
+    "last checkpoint": At("save", "checkpoints/*step_8/model.safetensors", 1, "half"),
+    "prune weights": At("rename", "weights/.tmp-hone-old-step_2", 1, "after"),
+    "prune weights torn": At("remove", "weights/.tmp-hone-old-step_2/*", 3),
+    "prune checkpoint": At("rename", "checkpoints/.tmp-hone-old-step_2"),
+    "prune checkpoint torn": At("remove", "checkpoints/.tmp-hone-old-step_2/*", 2),
+}
+RL_EVENTS = COMPUTE | FILES
+SFT_EVENTS = {
+    name: RL_EVENTS[name]
+    for name in (
+        *("backward", "weights updated", "first metrics", "metrics torn", "hashes torn", "weights unnamed"),
+        *("checkpoint model torn", "checkpoint unnamed", "checkpoint named", "prune checkpoint torn", "run.json ended"),
+    )
+} | {
+    "data": Call("hone.trainer.sft.next_batch", 5),
+    "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after"),
+}
+# While a resume rolls back from where "stopped late" was killed.
+RESUME_EVENTS = {
+    "plan unwritten": At("mkdir", "superseded/1", 2, "after"),
+    "plan torn": At("write", "superseded/1/*rollback.json", 1, "half"),
+    "plan written": At("rename", "superseded/1/rollback.json", 1, "after"),
+    "some rollouts moved": At("rename", "superseded/1/rollouts/*", 2),
+    "weights moved": At("rename", "superseded/1/weights/*", 1, "after"),
+    "checkpoint moved": At("rename", "superseded/1/checkpoints/*", 1, "after"),
+    "lines copied": At("rename", "superseded/1/metrics.jsonl", 1, "after"),
+    "lines torn": At("write", "*superseded/1/*timings.jsonl", 1, "half"),
+    "lines removed": At("rename", "metrics.jsonl", 1, "after"),
+    "hashes copied": At("rename", "superseded/1/hashes.jsonl", 1, "after"),
+    "events not removed": At("rename", "events.jsonl"),
+    "plan not done": At("rename", "superseded/1/rollback.json", 2),
+    "resume unnoted": At("rename", "run.json"),
+    "resume noted": At("rename", "run.json", 1, "after"),
+    "event torn": At("write", "events.jsonl", 1, "half"),
+    "config.toml": At("write", "*config.toml", 1, "half"),
+    "first step again": At("write", "metrics.jsonl", 1, "half"),
+}
+LATE = Trap(At("write", "metrics.jsonl", 8, "half"))
+"""In step 7, with checkpoints 4 and 6."""
+
+
+def resume(recipe: Recipe, out: Path, log: Path) -> None:
+    """Resume, and compare with the unbroken run."""
+    before, was_done = states.contents(out), states.is_done(out)
+    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(out, recipe.unbroken)
+    if was_done:
+        assert states.contents(out) == before
+    else:
+        states.assert_nothing_lost(before, out, KEEP_LAST)
+    told = [(event["kind"], event["step"]) for event in states.lines(out / "events.jsonl")]
+    saved = [event for event in told if event[0] in ("weights", "checkpoint")]
+    assert len(saved) == len(set(saved)), f"told twice: {saved}"
+
+
+@pytest.mark.parametrize("event", RL_EVENTS)
+def test_rl_killed_at_an_event(event, rl, tmp_path):
+    log = tmp_path / "log"
+    assert trials.run(rl.argv(tmp_path / "run"), log, Trap(RL_EVENTS[event])) == trials.KILLED, log.read_text()
+    states.intact_checkpoints(tmp_path / "run")
+    resume(rl, tmp_path / "run", log)
+
+
+@pytest.mark.parametrize("event", SFT_EVENTS)
+def test_sft_killed_at_an_event(event, sft, tmp_path):
+    log = tmp_path / "log"
+    assert trials.run(sft.argv(tmp_path / "run"), log, Trap(SFT_EVENTS[event])) == trials.KILLED, log.read_text()
+    states.intact_checkpoints(tmp_path / "run")
+    resume(sft, tmp_path / "run", log)
+
+
+@pytest.mark.parametrize("event", RESUME_EVENTS)
+def test_killed_again_while_it_resumes(event, rl, tmp_path):
+    """Killed late, then while a resume from step 4 rolls back, then resumed from what is newest by then."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    assert trials.run(rl.argv(out), log, LATE) == trials.KILLED, log.read_text()
+    first = states.contents(out)
+    back = rl.argv(out, "--resume", "--resume.step", "4")
+    assert trials.run(back, log, Trap(RESUME_EVENTS[event])) == trials.KILLED, log.read_text()
+    resume(rl, out, log)
+    states.assert_nothing_lost(first, out, KEEP_LAST)
+
+
+@pytest.mark.parametrize("where", [At("rename", ".previous/*/config.toml"), At("rename", ".previous/*/run.json")])
+def test_killed_while_an_earlier_run_is_moved_aside(where, rl, tmp_path):
+    """The fresh start is given again, and both runs are there."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    assert trials.run(rl.argv(out, "--seed", "4"), log, LATE) == trials.KILLED
+    earlier = states.contents(out)
+    assert trials.run(rl.argv(out), log, Trap(where)) == trials.KILLED, log.read_text()
+    assert trials.run(rl.argv(out), log) == 0, log.read_text()
+    states.assert_ended_like(out, rl.unbroken)
+    (previous,) = (out / ".previous").iterdir()
+    assert states.contents(previous) == earlier
+
+
+def killed_at_random(recipe: Recipe, argv: list[str], log: Path, rng: random.Random) -> bool:
+    """Kill `argv` at a moment uniform over the unbroken run's duration. False if it was too fast and is done."""
+    return trials.run_for(argv, log, rng.uniform(0, recipe.seconds)) == trials.KILLED
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rl_killed_at_a_random_moment(seed, rl, cook, tmp_path):
+    """Every third run is killed a second time, every sixth a third time; every fourth computes in bf16."""
+    recipe = cook("rl", "bf16_linear") if seed % 4 == 3 else rl
+    out, log, rng = tmp_path / "run", tmp_path / "log", random.Random(seed)
+    while not killed_at_random(recipe, recipe.argv(out), log, rng):
+        pass  # it had ended: a fresh start moves it aside
+    for _ in range((seed % 3 == 0) + (seed % 6 == 0)):
+        killed_at_random(recipe, recipe.argv(out, "--resume"), log, rng)
+    resume(recipe, out, log)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sft_killed_at_a_random_moment(seed, sft, tmp_path):
+    out, log, rng = tmp_path / "run", tmp_path / "log", random.Random(seed)
+    while not killed_at_random(sft, sft.argv(out), log, rng):
+        pass
+    resume(sft, out, log)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stopped_by_sigterm_at_a_random_moment(seed, rl, tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+    code = trials.run_for(rl.argv(out), log, random.Random(seed).uniform(0, rl.seconds), signum=15)
+    assert code in (143, 0), log.read_text()
+    assert trials.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(out, rl.unbroken)
+
+
+def test_a_run_that_was_killed_and_resumed_is_verified(rl, tmp_path):
+    """By its own checkpoints and rollouts, two random steps of it executed again."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    assert trials.run(rl.argv(out), log, LATE) == trials.KILLED
+    resume(rl, out, log)
+    assert trials.run(["verify", str(out), "--steps", "2", "--seed", "0"], log) == 0, log.read_text()
+    assert trials.run(["diff", str(out), str(rl.unbroken)], log) == 0, log.read_text()

@@ -1,0 +1,76 @@
+"""Contracts 4 and 7 for recorded runs. Changing what is compared here is a decision to report, not a fix.
+
+- `hone replay` retrains from the recorded rollouts and reaches the weights of the run.
+- `hone verify` executes steps of a copied run again, in another process, and finds them equal; of a run that was
+  tampered with it names the file.
+- `hone diff` finds no difference between a run and one that was killed and resumed, and a planted one where it is.
+- None of them writes into a run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tampering
+import trials
+from recipes import STEPS
+from traps import Call, Trap
+
+
+@pytest.fixture(params=[("rl", "fp32"), ("rl", "bf16_linear"), ("sft", "bf16_linear")], ids="-".join)
+def recipe(request, cook):
+    return cook(*request.param)
+
+
+def hone(log: Path, *argv: str | Path) -> int:
+    return trials.run([str(word) for word in argv], log)
+
+
+def certificate(run: Path) -> dict:
+    return json.loads(run.with_name(f"{run.name}.verify.json").read_text())
+
+
+def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):
+    run, log = shutil.copytree(recipe.unbroken, tmp_path / "copied"), tmp_path / "log"
+    before = tampering.snapshot(run)
+    assert hone(log, "verify", run, "--steps", str(STEPS)) == 0, log.read_text()
+    found = certificate(run)
+    assert found["verdict"] == "verified" and [check["step"] for check in found["steps"]] == list(range(STEPS))
+    if recipe.args[0] == "rl":
+        assert hone(log, "replay", run, "--output-dir", tmp_path / "replayed") == 0, log.read_text()
+        replayed, last = tmp_path / "replayed" / "model.safetensors", run / "weights" / f"step_{STEPS}"
+        assert replayed.read_bytes() == (last / "model.safetensors").read_bytes()
+    assert tampering.snapshot(run) == before
+
+
+def test_a_killed_and_resumed_run_is_no_other_run(recipe, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    kill = Trap(Call("hone.trainer.optim.Optimizer._publish_masters", 5))
+    assert trials.run(recipe.argv(run), log, kill) == trials.KILLED
+    assert trials.run(recipe.argv(run, "--resume"), log) == 0, log.read_text()
+    assert hone(log, "diff", recipe.unbroken, run) == 0, log.read_text()
+    assert hone(log, "verify", run, "--steps", "2") == 0, log.read_text()
+
+
+def test_tampering_is_named_by_its_file(rl, tmp_path):
+    log = tmp_path / "log"
+    files = {"rollouts": "rollouts/step_000005.parquet", "checkpoint": "checkpoints/step_6/model.safetensors"}
+    for what, file in files.items():
+        run = shutil.copytree(rl.unbroken, tmp_path / what)
+        if what == "rollouts":
+            tampering.edit_rollouts(run, 5, lambda rows: rows[0].update(reward=0.75))
+        else:
+            tampering.edit_tensor(run / file, "embed")
+        assert hone(log, "verify", run) == 1, log.read_text()
+        assert [damage["file"] for damage in certificate(run)["damaged"]] == [file]
+
+
+def test_a_planted_divergence_is_found_where_it_is(rl, tmp_path):
+    run, log = shutil.copytree(rl.unbroken, tmp_path / "run"), tmp_path / "log"
+    tampering.edit_rollouts(run, 3, lambda rows: rows[2]["logprobs"].__setitem__(-1, -0.5), fit_hashes=True)
+    tampering.edit_metrics(run, 4, "loss", 0.5, fit_hashes=True)
+    assert hone(log, "diff", rl.unbroken, run) == 1, log.read_text()
+    assert "they part at step 3, logprobs: that of token" in log.read_text()

@@ -1,0 +1,186 @@
+"""What a damaged file of a run does to its resume: it recovers, or says in one sentence what is damaged.
+
+A run is killed in step 7, with checkpoints 4 and 6; then one of its files is cut, garbled, emptied or removed.
+
+- A checkpoint that is damaged anywhere is named, and the one before it is used: the run ends in the same bytes.
+- Weights of the checkpoint that is used are written anew; rollouts of later steps are made again.
+- A torn last line of a log is dropped.
+- run.json, config.toml and logs that can't be read are named, with exit code 2, and nothing in the run is changed.
+- Metrics or hashes from before the checkpoint that are not as they were are told: the run is no longer exact.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import states
+import trials
+from recipes import Recipe
+from traps import At, Trap
+
+pytestmark = pytest.mark.long
+
+LATE = Trap(At("write", "metrics.jsonl", 8, "half"))
+LOGS = ("metrics.jsonl", "hashes.jsonl", "timings.jsonl", "events.jsonl")
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "empty": lambda data: b"",
+    "first byte only": lambda data: data[:1],
+    "half": lambda data: data[: len(data) // 2],
+    "end missing": lambda data: data[:-3],
+    "garbage tail": lambda data: data + random.Random(0).randbytes(100) + b"\n",
+    "bit flipped": flipped,
+    "zeros": lambda data: bytes(len(data)),
+    "zeros at the end": lambda data: data[: len(data) * 3 // 4] + bytes(len(data) - len(data) * 3 // 4),
+    "removed": lambda data: None,
+}
+
+
+def damage(file: Path, how: str) -> None:
+    content = DAMAGE[how](file.read_bytes())
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def stopped(rl, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    assert trials.run(rl.argv(out), out.parent / "log", LATE) == trials.KILLED
+    return out
+
+
+@pytest.fixture
+def run(stopped, tmp_path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def resumed(recipe: Recipe, run: Path) -> tuple[int, str]:
+    """Exit code and output of a resume."""
+    log = run.parent / "log"
+    code = trials.run(recipe.argv(run, "--resume"), log)
+    return code, log.read_text()
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"])
+def test_the_checkpoint_before_a_damaged_one_is_used(name, how, rl, run):
+    damage(run / "checkpoints" / "step_6" / name, how)
+    code, text = resumed(rl, run)
+    assert code == 0, text
+    assert "Warning: checkpoint step_6 is damaged" in text and f"Resuming {run} at step 4" in text
+    states.assert_ended_like(run, rl.unbroken)
+    assert (run / "superseded" / "1" / "checkpoints" / "step_6").is_dir()
+
+
+def test_with_every_checkpoint_damaged_it_begins_anew(rl, run):
+    for step in (4, 6):
+        damage(run / "checkpoints" / f"step_{step}" / "model.safetensors", "bit flipped")
+    code, text = resumed(rl, run)
+    assert code == 0 and "step_4 is damaged" in text and "step_6 is damaged" in text, text
+    states.assert_ended_like(run, rl.unbroken)
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "README.md", "COMPLETE"])
+def test_damaged_weights_are_written_anew(name, how, rl, run):
+    damage(run / "weights" / "step_6" / name, how)
+    code, text = resumed(rl, run)
+    assert code == 0, text
+    assert "Warning: weights step_6 are damaged" in text and f"Resuming {run} at step 6" in text
+    states.assert_ended_like(run, rl.unbroken)
+    assert (run / "superseded" / "1" / "weights" / "step_6").is_dir()
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_rollouts_after_the_checkpoint_are_made_again(how, rl, run):
+    damage(run / "rollouts" / "step_000006.parquet", how)
+    code, text = resumed(rl, run)
+    assert code == 0, text
+    states.assert_ended_like(run, rl.unbroken)
+
+
+@pytest.mark.parametrize("kept", ["nothing", "one byte", "half", "all but its end"])
+@pytest.mark.parametrize("log", LOGS)
+def test_a_torn_last_line_is_dropped(log, kept, rl, run):
+    before, _, last = (run / log).read_bytes().rstrip(b"\n").rpartition(b"\n")
+    cut = {"nothing": 0, "one byte": 1, "half": len(last) // 2, "all but its end": len(last)}[kept]
+    (run / log).write_bytes(before + b"\n" + last[:cut])
+    code, text = resumed(rl, run)
+    assert code == 0, text
+    states.assert_ended_like(run, rl.unbroken)
+
+
+@pytest.mark.parametrize("how", ["empty", "first byte only", "half", "garbage tail", "zeros", "zeros at the end"])
+def test_a_damaged_run_json_is_named_and_nothing_is_changed(how, rl, run):
+    damage(run / "run.json", how)
+    before = states.everything(run)
+    code, text = resumed(rl, run)
+    assert code == 2 and "run.json is damaged" in text and text.count("\n") == 1, text
+    assert states.everything(run) == before
+
+
+def test_without_its_run_json_a_run_is_left_untouched(rl, run):
+    (run / "run.json").unlink()
+    before = states.everything(run)
+    code, text = resumed(rl, run)
+    assert code == 2 and "holds files that are not a run of hone" in text, text
+    assert states.everything(run) == before
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "garbage tail", "zeros", "zeros at the end"])
+def test_a_damaged_config_is_refused_and_nothing_is_changed(how, rl, run):
+    damage(run / "config.toml", how)
+    before = states.everything(run)
+    code, text = resumed(rl, run)
+    assert code == 2 and "config.toml" in text, text
+    assert states.everything(run) == before
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_that_cannot_be_read_is_named_with_the_line(log, rl, run):
+    damage(run / log, "garbage tail")
+    before = states.everything(run)
+    code, text = resumed(rl, run)
+    line = len((run / log).read_bytes().split(b"\n")) - 1
+    assert code == 2 and f"{log}, line " in text and "is damaged" in text and f"line {line + 1}" not in text, text
+    assert states.everything(run) == before
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "bit flipped", "zeros", "zeros at the end", "removed"])
+@pytest.mark.parametrize("log", ["metrics.jsonl", "hashes.jsonl"])
+def test_a_history_that_is_not_as_it_was_is_told(log, how, rl, run):
+    damage(run / log, how)
+    code, text = resumed(rl, run)
+    assert code in (0, 2) and log in text, text
+    if code == 0:
+        info = states.read_json(run / "run.json")
+        assert info["exact"] is False and log in info["inexact"][0]["cause"]
+        mine, wanted = states.fingerprint(run), states.fingerprint(rl.unbroken)
+        assert mine["weights/step_8/model.safetensors"] == wanted["weights/step_8/model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["rollouts/step_000003.parquet", "weights/step_4/model.safetensors"])
+def test_what_a_resume_does_not_need_does_not_stop_it(name, rl, run):
+    """Nothing else differs, and what is damaged is for `hone verify` to find."""
+    damage(run / name, "half")
+    code, text = resumed(rl, run)
+    assert code == 0, text
+    mine, wanted = states.fingerprint(run), states.fingerprint(rl.unbroken)
+    assert {key for key in mine.keys() | wanted.keys() if mine.get(key) != wanted.get(key)} <= {name}
+    verdict = trials.run(["verify", str(run), "--steps", "0"], log := run.parent / "verify")
+    if (run / name).exists():
+        assert verdict == 1 and name in log.read_text(), log.read_text()
+    else:
+        assert verdict == 0, log.read_text()
