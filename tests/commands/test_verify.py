@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tampering
+import torch
 from recorded import PARITY, Bench
 from refusals import fails
 
@@ -139,13 +140,13 @@ TAMPERINGS = {
     ),
     "optimiser and its marker": (
         lambda run: tampering.edit_tensor(run / STEP_4 / "optimizer.safetensors", "exp_avg/embed", fit_marker=True),
-        ["checkpoints/step_4/optimizer.safetensors (exp_avg/embed): replaying steps 2 to 3 from checkpoint step_2"],
+        ["checkpoints/step_4/optimizer.safetensors: replaying steps 2 to 3 from checkpoint step_2 does not"],
     ),
     "optimiser of the first checkpoint and its marker": (
         lambda run: tampering.edit_tensor(
             run / "checkpoints/step_2/optimizer.safetensors", "exp_avg/embed", fit_marker=True
         ),
-        ["checkpoints/step_2/optimizer.safetensors (exp_avg/embed): replaying steps 0 to 1 from the initial model"],
+        ["checkpoints/step_2/optimizer.safetensors: replaying steps 0 to 1 from the initial model"],
     ),
     "checkpoint cut short": (
         lambda run: (run / STEP_4 / "state.json").write_text("{"),
@@ -367,6 +368,35 @@ def test_an_sft_validation_that_was_edited_is_found(sft_run, tmp_path, verify):
     code, certificate = verify(run)
     difference = certificate["steps"][-1]["difference"]
     assert (code, difference["step"], difference["what"], difference["first"]) == (1, 3, "val/loss", "0.5")
+
+
+def test_an_evaluation_that_was_edited_is_found(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    tampering.edit_metrics(copied, 3, "eval/parity/reward/mean", 0.99, fit_hashes=True)
+    code, certificate = verify(copied)
+    difference = certificate["steps"][-1]["difference"]
+    assert (code, difference["step"], difference["what"]) == (1, 3, "eval/parity/reward/mean")
+    assert difference["first"] == "0.99"
+
+
+def test_going_back_to_the_initial_model_brings_all_of_it_back(bench, tmp_path, verify):
+    run = shutil.copytree(bench.rl("bf16", "--precision", "bf16_linear"), tmp_path / "bf16")
+    optimizer = run / "checkpoints" / "step_2" / "optimizer.safetensors"
+    tampering.edit_tensor(optimizer, "exp_avg/embed", fit_marker=True)
+    code, certificate = verify(run)
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    assert certificate["damaged"][0]["file"] == "checkpoints/step_2/optimizer.safetensors"
+    assert "does not lead to its exp_avg/embed" in certificate["damaged"][0]["problem"]
+
+
+def test_threads_are_those_of_the_run(copied, verify):
+    info = json.loads((copied / "run.json").read_text()) | {"threads": 2}
+    (copied / "run.json").write_text(json.dumps(info))
+    try:
+        _, certificate = verify(copied, "--steps", "1")
+        assert certificate["machine"]["threads"] == 2 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch):

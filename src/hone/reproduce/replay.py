@@ -70,8 +70,9 @@ def _saved(versions: Versions, parameters: Callable[[Path], Tensors]) -> tuple[l
     version = versions.execution.trainer.version
     matched = []
     if version in versions.intact:
-        if (tensor := versions.differs_from_checkpoint()) is not None:
-            return matched, f"checkpoints/step_{version}/{tensor}"
+        if (found := versions.differs_from_checkpoint()) is not None:
+            file, tensor = found
+            return matched, f"{tensor} in checkpoints/step_{version}/{file}"
         matched.append(f"checkpoints/step_{version}")
     folder = versions.records.run.weights().get(version)
     if folder is not None:

@@ -133,8 +133,9 @@ def _bad_start(versions: Versions) -> Damage | None:
     if earlier is None:
         return None
     versions.load(earlier)
-    if versions.replay(start) is not None or (tensor := versions.differs_from_checkpoint()) is None:
+    if versions.replay(start) is not None or (found := versions.differs_from_checkpoint()) is None:
         return None
+    file, tensor = found
     steps = f"steps {earlier} to {start - 1}" if earlier < start - 1 else f"step {earlier}"
-    how = f"from {versions.name(earlier)} does not lead to it: it was changed, and its COMPLETE with it"
-    return Damage(f"checkpoints/step_{start}/{tensor}", f"replaying {steps} {how}")
+    how = f"replaying {steps} from {versions.name(earlier)} does not lead to its {tensor}"
+    return Damage(f"checkpoints/step_{start}/{file}", f"{how}: it was changed, and its COMPLETE with it")

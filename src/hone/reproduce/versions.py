@@ -97,23 +97,20 @@ class Versions:
         again = self.execution.replay(step)
         return self.records.record(step, evaluations=False), again
 
-    def differs_from_checkpoint(self) -> str | None:
-        """The first tensor in which the current version is not the checkpoint of that version; None if all are equal.
-
-        As the name of its file and the tensor's.
-        """
+    def differs_from_checkpoint(self) -> tuple[str, str] | None:
+        """(file, tensor) of the first one in which the current version is not its checkpoint; None if all are equal."""
         trainer = self.execution.trainer
         saved, _ = self.checkpoints.load(trainer.version)
         return first_unequal(trainer.tensors(), saved)
 
 
-def first_unequal(tensors: Tensors, saved: Tensors) -> str | None:
-    """`<group>.safetensors (<name>)` of the first tensor that is not the same bit for bit; None if all are."""
-    for group in tensors.keys() | saved.keys():
+def first_unequal(tensors: Tensors, saved: Tensors) -> tuple[str, str] | None:
+    """(`<group>.safetensors`, name) of the first tensor that is not the same bit for bit; None if all are."""
+    for group in sorted(tensors.keys() | saved.keys()):
         mine, other = tensors.get(group, {}), saved.get(group, {})
         for name in sorted(mine.keys() | other.keys()):
             if name not in mine or name not in other or not _equal(mine[name], other[name]):
-                return f"{group}.safetensors ({name})"
+                return f"{group}.safetensors", name
     return None
 
 
