@@ -83,6 +83,20 @@ def test_rollouts_with_hashes_made_to_fit_do_not_lead_on(change, quantity, copie
     assert f"verdict       differs: step 3, {quantity}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda rows: rows[0].update(reward=None), "nan"),
+        (lambda rows: rows[0].update(outcome="splendid"), "'splendid' is not a valid Outcome"),
+        (lambda rows: rows[0]["token_ids"].__setitem__(-1, 10**6), "a token id is not in the vocabulary"),
+        (lambda rows: rows[0].update(logprobs=[]), "AssertionError"),
+    ],
+)
+def test_rollouts_that_hone_can_not_have_written_are_refused(change, problem, copied, replay, capsys):
+    tampering.edit_rollouts(copied, 3, change, fit_hashes=True)
+    fails(capsys, replay(copied), "the rollouts of step 3 are not such as hone writes", problem)
+
+
 def test_a_checkpoint_on_the_way_that_does_not_fit_is_named(copied, replay, capsys):
     optimizer = copied / "checkpoints" / "step_4" / "optimizer.safetensors"
     tampering.edit_tensor(optimizer, "exp_avg/embed", fit_marker=True)

@@ -87,11 +87,11 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     )
     status = Status()
 
-    def tell(step: int) -> None:
-        status(f"replaying step {step} from its recorded rollouts")
+    def replaying(step: int) -> None:
+        status(f"replaying step {step}")
 
-    def began(step: int, start: str, replayed: int) -> None:
-        status(f"executing step {step} again, from {start}")
+    def repeating(step: int) -> None:
+        status(f"executing step {step} again")
 
     def ended(check: StepCheck) -> None:
         status.clear()
@@ -99,7 +99,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         outcome = "equal" if check.difference is None else "differs"
         print(f"step {check.step:<9}{outcome} ({way}, {check.seconds:.1f} s)", flush=True)
 
-    check_steps(verification, versions, steps, began, ended, tell)
+    check_steps(verification, versions, steps, ended, replaying, repeating)
 
 
 def verdict_lines(verification: Verification) -> list[str]:

@@ -69,7 +69,11 @@ class RLExecution:
     def replay(self, step: int) -> StepRecord:
         rows = self.records.rows(step)
         assert rows is not None, f"step {step} has no rollouts"
-        return self._update(step, groups_of(rows, self.config.orchestrator.advantage.normalize_std), {})
+        normalize_std, vocab_size = (
+            self.config.orchestrator.advantage.normalize_std,
+            self.trainer.model.config.vocab_size,
+        )
+        return self._update(step, groups_of(rows, normalize_std, vocab_size), {})
 
     def repeat(self, step: int) -> StepRecord:
         sampler = self.sampler

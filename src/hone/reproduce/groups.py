@@ -9,16 +9,32 @@ from itertools import groupby
 import numpy as np
 
 from hone.algorithms.advantages import group_advantages
+from hone.errors import UserError
 from hone.orchestrator.groups import rewards, valid
 from hone.reproduce.compare import Row
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
-def groups_of(rows: Sequence[Row], normalize_std: bool) -> list[Group]:
+def groups_of(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[Group]:
     """The groups of a step, as they were before they were written.
 
-    Advantages are computed anew from the recorded rewards; everything else is as recorded.
+    Advantages are computed anew from the recorded rewards; everything else is as recorded. UserError for rows that no
+    step can have written.
     """
+    try:
+        groups = _groups(rows, normalize_std)
+        ids = [trajectory.token_ids for group in groups for trajectory in group.trajectories]
+        assert all(0 <= each.min() and each.max() < vocab_size for each in ids), "a token id is not in the vocabulary"
+        return groups
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        which = f"step {rows[0]['step']}" if rows else "a step"
+        raise UserError(
+            f"the rollouts of {which} are not such as hone writes ({type(error).__name__}: {error}), so they can't be "
+            "trained on: compare them with another copy of the run"
+        ) from error
+
+
+def _groups(rows: Sequence[Row], normalize_std: bool) -> list[Group]:
     groups = []
     for draw, members in groupby(rows, key=lambda row: row["draw"]):
         of_group = list(members)

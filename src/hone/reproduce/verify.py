@@ -80,16 +80,16 @@ def check_steps(
     verification: Verification,
     versions: Versions,
     steps: Sequence[int],
-    began: Callable[[int, str, int], None],
     ended: Callable[[StepCheck], None],
-    tell: Tell = lambda step: None,
+    replaying: Tell = lambda step: None,
+    repeating: Tell = lambda step: None,
 ) -> None:
     """Executes the steps again, up to the first that comes out otherwise, and sets the verdict.
 
-    `began(step, where its weights come from, how many steps will be replayed)` and `ended` are told of each step.
+    `replaying(step)` and `repeating(step)` are called before either is done, `ended` when a step has been checked.
     """
     for step in steps:
-        check = _check(versions, step, began, tell)
+        check = _check(versions, step, replaying, repeating)
         verification.steps.append(check)
         ended(check)
         if check.difference is not None:
@@ -98,14 +98,14 @@ def check_steps(
     verification.verdict = "verified"
 
 
-def _check(versions: Versions, step: int, began: Callable[[int, str, int], None], tell: Tell) -> StepCheck:
+def _check(versions: Versions, step: int, replaying: Tell, repeating: Tell) -> StepCheck:
     clock = time.perf_counter()
     versions.approach(step)
     trainer, records = versions.execution.trainer, versions.records
     start, to_replay = versions.came_from, step - trainer.version
-    began(step, start, to_replay)
-    if found := versions.replay(step, tell):
+    if found := versions.replay(step, replaying):
         return StepCheck(step, start, to_replay, found, True, None, time.perf_counter() - clock)
+    repeating(step)
     again = versions.execution.repeat(step)
     evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
     found = first_difference(records.record(step, evaluations=evaluated), again)
