@@ -22,19 +22,20 @@ def groups_of(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list
     step can have written.
     """
     try:
-        groups = _groups(rows, normalize_std)
-        ids = [trajectory.token_ids for group in groups for trajectory in group.trajectories]
-        assert all(0 <= each.min() and each.max() < vocab_size for each in ids), "a token id is not in the vocabulary"
-        return groups
+        groups = _groups(rows, normalize_std, vocab_size)
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
             f"the rollouts of {which} are not such as hone writes ({type(error).__name__}: {error}), so they can't be "
             "trained on: compare them with another copy of the run"
         ) from error
+    return groups
 
 
-def _groups(rows: Sequence[Row], normalize_std: bool) -> list[Group]:
+def _groups(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[Group]:
+    ids = np.concatenate([row["token_ids"] for row in rows])
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ValueError("a token id is not in the vocabulary")
     groups = []
     for draw, members in groupby(rows, key=lambda row: row["draw"]):
         of_group = list(members)
