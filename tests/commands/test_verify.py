@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -410,6 +411,17 @@ def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch
         info = json.loads((run / "run.json").read_text()) | {"kind": "eval"}
         (run / "run.json").write_text(json.dumps(info))
         fails(capsys, main(["verify", "copied"]), "a run of `hone eval`, which has no steps")
+
+
+def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
+    code = f"from pathlib import Path; from hone.runs.outputs import Lock; lock = Lock(Path({str(copied)!r})); "
+    code += "print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"held\n"
+        for command in ("verify", "replay"):
+            fails(capsys, main([command, str(copied)]), "is being written by a process", "hone runs attach")
+        writer.communicate(b"\n")
+    assert not copied.with_name("copied.verify.json").exists()
 
 
 def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_path, verify, capsys):
