@@ -82,6 +82,29 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
     assert capfd.readouterr().out.startswith("correct\n")
 
 
+def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    """The model is an untrained one, and the steps are fewer: 4 for 150, a checkpoint at each, so 2 for 20."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    said = {}
+    for argv in shell_commands(ROOT / "docs" / "reproducibility.md"):
+        short = {"20": "2", "10": "1"}
+        argv = [short.get(word, word) if argv[i - 1] in ("--resume.step", "--ckpt.interval") else word
+                for i, word in enumerate(argv)]  # fmt: skip
+        few = ["--max-steps", "4", "--display", "plain", "--model.name", str(tiny_model_dir)]
+        assert run(argv, few if argv[0] == "rl" else []) == 0, (argv, capfd.readouterr().err)
+        said[" ".join(argv[:3])] = capfd.readouterr().out
+    assert [path.name for path in sorted(Path("outputs/a/weights").iterdir())] == [
+        "step_1",
+        "step_2",
+        "step_3",
+        "step_4",
+    ]
+    assert "equal" in said["hone replay outputs/a"] and "verified" in said["hone verify outputs/a"]
+    assert "equal" in said["hone diff outputs/a"] and "outputs/c" in said["hone runs list"]
+    assert json.loads(Path("outputs/b/run.json").read_text())["parent"]["step"] == 2
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_fenced_line_is_a_command_that_exists(page):
     for argv in shell_commands(page):

@@ -43,6 +43,14 @@ def test_equal_runs(bench, rl_run, diff):
     assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights\n" in printed
 
 
+def test_an_edited_line_of_metrics_is_seen_although_the_hashes_agree(rl_run, copied, diff):
+    lines = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace('"reward/mean": 0', '"reward/mean": 1', 1)
+    (copied / "metrics.jsonl").write_text("".join(lines))
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "they part at step 2, metrics: reward/mean is 0." in printed
+
+
 def test_a_longer_run(bench, rl_run, diff):
     code, printed = diff(rl_run, bench.rl("longer", "--max-steps", "8"))
     assert code == 0

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
@@ -163,8 +162,7 @@ def _rl(
         env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
         env.split("train")
     policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
-    untimed = SimpleNamespace(phase=lambda name: nullcontext())
-    evaluation = make_evaluate(config, env, renderer, policy, untimed)  # pyright: ignore[reportArgumentType]
+    evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy)
     execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True))
     return execution, env.digests()

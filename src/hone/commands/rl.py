@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hone.commands.detach import hand_over
@@ -81,7 +82,7 @@ def run(config: RLConfig) -> int:
                 state=ledger.state,
             )
             recorder = RunRecorder(writer, saver)
-            evaluation = make_evaluate(config, env, renderer, policy, recorder)
+            evaluation = make_evaluate(config, env, renderer, policy, recorder.phase)
             ending = until_ended(saver, trainer, lambda: train(config, sampler, trainer, ledger, recorder, evaluation))
         writer.finish(ending)
     print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env.id))
@@ -140,9 +141,13 @@ def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, mo
 
 
 def make_evaluate(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: EnginePolicy, recorder: RunRecorder
+    config: RLConfig,
+    env: Environment,
+    renderer: ChatRenderer,
+    policy: EnginePolicy,
+    phase: Callable[[str], AbstractContextManager[None]],
 ) -> Evaluate:
-    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end."""
+    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`."""
     settings = config.orchestrator.eval
     if settings is None:
         return lambda version, last: {}
@@ -153,7 +158,7 @@ def make_evaluate(
     def evaluation(version: int, last: bool) -> dict[str, float]:
         if version % settings.interval and not last:
             return {}
-        with recorder.phase("evaluate"):
+        with phase("evaluate"):
             result = evaluate(
                 policy,
                 env,

@@ -42,7 +42,7 @@ class RunDiff:
 def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: None) -> RunDiff:
     """Compares two runs of the same kind, step by step, up to the first difference.
 
-    Steps whose hashes agree are not read.
+    Rollouts whose hashes agree are not read; whether a file is what its hash says, `verify` tells.
     """
     mine, theirs = Records(first), Records(second)
     shared = [step for step in sorted(mine.metrics) if _comparable(mine, theirs, step)]
@@ -71,9 +71,9 @@ def changed_settings(first: Run, second: Run) -> list[Setting]:
 
 
 def _same_hashes(first: Records, second: Records, step: int) -> bool:
-    """True if the hashes alone tell that the step is equal, with the weights that it made."""
+    """True if the hashes tell that rollouts and weights are equal, and the lines of metrics themselves are."""
     mine, theirs = first.hashes.get(step), second.hashes.get(step)
-    if mine is None or mine != theirs or mine.get("metrics") is None:
+    if mine is None or mine != theirs or first.metrics[step] != second.metrics[step]:
         return False
     return first.fingerprint(step + 1) == second.fingerprint(step + 1)
 
