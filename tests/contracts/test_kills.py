@@ -106,11 +106,11 @@ LATE = Trap(At("write", "metrics.jsonl", 8, "half"))
 """In step 7, with checkpoints 4 and 6."""
 
 
-def resume(recipe: Recipe, out: Path, log: Path) -> None:
+def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
     """Resume, and compare with the unbroken run."""
     before, was_done = states.contents(out), states.is_done(out)
     assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    states.assert_ended_like(out, recipe.unbroken, stopped)
     if was_done:
         assert states.contents(out) == before
     else:
@@ -186,13 +186,40 @@ def test_sft_killed_at_a_random_moment(seed, sft, tmp_path):
     resume(sft, out, log)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_stopped_by_sigterm_at_a_random_moment(seed, rl, tmp_path):
+@pytest.mark.parametrize("signums", [(15,), (2,), (2, 2), (15, 9)])
+@pytest.mark.parametrize("seed", range(3))
+def test_stopped_at_a_random_moment(seed, signums, rl, tmp_path):
+    """By SIGTERM, by Ctrl-C once or twice, by SIGTERM and then SIGKILL."""
     out, log = tmp_path / "run", tmp_path / "log"
-    code = trials.run_for(rl.argv(out), log, random.Random(seed).uniform(0, rl.seconds), signum=15)
-    assert code in (143, 0), log.read_text()
-    assert trials.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
+    code = trials.run_for(rl.argv(out), log, random.Random(seed).uniform(0, rl.seconds), *signums)
+    assert code in (0, {15: 143, 2: 130}[signums[0]], -9 if 9 in signums else 0), f"{code}\n{log.read_text()}"
+    assert "Traceback" not in log.read_text(), log.read_text()
+    resume(rl, out, log, stopped=True)
+
+
+BRANCH_EVENTS = {
+    "run.json": At("rename", "run.json", 1, "after"),
+    "log copied": At("rename", "metrics.jsonl", 1, "after"),
+    "rollouts copied": At("rename", "rollouts/step_000002.parquet", 1, "after"),
+    "weights copied": At("rename", "weights/step_4", 1, "after"),
+    "checkpoint torn": At("write", "checkpoints/*/optimizer.safetensors", 1, "half"),
+    "checkpoint copied": At("rename", "checkpoints/step_4", 1, "after"),
+    "run.json noted": At("rename", "run.json", 2, "after"),
+    "training": At("write", "metrics.jsonl", 2, "half"),
+}
+
+
+@pytest.mark.parametrize("event", BRANCH_EVENTS)
+def test_killed_in_a_run_from_the_checkpoint_of_another(event, rl, tmp_path):
+    """The same command again begins again, and ends like the other run; that one is left as it is."""
+    source, out, log = tmp_path / "source", tmp_path / "run", tmp_path / "log"
+    assert trials.run(rl.argv(source), log, LATE) == trials.KILLED
+    before = states.everything(source)
+    branch = rl.argv(out, "--resume.dir", str(source), "--resume.step", "4")
+    assert trials.run(branch, log, Trap(BRANCH_EVENTS[event])) == trials.KILLED, log.read_text()
+    assert trials.run(branch, log) == 0, log.read_text()
     states.assert_ended_like(out, rl.unbroken)
+    assert states.everything(source) == before
 
 
 def test_a_run_that_was_killed_and_resumed_is_verified(rl, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,8 +39,8 @@ def run(argv: list[str], log: Path, *traps: Trap, record: Path | None = None) ->
     return _exit_code(process, argv, log)
 
 
-def run_for(argv: list[str], log: Path, seconds: float, signum: int = 9) -> int:
-    """`run`, but sent `signum` this long after its run directory is there (or, in a resume, after its start)."""
+def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
+    """`run`, but sent signals (SIGKILL) this long after its run directory is there (or, in a resume, its start)."""
     process = context.Process(target=trial, args=(argv, str(log), (), None))
     process.start()
     begun = output_dir(argv) / "run.json"
@@ -47,9 +48,11 @@ def run_for(argv: list[str], log: Path, seconds: float, signum: int = 9) -> int:
     while not begun.exists() and process.exitcode is None and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(seconds)
-    if process.exitcode is None:
-        assert process.pid
-        os.kill(process.pid, signum)
+    for signum in signums or (signal.SIGKILL,):
+        if process.exitcode is None:
+            assert process.pid
+            os.kill(process.pid, signum)
+            time.sleep(0.01)
     return _exit_code(process, argv, log)
 
 

@@ -130,7 +130,7 @@ def clear(folder: Path) -> Path | None:
 
     A crash midway is recovered by the next call: run.json goes last.
     """
-    sweep(folder)
+    sweep_run(folder)
     info = run_info(folder)
     if info is None:
         return None
@@ -140,6 +140,12 @@ def clear(folder: Path) -> Path | None:
         if os.path.lexists(folder / name):
             os.rename(folder / name, place / name)
     return place
+
+
+def sweep_run(folder: Path) -> None:
+    """Clean up what a killed process left anywhere in a run's directory."""
+    for name in ("", "rollouts", "weights", "checkpoints"):
+        sweep(folder / name)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.checkpoint import step_of
 from hone.runs.files import MARKER, JsonlLog, dumps, new_dir, read_json, read_lines, sweep, verify, write_file
+from hone.runs.outputs import sweep_run
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
@@ -30,8 +31,7 @@ def check_logs(folder: Path) -> None:
 
 def finish_roll_back(folder: Path) -> None:
     """Complete what a killed roll-back left undone. To be called before a checkpoint is chosen: it may move some."""
-    for name in ("", "rollouts", "weights", "checkpoints"):
-        sweep(folder / name)
+    sweep_run(folder)
     for place in _places(folder):
         sweep(place)
         plan = _read_plan(place / _PLAN)
