@@ -180,3 +180,23 @@ def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, c
     assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6", "--allow-drift")) == 0
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["exact"] is False and "task file" in info["inexact"][0]["cause"]
+
+
+def test_edited_evaluation_rows_are_noticed_by_a_resume(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = (
+        "import json\nfrom pathlib import Path\nfrom hone.environments import Rubric, SingleTurnEnv\n\n\n"
+        "def half(completion):\n    return 0.5\n\n\ndef rows():\n"
+        '    return [{"question": line} for line in Path("rows.txt").read_text().splitlines()]\n\n\n'
+        "def load_environment():\n"
+        '    return SingleTurnEnv(rubric=Rubric([half]), dataset=[{"question": "q"}], eval_dataset=rows)\n'
+    )
+    (tmp_path / "two_splits.py").write_text(task)
+    (tmp_path / "rows.txt").write_text("a\nb\n")
+    flags = ("--orchestrator.env.id", "two-splits", "--ckpt.interval", "1")
+    evaluated = (*flags, "--orchestrator.eval.interval", "2")
+    assert main(command("rl", "evaluated", *evaluated)) == 0 and main(command("rl", "plain", *flags)) == 0
+    (tmp_path / "rows.txt").write_text("a\nc\n")
+    assert main(command("rl", "evaluated", *evaluated, "--resume", "--max-steps", "6")) == 2
+    assert "with another data (" in capsys.readouterr().err
+    assert main(command("rl", "plain", *flags, "--resume", "--max-steps", "6")) == 0

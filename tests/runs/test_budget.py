@@ -7,6 +7,8 @@ from hone.config.shared import BudgetConfig
 from hone.errors import UserError
 from hone.runs import budget as module
 from hone.runs.budget import Budget, process_seconds
+from hone.runs.files import JsonlLog
+from hone.runs.spent import Spent, spent
 
 
 class Clock:
@@ -36,10 +38,36 @@ def test_another_step_and_what_follows_must_fit(clock):
 
 
 def test_what_was_spent_before_a_resume_counts(clock):
-    budget = Budget(BudgetConfig(usd=2.0, usd_per_hour=4.0), seconds=1700.0, clock=clock)
+    budget = Budget(BudgetConfig(usd=2.0, usd_per_hour=4.0), Spent(seconds=1700.0), clock=clock)
     assert budget.seconds == 1700.0 and budget.used_up == ""
     budget.step(101.0, None)
     assert budget.limit_reached == "usd" and budget.used_up == "1.89 of 2.00 US dollars"
+
+
+def test_each_process_is_paid_at_its_own_price(clock):
+    budget = Budget(BudgetConfig(usd=10, usd_per_hour=8.0), Spent(seconds=7200.0, usd=2.5), clock=clock)
+    clock.now += 1800
+    assert budget.usd == pytest.approx(2.5 + 4.0)
+    assert Budget(None, Spent(seconds=7200.0, usd=2.5), clock=clock).usd == 2.5
+    assert Budget(None, Spent(seconds=7200.0), clock=clock).usd is None
+
+
+def test_what_a_run_spent_is_read_from_its_logs(tmp_path):
+    """Of time and money what was rolled back counts, of tokens it doesn't; the last ten steps predict the next."""
+    metrics, timings = JsonlLog(tmp_path / "metrics.jsonl"), JsonlLog(tmp_path / "timings.jsonl")
+    for step in range(12):
+        metrics.append({"step": step, "tokens/total": 100 + step * 10})
+        line = {"step": step, "time/step": 1.0 + step, "time/total": 10.0 * step, "usd/total": 0.5 * step}
+        timings.append(line | ({"time/evaluate": 7.0} if step == 0 else {}))
+    metrics.append({"step": 12, "eval/x/exact": 0.5})
+    timings.append({"step": 12, "time/step": 99.0, "time/evaluate": 6.0, "time/total": 125.0})
+    (tmp_path / "superseded" / "1").mkdir(parents=True)
+    JsonlLog(tmp_path / "superseded" / "1" / "timings.jsonl").append({"step": 12, "time/total": 130.0})
+    found = spent(tmp_path, {"seconds": 128.0, "usd": 6.0})
+    assert (found.seconds, found.usd, found.tokens) == (130.0, 6.0, 210)
+    assert found.recent_tokens == (10,) * 10 and found.recent_seconds == tuple(range(3, 13))
+    assert found.phases == {"checkpoint": 0.0, "evaluate": 7.0, "validate": 0.0}
+    assert spent(tmp_path / "none", {}) == Spent(phases=dict.fromkeys(("checkpoint", "evaluate", "validate"), 0.0))
 
 
 def test_the_slowest_of_the_last_ten_steps_is_expected(clock):
@@ -55,7 +83,7 @@ def test_the_slowest_of_the_last_ten_steps_is_expected(clock):
 
 
 def test_tokens_are_those_of_the_run(clock):
-    budget = Budget(BudgetConfig(tokens=1000), tokens=700, step_tokens=100, clock=clock)
+    budget = Budget(BudgetConfig(tokens=1000), Spent(tokens=700, recent_tokens=(100, 90)), clock=clock)
     assert budget.used_up == ""
     budget.step(1.0, 850)
     assert budget.used_up == "", "850 + 150 is not over 1,000"
@@ -73,7 +101,7 @@ def test_once_reached_a_limit_stays_reached(clock):
 
 
 def test_without_limits_nothing_is_ever_used_up(clock):
-    budget = Budget(None, seconds=1e9, clock=clock)
+    budget = Budget(None, Spent(seconds=1e9), clock=clock)
     budget.step(1e9, 10**15)
     assert budget.used_up == "" and budget.seconds == 1e9
 

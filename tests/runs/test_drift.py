@@ -11,6 +11,7 @@ from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.runs.files import dumps, sha256
+from hone.runs.rollback import interrupted
 from hone.runs.writer import RunWriter
 
 SOURCES = {"environment": "e" * 64, "data": "d" * 16, "model": "a" * 16, "tokenizer": "t" * 64}
@@ -161,3 +162,52 @@ def test_a_branch_needs_a_run_with_a_checkpoint(tmp_path, make, message):
 def test_a_branch_into_the_run_it_comes_from_is_a_resume(run_dir):
     with start(run_dir, resume=ResumeConfig(dir=run_dir)) as run:
         assert run.start_step == 4 and "parent" not in run.info
+
+
+def test_the_command_that_made_a_branch_can_be_repeated(run_dir, tmp_path, capsys):
+    """As a scheduler does that starts the same command again after each time the machine was taken away."""
+    with start(tmp_path / "b", resume=ResumeConfig(dir=run_dir, step=2)) as run:
+        steps(run, 2, 7)
+    with start(tmp_path / "b", resume=ResumeConfig(dir=run_dir, step=2)) as run:
+        assert run.start_step == 6
+    assert f"{tmp_path / 'b'} branched from {run_dir} at step 2, and is resumed." in capsys.readouterr().out
+    with start(tmp_path / "b", resume=ResumeConfig(dir=run_dir, step=4)) as run:
+        assert run.start_step == 4 and run.info["parent"]["step"] == 4, "from another step it is another branch"
+
+
+def test_damaged_weights_are_not_copied_into_a_branch(run_dir, tmp_path):
+    (run_dir / "weights" / "step_2" / "model.safetensors").write_text("damaged")
+    start(tmp_path / "b", resume=ResumeConfig(dir=run_dir, step=2)).finish("done")
+    assert list(Run(tmp_path / "b").weights()) == [] and Run(tmp_path / "b").checkpoints.steps() == [2]
+
+
+def test_a_run_whose_roll_back_was_cut_short_is_finished_before_it_branches(run_dir, tmp_path):
+    start(run_dir, resume=ResumeConfig(step=2)).finish("stopped")
+    plan = run_dir / "superseded" / "1" / "rollback.json"
+    plan.write_text(plan.read_text().replace("true", "false"))
+    assert interrupted(run_dir)
+    with pytest.raises(UserError, match=r"a resume of .*a was killed: finish it first, with rl .* --resume"):
+        start(tmp_path / "b", resume=ResumeConfig(dir=run_dir))
+    start(run_dir, resume=ResumeConfig()).finish("done")
+    assert not interrupted(run_dir)
+
+
+def test_a_finished_run_without_checkpoints_is_not_taken_again(tmp_path, capsys):
+    with start(tmp_path) as run:
+        for step in range(8):
+            run.log_step(step, {"reward/mean": 0.0})
+        with run.weights_dir(8) as folder:
+            (folder / "model.safetensors").write_text("version 8")
+    before = state_of(tmp_path)
+    with start(tmp_path, resume=ResumeConfig()) as run:
+        assert run.nothing_left
+    assert "all 8 steps are done" in capsys.readouterr().out and state_of(tmp_path) == before
+    with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
+        assert not run.nothing_left and run.start_step == 0
+
+
+def test_without_a_digest_the_name_of_the_model_is_what_is_compared(tmp_path):
+    with start(tmp_path, sources={}) as run:
+        steps(run, 0, 4)
+    with pytest.raises(UserError, match=r"with another model\.name \(hone/tiny, now elsewhere\)"):
+        start(tmp_path, sources={}, resume=ResumeConfig(), model={"name": "elsewhere"})

@@ -101,3 +101,21 @@ def test_no_grader_can_swallow_it():
 
     with pytest.raises(StepAbandoned):
         together([attempt(grader)])
+
+
+def test_sigterm_after_ctrl_c_has_a_grace_period_too():
+    with StopRequest(lambda text: None, grace_seconds=0.01) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.exit_code == 130
+        with pytest.raises(StepAbandoned):
+            within(stop, 10)
+
+
+def test_a_grader_that_uses_the_timer_does_not_undo_the_grace_period():
+    with StopRequest(lambda text: None, grace_seconds=1.05) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(0)
+        threading.Event().wait(0.2)
+        with pytest.raises(StepAbandoned):
+            stop.check()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
-from hone.commands.rl import make_evaluate, make_trainer
+from hone.commands.rl import make_evaluate, make_trainer, task_digests
 from hone.commands.sft import load_data
-from hone.commands.training import digests, load_policy, with_determinism
+from hone.commands.training import load_policy, model_digests, with_determinism
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -113,7 +113,7 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
     versions = Versions(execution, records, intact, has_initial=not without)
-    return Rebuilt(config, renderer, versions, digests(model, renderer) | sources, without)
+    return Rebuilt(config, renderer, versions, model_digests(model, renderer) | sources, without)
 
 
 def _device(name: str) -> str:
@@ -133,7 +133,7 @@ def _policy(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, Chat
         gone = not Path(name).exists()
         problem = f"its initial model {name} is neither a folder here nor on the hub" if gone else str(error)
     else:
-        expected = run.info.get("sources", {}).get("model") or records.fingerprint(0)
+        expected = run.info.get("sources", {}).get("model") or records.recorded_fingerprint(0)
         if expected in (None, fingerprint(dict(model.named_parameters()))):
             return config, model, renderer, ""
         problem = f"{name} is not the model that it began with (its weights have another fingerprint)"
@@ -165,7 +165,7 @@ def _rl(
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy)
     execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True))
-    return execution, env.digests()
+    return execution, task_digests(config, env)
 
 
 def _sft(
@@ -175,7 +175,7 @@ def _sft(
         data = load_data(config, renderer, model)
     trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
-    return SFTExecution(config, trainer, records, data.source, validation), data.source.digests()
+    return SFTExecution(config, trainer, records, data.source, validation), data.digests
 
 
 @contextmanager

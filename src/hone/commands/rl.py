@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hone.commands.detach import hand_over
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
-    digests,
     headline,
     last_lines,
     load_policy,
     local_sources,
-    make_saver,
+    model_digests,
+    opened,
     restore,
-    until_ended,
+    run_loop,
     weights_card,
     with_determinism,
 )
@@ -37,8 +35,7 @@ from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
-from hone.runs.signals import StopRequest
-from hone.runs.writer import RunWriter
+from hone.runs.saving import Ending, Saver
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
 
@@ -53,40 +50,26 @@ def run(config: RLConfig) -> int:
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     check_lengths(config, env, renderer, model)
 
-    parameters = dict(model.named_parameters())
-    sources = digests(model, renderer) | env.digests()
-    with RunWriter.start(config, "rl", sys.argv, own_sources(config), None, parameters, sources) as writer:
+    digests = model_digests(model, renderer) | task_digests(config, env)
+    intro = introduction(config, model, threads)
+    with opened(config, "rl", model, own_sources(config), digests, intro) as writer:
         if writer.nothing_left:
             return 0
-        if not config.deterministic:
-            writer.mark_inexact(0, "deterministic = false", lasting=True)
-        if writer.start_step == 0:
-            writer.display.message(describe(config, model, threads))
-            if note := determinism_note(model, config.seq_len, config.trainer.micro_batch_tokens):
-                writer.display.message(note)
-        hand_over(config.output_dir, "rl")
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
         policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
         sampler = GroupSampler(config, env, renderer, policy)
         writer.note(pool=sampler.pool)
-        with StopRequest(writer.display.notice, config.grace_seconds) as stop:
-            saver = make_saver(
-                config,
-                writer,
-                stop,
-                trainer,
-                renderer,
-                card=lambda step: card(config, step),
-                state=ledger.state,
-            )
+
+        def loop(saver: Saver) -> Ending:
             recorder = RunRecorder(writer, saver)
             evaluation = make_evaluate(config, env, renderer, policy, recorder.phase)
-            ending = until_ended(saver, trainer, lambda: train(config, sampler, trainer, ledger, recorder, evaluation))
-        writer.finish(ending)
+            return train(config, sampler, trainer, ledger, recorder, evaluation)
+
+        ending, code = run_loop(config, writer, trainer, renderer, lambda step: card(config, step), ledger.state, loop)
     print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env.id))
-    return stop.exit_code if ending == "stopped" else 0
+    return code
 
 
 def refuse_unsupported(config: RLConfig) -> None:
@@ -175,20 +158,27 @@ def make_evaluate(
     return evaluation
 
 
+def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:
+    """What the run trains and is evaluated on."""
+    return env.digests(("train", "eval") if config.orchestrator.eval else ("train",))
+
+
 def own_sources(config: RLConfig) -> list[Path]:
     """Local paths that the run reads, which its output directory must not contain."""
     return local_sources([config.model.name, config.model.chat_template, *config.orchestrator.env.args.values()])
 
 
-def describe(config: RLConfig, model: Decoder, threads: int) -> str:
-    """What is about to run, in two lines."""
+def introduction(config: RLConfig, model: Decoder, threads: int) -> Iterator[str]:
+    """What is about to run, in two lines, and on a GPU what determinism costs."""
     orch = config.orchestrator
     prompts = orch.batch_size // orch.rollouts_per_example
-    return (
+    yield (
         f"RL: {headline(config, model, threads)} on {orch.env.id}\n"
         f"    {config.max_steps} steps x {prompts} prompts x {orch.rollouts_per_example} completions = "
         f"{config.max_steps * orch.batch_size:,} completions, into {config.output_dir}"
     )
+    if note := determinism_note(model, config.seq_len, config.trainer.micro_batch_tokens):
+        yield note
 
 
 def card(config: RLConfig, step: int) -> str:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.commands.detach import hand_over
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
-    digests,
     headline,
     last_lines,
     load_policy,
     local_sources,
-    make_saver,
+    model_digests,
+    opened,
     restore,
-    until_ended,
+    run_loop,
     weights_card,
     with_determinism,
 )
 from hone.config.sft import SFTConfig
+from hone.digests import of_rows
 from hone.environments import load_environment
 from hone.environments.data import load_rows
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.runs.saving import Ending
-from hone.runs.signals import StopRequest
+from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence, split_micro_batches
@@ -57,40 +56,23 @@ def run(config: SFTConfig) -> int:
     data = load_data(config, renderer, model)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
 
-    parameters = dict(model.named_parameters())
-    sources = digests(model, renderer) | data.source.digests()
-    with RunWriter.start(config, "sft", sys.argv, own_sources(config), None, parameters, sources) as writer:
+    digests = model_digests(model, renderer) | data.digests
+    with opened(config, "sft", model, own_sources(config), digests, introduction(config, model, threads)) as writer:
         if writer.nothing_left:
             return 0
-        if not config.deterministic:
-            writer.mark_inexact(0, "deterministic = false", lasting=True)
-        if writer.start_step == 0:
-            writer.display.message(describe(config, model, threads))
-            if note := determinism_note(model, config.data.seq_len, config.data.micro_batch_tokens):
-                writer.display.message(note)
-        hand_over(config.output_dir, "sft")
         trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
         state = restore(writer, trainer)
         progress = Progress(**state["progress"]) if state else Progress()
-        with StopRequest(writer.display.notice, config.grace_seconds) as stop:
-            saver = make_saver(
-                config,
-                writer,
-                stop,
-                trainer,
-                renderer,
-                card=lambda step: card(config, step),
-                state=progress.state,
-            )
-            newest: dict[str, float] = {}
-            ending = until_ended(
-                saver,
-                trainer,
-                lambda: train(config, data.source, validation, trainer, progress, writer, saver, newest),
-            )
-        writer.finish(ending)
+        newest: dict[str, float] = {}
+
+        def loop(saver: Saver) -> Ending:
+            return train(config, data.source, validation, trainer, progress, writer, saver, newest)
+
+        ending, code = run_loop(
+            config, writer, trainer, renderer, lambda step: card(config, step), progress.state, loop
+        )
     print(report(config, writer, trainer, data.limit, newest, ending))
-    return stop.exit_code if ending == "stopped" else 0
+    return code
 
 
 def refuse_several_ranks() -> None:
@@ -104,11 +86,14 @@ def refuse_several_ranks() -> None:
 
 @dataclass
 class Data:
-    """What preflight found: the source of training examples, the validation set, and what was cut or dropped."""
+    """What preflight found: the source of training examples, the validation set, what was cut or dropped, and digests
+    of all that was read.
+    """
 
     source: DatasetSource | DemonstrationSource
     validation: list[Sequence]
     limit: Limit
+    digests: dict[str, str]
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data:
@@ -123,10 +108,12 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
         assert config.data.env is not None, "the config has exactly one of name, path and env"
         env = load_environment(config.data.env.id, **config.data.env.args)
         source = DemonstrationSource(env, renderer, limit, config.seed)
+        digests = env.digests(("train", "eval") if config.val else ("train",))
         if config.val:
             validation = validation_demonstrations(source, config.val.max_examples)
     else:
         rows = load_rows(name if config.data.path is None else existing(name), config.data.split)
+        digests = {"data": of_rows(rows)}
         if config.val:
             rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)
             validation = validation_set(held_out, renderer, limit, config.val.max_examples)
@@ -140,7 +127,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
             f"the tokenizer of {config.model.name} makes token id {largest}, but the model has only "
             f"{model.config.vocab_size} embeddings: use the tokenizer that the model was trained with."
         )
-    return Data(source, validation, limit)
+    return Data(source, validation, limit, digests)
 
 
 def existing(path: str) -> Path:
@@ -164,13 +151,15 @@ def data_name(config: SFTConfig) -> str:
     return f"data set `{config.data.name or Path(config.data.path or '').name}`"
 
 
-def describe(config: SFTConfig, model: Decoder, threads: int) -> str:
-    """What is about to run, in two lines."""
+def introduction(config: SFTConfig, model: Decoder, threads: int) -> Iterator[str]:
+    """What is about to run, in two lines, and on a GPU what determinism costs."""
     unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
-    return (
+    yield (
         f"SFT: {headline(config, model, threads)} on {data_name(config)}\n"
         f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
     )
+    if note := determinism_note(model, config.data.seq_len, config.data.micro_batch_tokens):
+        yield note
 
 
 def card(config: SFTConfig, step: int) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hone.commands.detach import hand_over
 from hone.commands.machine import device_of
 from hone.config.shared import RunConfig
 from hone.model.card import model_card
@@ -54,37 +57,59 @@ def restore(run: RunWriter, trainer: Trainer) -> dict[str, Any] | None:
     return state
 
 
-def make_saver(
+@contextmanager
+def opened(
+    config: RunConfig, kind: str, model: Decoder, reads: list[Path], digests: Mapping[str, str], intro: Iterable[str]
+) -> Iterator[RunWriter]:
+    """The run directory, open for the loop.
+
+    `reads` are local paths that it must not contain; `digests` tell what they and the model are; `intro` is said at the
+    beginning of a run, not of a resume.
+    """
+    parameters = dict(model.named_parameters())
+    with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests) as writer:
+        if not writer.nothing_left:
+            if not config.deterministic:
+                writer.mark_inexact(0, "deterministic = false", lasting=True)
+            for text in intro if writer.start_step == 0 else ():
+                writer.display.message(text)
+            hand_over(config.output_dir, kind)
+        yield writer
+
+
+def run_loop(
     config: RunConfig,
     run: RunWriter,
-    stop: StopRequest,
     trainer: Trainer,
     renderer: ChatRenderer,
     card: Callable[[int], str],
     state: Callable[[], Callable[[], dict[str, Any]]],
-) -> Saver:
-    """Saves the trainer's model in Hugging Face layout; a checkpoint holds its tensors and the loop's state.
+    loop: Callable[[Saver], Ending],
+) -> tuple[Ending, int]:
+    """Runs `loop` to its end and closes the run. Returns how it ended, and the exit code.
 
-    `state()` takes it and returns a function that gives it as a record, which may be called later.
+    Versions are saved in Hugging Face layout, with the model card `card(step)`; a checkpoint holds the trainer's
+    tensors and the loop's state. `state()` takes that and returns a function that gives it as a record, which a thread
+    may call later. SIGINT and SIGTERM end the loop after its step; if it gives that up, the version before it is saved.
     """
 
     def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
         export_weights(folder, trainer.model, renderer, card(step), parameters)
 
-    return Saver(run, stop, config.ckpt, export, lambda: Snapshot(trainer.tensors(), state()))
-
-
-def until_ended(saver: Saver, trainer: Trainer, loop: Callable[[], Ending]) -> Ending:
-    """How `loop()` ended. If it gave up a step, the version before that step is saved."""
-    trainer.interrupt = saver.stop.check
-    try:
-        return loop()
-    except StepAbandoned:
-        saver.run.display.message("The step can't be finished in time: saving the state before it.")
-        saver.save(trainer.version, last=True)
-        return "stopped"
-    finally:
-        saver.close()
+    with StopRequest(run.display.notice, config.grace_seconds) as stop:
+        trainer.interrupt = stop.check
+        saver = Saver(run, stop, config.ckpt, export, lambda: Snapshot(trainer.tensors(), state()))
+        try:
+            ending = loop(saver)
+        except StepAbandoned:
+            run.display.message("The step can't be finished in time: saving the state before it.")
+            saver.save(trainer.version, last=True)
+            run.log_step(trainer.version, {}, weights=trainer.fingerprint())
+            ending = "stopped"
+        finally:
+            saver.close()
+        run.finish(ending)
+    return ending, stop.exit_code if ending == "stopped" else 0
 
 
 def with_determinism(config: Config, device: str) -> Config:
@@ -93,8 +118,8 @@ def with_determinism(config: Config, device: str) -> Config:
     return config.model_copy(update={"deterministic": wanted})
 
 
-def digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """What the initial model and its tokenizer are, whatever they are called: see `runs.opening.Start.sources`."""
+def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
+    """What the initial model and its tokenizer are, whatever they are called."""
     return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
 
 

@@ -16,7 +16,7 @@ from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric
 from hone.errors import UserError
 from hone.grading import Work, together
-from hone.types import Example, Message, Score, Trajectory
+from hone.types import Example, Message, Score, Trajectory, content_hash
 
 Completion = str | list[Message] | Trajectory
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
@@ -83,10 +83,9 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._splits: dict[str, Split] = {}
 
-    def digests(self) -> dict[str, str]:
-        """What the task is: digests of its module's source, if it was loaded by its id, and of its training examples."""
-        examples = self.split("train")
-        found = {"data": digests.of_rows(_Ids(examples))}
+    def digests(self, splits: Sequence[str]) -> dict[str, str]:
+        """What the task is: digests of its module's source, if it was loaded by its id, and of the splits' examples."""
+        found = {"data": content_hash([digests.of_rows(_Ids(self.split(name))) for name in splits])}
         return found if self.module is None else {"environment": digests.of_source(self.module)} | found
 
     def format_row(self, row: Row) -> Row:

@@ -48,8 +48,8 @@ def train(
         recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups, weights)
     ending = recorder.saver.ending(trainer.version, config.max_steps)
     recorder.saver.save(trainer.version, last=True)
-    if ending != "stopped":
-        recorder.record(trainer.version, evaluate(trainer.version, True), [], trainer.fingerprint())
+    metrics = {} if ending == "stopped" else evaluate(trainer.version, True)
+    recorder.record(trainer.version, metrics, [], trainer.fingerprint())
     return ending
 
 

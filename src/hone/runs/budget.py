@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hone.config.shared import BudgetConfig
-
-_RECENT = 10
+from hone.runs.spent import ENDING, RECENT, Spent
 
 
 def process_seconds() -> float:
@@ -26,35 +25,41 @@ def process_seconds() -> float:
 class Budget:
     """What a run has spent over all its processes, and whether another step fits into its limits.
 
-    `seconds` and `tokens` are what was spent before, `step_tokens` what a step took then. A step is expected to take as
-    long as the longest of the last ten, and what follows it as long as the longest of each such phase so far.
+    `before` is what its earlier processes spent. A step is expected to take as long, and as many tokens, as the most of
+    the last ten, and what follows it as long as the longest of each such phase so far.
     """
 
     def __init__(
-        self,
-        limits: BudgetConfig | None,
-        seconds: float = 0.0,
-        tokens: int = 0,
-        step_tokens: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        self, limits: BudgetConfig | None, before: Spent | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        before = before or Spent()
         self.limits = limits
-        self.tokens = tokens
+        self.tokens = before.tokens
         self._clock = clock
-        self._began = clock() - process_seconds() - seconds
-        self._steps: deque[float] = deque(maxlen=_RECENT)
-        self._step_tokens: deque[int] = deque([step_tokens], maxlen=_RECENT)
-        self._phases: dict[str, float] = {}
+        self._began = clock() - process_seconds()
+        self._before = before
+        self._steps = deque(before.recent_seconds, maxlen=RECENT)
+        self._step_tokens = deque(before.recent_tokens, maxlen=RECENT)
+        self._phases = dict(before.phases)
         self._reached = ""
 
     @property
     def seconds(self) -> float:
         """Wall seconds of all processes of the run so far."""
-        return self._clock() - self._began
+        return self._before.seconds + self._clock() - self._began
+
+    @property
+    def usd(self) -> float | None:
+        """US dollars of all processes so far, each at its own price; None without a price."""
+        price = self.limits.usd_per_hour if self.limits else None
+        if price is None:
+            return self._before.usd
+        earlier = self._before.seconds / 3600 * price if self._before.usd is None else self._before.usd
+        return earlier + (self._clock() - self._began) / 3600 * price
 
     def took(self, phase: str, seconds: float) -> None:
-        """A phase that the end of the run needs time for: `checkpoint`, `evaluate`, `validate`."""
-        if phase in ("checkpoint", "evaluate", "validate"):
+        """A phase that the end of the run may need time for."""
+        if phase in ENDING:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def step(self, seconds: float, tokens: int | None) -> None:
@@ -73,34 +78,31 @@ class Budget:
     def _limit_in_reach(self) -> str:
         if self.limits is None:
             return ""
-        need = self.seconds + max(self._steps, default=0.0) + sum(self._phases.values())
-        for name, limit in self._second_limits():
-            if need > limit:
-                return name
-        if self.limits.tokens is not None and self.tokens + max(self._step_tokens) > self.limits.tokens:
+        hours = (max(self._steps, default=0.0) + sum(self._phases.values())) / 3600
+        if self.limits.hours is not None and self.seconds / 3600 + hours > self.limits.hours:
+            return "hours"
+        if self.limits.usd is not None and self.limits.usd_per_hour is not None:
+            assert self.usd is not None
+            if self.usd + hours * self.limits.usd_per_hour > self.limits.usd:
+                return "usd"
+        if self.limits.tokens is not None and self.tokens + max(self._step_tokens, default=0) > self.limits.tokens:
             return "tokens"
         return ""
 
     @property
     def used_up(self) -> str:
         """What is spent of the limit that another step would cross, in words; "" if none would be crossed."""
-        return self.spent(self.limit_reached) if self.limit_reached else ""
-
-    def spent(self, name: str) -> str:
-        """`0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
+        if not self.limit_reached:
+            return ""
         assert self.limits is not None
-        if name == "tokens":
-            return f"{self.tokens:,} of {self.limits.tokens:,} tokens"
-        hours = self.seconds / 3600
-        if name == "usd":
-            return f"{hours * (self.limits.usd_per_hour or 0.0):.2f} of {self.limits.usd:.2f} US dollars"
-        return f"{hours:.3g} of {self.limits.hours:g} hours"
+        spent = Spent(self.seconds, self.usd, self.tokens)
+        return in_words(self.limit_reached, spent, self.limits)
 
-    def _second_limits(self) -> list[tuple[str, float]]:
-        assert self.limits is not None
-        found = []
-        if self.limits.hours is not None:
-            found.append(("hours", self.limits.hours * 3600))
-        if self.limits.usd is not None and self.limits.usd_per_hour is not None:
-            found.append(("usd", self.limits.usd / self.limits.usd_per_hour * 3600))
-        return found
+
+def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
+    """`0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
+    if limit == "tokens":
+        return f"{spent.tokens:,} of {limits.tokens:,} tokens"
+    if limit == "usd":
+        return f"{spent.usd or 0.0:.2f} of {limits.usd:.2f} US dollars"
+    return f"{spent.seconds / 3600:.3g} of {limits.hours:g} hours"

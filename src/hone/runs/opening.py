@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.config.shared import RunConfig
+from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
-from hone.runs import provenance, settings
+from hone.runs import drift, provenance, settings
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit
-from hone.runs.files import read_lines, verify, whole_lines, write_json
+from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
-from hone.runs.rollback import check_logs, copy_history, finish_roll_back, roll_back
+from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
+from hone.runs.spent import Spent, spent
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,6 @@ State = tuple[Tensors, dict[str, Any]]
 
 _NEEDED = ("status", "exact", "inexact", "versions", "hardware", "threads", "resumes", "wandb_id")
 """What a resume reads from run.json, besides what makes it one of hone."""
-_IN_WORDS = {"environment": "task file", "model": "initial model"}
 _COPYING = "copying"
 """Status of a run that is being made from another one's checkpoint."""
 
@@ -48,8 +47,7 @@ class Opened:
     """A directory that is ready to be written: its run.json, the first step to take, and the checkpoint to go on from.
 
     `differs` names what is not as it was when the run began, and so makes it another run than one that never stopped.
-    With `nothing_left` it is a finished run, in which nothing was changed. `seconds`, `tokens` and `step_tokens` are
-    what was spent before: on all steps, those that are rolled back included; up to the checkpoint; on its last step.
+    With `nothing_left` it is a finished run, in which nothing was changed. `spent` is what its processes spent so far.
     """
 
     info: dict[str, Any]
@@ -57,9 +55,7 @@ class Opened:
     restored: State | None = None
     differs: list[str] = field(default_factory=list)
     nothing_left: bool = False
-    seconds: float = 0.0
-    tokens: int = 0
-    step_tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
 
 
 def open_run(config: RunConfig, start: Start, say: Say) -> Opened:
@@ -105,14 +101,14 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     folder = config.output_dir
     info = _resumable_info(folder, start.kind)
     check_logs(folder)
-    seconds = _seconds_spent(folder, info)
     finish_roll_back(folder)
     step, restored = _chosen(folder, config, start, say)
-    changes = _checked_changes(folder, info, config, start) if restored else []
-    if info["status"] == "done" and step == config.max_steps and not changes and not _weights_problems(folder, step):
-        say(f"Nothing left to do in {folder}: all {step} steps are done.")
-        return Opened(info, step, restored, nothing_left=True)
-    _tell_changes(changes, say)
+    changes = drift.checked_changes(folder, info, config, start.sources) if restored else []
+    if _is_done(folder, info, config, step, restored is not None) and not changes:
+        say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
+        return Opened(info, config.max_steps, restored, nothing_left=True)
+    before = spent(folder, info)
+    drift.tell(changes, say)
     if restored and (problems := _weights_problems(folder, step)):
         say(f"Warning: weights step_{step} are damaged ({problems[0]}) and are written anew.")
     place = roll_back(folder, step)
@@ -122,7 +118,17 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
         say(f"No checkpoint to resume in {folder}: starting at step 0.")
     if place is not None:
         say(f"What it had written after that is now in {place}.")
-    return _note_resume(config, start, info, Opened(info, step, restored, seconds=seconds), changes)
+    return _note_resume(config, start, Opened(info, step, restored), changes, before)
+
+
+def _is_done(folder: Path, info: dict[str, Any], config: RunConfig, step: int, restored: bool) -> bool:
+    """Whether the run is at its end, with its weights: at its last checkpoint, or with no checkpoint at all."""
+    if info["status"] != "done" or _weights_problems(folder, config.max_steps):
+        return False
+    if restored:
+        return step == config.max_steps
+    assert config.resume is not None
+    return config.resume.step is None and not settings.changes(folder / "config.toml", config, info.get("sources", {}))
 
 
 def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened:
@@ -130,11 +136,16 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     if run_info(source) is None:
         raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
     info = _resumable_info(source, start.kind)
+    if (own := _branch_of(config, info)) is not None:
+        say(f"{config.output_dir} branched from {source} at step {own}, and is resumed.")
+        return _resumed(config.model_copy(update={"resume": ResumeConfig()}), start, say)
     check_logs(source)
+    if interrupted(source):
+        raise UserError(f"a resume of {source} was killed: finish it first, with {info['kind']} ... --resume")
     step, restored = _chosen(source, config, start, say)
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
-    changes = _checked_changes(source, info, config, start)
+    changes = drift.checked_changes(source, info, config, start.sources)
     earlier = clear(config.output_dir)
     if earlier is not None:
         say(f"The earlier run in {config.output_dir} is now in {earlier}.")
@@ -147,33 +158,22 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     own |= {name: info[name] for name in ("versions", "hardware", "threads", "variables", "sources") if name in info}
     write_json(config.output_dir / "run.json", own)
     copy_history(source, config.output_dir, step)
-    _tell_changes(changes, say)
+    drift.tell(changes, say)
     say(f"Going on from step {step} of {source}, in {config.output_dir}.")
-    seconds = _seconds_spent(config.output_dir, own)
-    return _note_resume(config, start, own, Opened(own, step, restored, seconds=seconds), changes)
+    return _note_resume(config, start, Opened(own, step, restored), changes, spent(config.output_dir, own))
 
 
-def _checked_changes(folder: Path, info: dict[str, Any], config: RunConfig, start: Start) -> list[Change]:
-    """What is not as it was in the run in `folder`. UserError if that would break exactness and was not allowed."""
-    found = settings.changes(folder / "config.toml", config)
-    before = info.get("sources", {})
-    found += [
-        Change(_IN_WORDS.get(name, name), before[name][:8], digest[:8], harmless=False)
-        for name, digest in start.sources.items()
-        if name in before and before[name] != digest
-    ]
-    if (breaking := [change for change in found if not change.harmless]) and not config.allow_drift:
-        raise UserError(
-            f"resuming {folder} with another {', '.join(map(str, breaking))} would give numbers that no unbroken run "
-            "has: set it back (the run's own settings are in its config.toml: @ "
-            f"{folder / 'config.toml'}), or add --allow-drift"
-        )
-    return found
+def _branch_of(config: RunConfig, source: dict[str, Any]) -> int | None:
+    """The step at which the run in the output directory branched from this one, if it did, and as is asked for now.
 
-
-def _tell_changes(changes: list[Change], say: Say) -> None:
-    if changes:
-        say(f"Changed since the run began: {', '.join(map(str, changes))}.")
+    The command that made a branch can so be repeated, by a machine that starts it again whenever it was stopped.
+    """
+    own = run_info(config.output_dir) or {}
+    parent = own.get("parent")
+    assert config.resume is not None
+    if parent is None or own["status"] == _COPYING or parent["id"] != source["id"]:
+        return None
+    return parent["step"] if config.resume.step in (None, parent["step"]) else None
 
 
 def _resumable_info(folder: Path, kind: str) -> dict[str, Any]:
@@ -198,42 +198,26 @@ def _weights_problems(folder: Path, step: int) -> list[str]:
     return verify(path) if path.exists() else ["the folder is gone"]
 
 
-def _note_resume(
-    config: RunConfig, start: Start, info: dict[str, Any], opened: Opened, changes: list[Change]
-) -> Opened:
-    """Enter the resume in run.json. One that restores nothing begins anew: it is exact, whatever was before."""
-    step = opened.start_step
+def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[Change], before: Spent) -> Opened:
+    """Enter the resume in run.json. One that restores nothing begins anew: it is exact, whatever was before.
+
+    `before` was read before the roll-back; the tokens of what it took away are not the run's any more.
+    """
+    step, info = opened.start_step, opened.info
     origin = {"command": start.command, "git": provenance.git()} | _machine(start)
     if opened.restored is None:
         info |= origin | {"seed": config.seed, "inexact": []}
     else:
-        drift = [str(change) for change in changes if not change.harmless]
-        opened.differs = drift + _differences(info, origin) + _edited_history(config.output_dir, opened.restored[1])
+        opened.differs = [str(change) for change in changes if not change.harmless]
+        opened.differs += [f"{name} ({was}, now {now})" for name, was, now in drift.differences(info, origin)]
+        opened.differs += drift.edited_history(config.output_dir, opened.restored[1])
         info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step or entry.get("lasting")]
     info["resumes"].append({"step": step, "time": provenance.now()} | origin)
     info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
     write_json(config.output_dir / "run.json", info)
-    totals = [r["tokens/total"] for r in read_lines(config.output_dir / "metrics.jsonl") if r.get("tokens/total")]
-    opened.tokens = totals[-1] if totals else 0
-    opened.step_tokens = totals[-1] - totals[-2] if len(totals) > 1 else opened.tokens
+    left = spent(config.output_dir, info)
+    opened.spent = replace(left, seconds=before.seconds, usd=before.usd, phases=before.phases)
     return opened
-
-
-def _edited_history(folder: Path, state: dict[str, Any]) -> list[str]:
-    """Names of the logs that are not, after the roll-back, as they were when the checkpoint was written."""
-    edited = []
-    for name, was in state.get("logs", {}).items():
-        lines = b"".join(whole_lines(folder / name))  # a torn last line is dropped when the log is opened
-        if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
-            edited.append(f"{name} (changed since the checkpoint was written)")
-    return edited
-
-
-def _seconds_spent(folder: Path, info: dict[str, Any]) -> float:
-    """Seconds of all processes of the run, also on steps that are rolled back."""
-    logs = [folder / "timings.jsonl", *folder.glob("superseded/*/timings.jsonl")]
-    totals = [record.get("time/total") or 0.0 for log in logs for record in read_lines(log)]
-    return max([info.get("seconds") or 0.0, *totals])
 
 
 def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[int, State | None]:
@@ -274,17 +258,3 @@ def _machine(start: Start) -> dict[str, Any]:
         "variables": provenance.variables(),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }
-
-
-def _differences(info: dict[str, Any], machine: dict[str, Any]) -> list[str]:
-    """What of packages, code, processor, GPU, threads and variables is not as at the start: `name (before, now)`."""
-    pairs = {name: (info["versions"].get(name), now) for name, now in machine["versions"].items()}
-    pairs |= {name: (info["hardware"].get(name), machine["hardware"][name]) for name in ("cpu", "gpu")}
-    pairs["threads"] = (info["threads"], machine["threads"])
-    set_before = info.get("variables", {})
-    pairs |= {
-        name: (set_before.get(name), machine["variables"].get(name)) for name in set_before | machine["variables"]
-    }
-    code = info.get("sources", {}).get("code", "")
-    pairs["hone's code"] = (code[:8], machine["sources"]["code"][:8])
-    return [f"{name} ({before}, now {now})" for name, (before, now) in pairs.items() if before != now]

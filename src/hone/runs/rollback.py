@@ -14,7 +14,18 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import step_of
-from hone.runs.files import MARKER, JsonlLog, dumps, new_dir, read_json, read_lines, sweep, verify, write_file
+from hone.runs.files import (
+    MARKER,
+    JsonlLog,
+    dumps,
+    new_dir,
+    read_json,
+    read_lines,
+    sweep,
+    verify,
+    whole_lines,
+    write_file,
+)
 from hone.runs.outputs import sweep_run
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
@@ -41,6 +52,12 @@ def finish_roll_back(folder: Path) -> None:
             _move(folder, place, plan["step"])
 
 
+def interrupted(folder: Path) -> bool:
+    """Whether a resume of the run was killed in the middle of its roll-back: the next resume finishes it."""
+    plans = [_read_plan(place / _PLAN) for place in _places(folder)]
+    return any(plan is not None and not plan["done"] for plan in plans)
+
+
 def _read_plan(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
@@ -64,21 +81,20 @@ def roll_back(folder: Path, step: int) -> Path | None:
 def copy_history(source: Path, target: Path, step: int) -> None:
     """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
 
-    The checkpoint comes last: where it is, everything is.
+    The checkpoint comes last: where it is, everything is. Weights that are damaged are left out, to be written anew.
     """
     for name in LOGS:
-        lines = [dumps(record) + "\n" for record in read_lines(source / name) if not goes(name, record, step)]
-        write_file(target / name, "".join(lines))
+        pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)
+        write_file(target / name, b"".join(line for record, line in pairs if not goes(name, record, step)))
     for path in sorted((source / "rollouts").glob("step_*.parquet")):
         if (at := step_of(path)) is not None and at < step:
             (target / "rollouts").mkdir(exist_ok=True)
             write_file(target / "rollouts" / path.name, path.read_bytes())
     for name in ("weights", "checkpoints"):
-        if (source / name / f"step_{step}").is_dir():
+        saved = source / name / f"step_{step}"
+        if not verify(saved):
             with new_dir(target / name / f"step_{step}") as folder:
-                for file in (source / name / f"step_{step}").iterdir():
-                    if file.name != MARKER:
-                        shutil.copyfile(file, folder / file.name)
+                shutil.copytree(saved, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MARKER))
 
 
 def _places(folder: Path) -> list[Path]:
@@ -101,9 +117,9 @@ def goes(log: str, record: dict[str, Any], step: int) -> bool:
 
 
 def _later(folder: Path, step: int) -> list[Path]:
-    """Files and directories that belong to what is rolled back."""
+    """What is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
     gone = []
-    for name, first in (("rollouts", step), ("weights", step + 1), ("checkpoints", step + 1)):
+    for name, first in (("checkpoints", step + 1), ("weights", step + 1), ("rollouts", step)):
         steps = [(step_of(path), path) for path in sorted((folder / name).glob("step_*"))]
         gone += [path for at, path in steps if at is not None and at >= first]
     weights = folder / "weights" / f"step_{step}"

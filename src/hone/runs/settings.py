@@ -54,21 +54,28 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}): mend it, or choose another --output-dir") from None
 
 
-def changes(before: Path, config: RunConfig) -> list[Change]:
-    """The settings in which `config` differs from the file `before`, but for those that don't change the numbers."""
+def changes(before: Path, config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
+    """The settings in which `config` differs from the file `before`, but for those that don't change the numbers.
+
+    If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
+    """
     if not before.exists():
         return []
     old, new = flat(read_toml(before)), flat(tomllib.loads(run_toml(config)))
     return [
         Change(name, old.get(name, _ABSENT), new.get(name, _ABSENT), _is_harmless(name, new))
-        for name in differing(old, new)
+        for name in differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())
     ]
 
 
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names of the settings in which two `flat` configs differ, but for those that don't change the numbers."""
+def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
+    """Names of the settings in which two `flat` configs differ, but for those that don't change the numbers.
+
+    `names_matter`: whether those of the model and its template do.
+    """
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return [name for name in names if name.split(".")[0] not in _FREE and not name.startswith(_BY_DIGEST)]
+    free = () if names_matter else _BY_DIGEST
+    return [name for name in names if name.split(".")[0] not in _FREE and not name.startswith(free)]
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:

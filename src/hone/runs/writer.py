@@ -55,7 +55,7 @@ class RunWriter:
         self.display = display
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
-        self.budget = Budget(config.budget, opened.seconds, opened.tokens, opened.step_tokens)
+        self.budget = Budget(config.budget, opened.spent)
         self._lock = lock
         self._monitors: list[Monitor] = []
         (folder / "logs").mkdir(exist_ok=True)
@@ -153,6 +153,7 @@ class RunWriter:
     def _log_metrics(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> bytes:
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
         seconds |= {"time/step": self.seconds_so_far, "time/total": self.budget.seconds}
+        seconds |= {} if self.budget.usd is None else {"usd/total": self.budget.usd}
         self._phases, self._step_began = {}, time.perf_counter()
         self.budget.step(seconds["time/step"], metrics.get("tokens/total"))
         metrics_line = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
@@ -246,8 +247,11 @@ class RunWriter:
         if warnings := self._log_file.close():
             self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
-        self._save_info()
-        self._close_files()
+        self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
+        try:
+            self._save_info()
+        finally:
+            self._close_files()
 
     def _close_files(self) -> None:
         try:

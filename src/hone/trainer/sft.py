@@ -73,13 +73,12 @@ def train(
         newest |= metrics
     ending = saver.ending(trainer.version, config.max_steps)
     saver.save(trainer.version, last=True)
-    if ending != "stopped":
-        metrics = {}
-        if config.val:
-            with saver.stop.abandonable(), run.phase("validate"):
-                metrics = {"val/loss": trainer.evaluate(validation)}
-        run.log_step(trainer.version, metrics, weights=trainer.fingerprint())
-        newest |= metrics
+    metrics = {}
+    if config.val and ending != "stopped":
+        with saver.stop.abandonable(), run.phase("validate"):
+            metrics = {"val/loss": trainer.evaluate(validation)}
+    run.log_step(trainer.version, metrics, weights=trainer.fingerprint())
+    newest |= metrics
     return ending
 
 

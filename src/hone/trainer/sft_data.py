@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hone import digests
 from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.rng import key, stream
@@ -131,10 +130,6 @@ class Source(Protocol):
 
     def sequence(self, step: int, draw: int, position: int) -> Sequence | None: ...
 
-    def digests(self) -> dict[str, str]:
-        """What the data is, as digests by name."""
-        ...
-
 
 class DatasetSource:
     """The rows of a data set, ordered by (seed, epoch). A row is tokenized once, when it is first needed."""
@@ -152,9 +147,6 @@ class DatasetSource:
         if index not in self.cache:
             self.cache[index] = row_sequence(self.rows, index, self.renderer, self.limit)
         return self.cache[index]
-
-    def digests(self) -> dict[str, str]:
-        return {"data": digests.of_rows(self.rows)}
 
 
 class DemonstrationSource:
@@ -174,9 +166,6 @@ class DemonstrationSource:
         index = self.order.index(position)
         rng = stream(self.seed, "sft-demo", step, draw)
         return demonstration(self.env, "train", index, rng, self.renderer, self.limit)
-
-    def digests(self) -> dict[str, str]:
-        return self.env.digests()
 
 
 def demonstration(
