@@ -53,7 +53,7 @@ def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path
     out = tmp_path / "out"
     printed = capsys.readouterr().out.splitlines()
     assert f"after 2 of 4 steps ({totals[1]:,} of {limit:,} tokens). Saved: {out}/checkpoints/step_2" in printed[-2]
-    assert printed[-1] == f"Go on with a larger one: {kind} @ {out}/config.toml --resume --budget.tokens VALUE"
+    assert printed[-1] == f"Go on with a larger one: hone {kind} @ {out}/config.toml --resume --budget.tokens VALUE"
     assert Run(out).info["status"] == "budget" and Run(out).info["seconds"] > 0
     assert [line["step"] for line in Run(out).hashes()] == [0, 1, 2]
     assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", str(limit)]) == 0

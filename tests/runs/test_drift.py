@@ -186,7 +186,7 @@ def test_a_run_whose_roll_back_was_cut_short_is_finished_before_it_branches(run_
     plan = run_dir / "superseded" / "1" / "rollback.json"
     plan.write_text(plan.read_text().replace("true", "false"))
     assert interrupted(run_dir)
-    with pytest.raises(UserError, match=r"a resume of .*a was killed: finish it first, with rl .* --resume"):
+    with pytest.raises(UserError, match=r"a resume of .*a was killed: finish it first, with: hone rl @ .* --resume"):
         start(tmp_path / "b", resume=ResumeConfig(dir=run_dir))
     start(run_dir, resume=ResumeConfig()).finish("done")
     assert not interrupted(run_dir)

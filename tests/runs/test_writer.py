@@ -318,7 +318,7 @@ def test_an_interrupted_run_says_what_is_kept(tmp_path, capsys, saved):
         raise KeyboardInterrupt
     last = capsys.readouterr().out.splitlines()[-1]
     kept = (
-        f"the last checkpoint is step_4; go on with rl @ {tmp_path}/config.toml --resume"
+        f"the last checkpoint is step_4; go on with: hone rl @ {tmp_path}/config.toml --resume"
         if saved
         else "no checkpoint was saved"
     )

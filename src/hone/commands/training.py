@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY
 from hone.model.hf import load_model
+from hone.runs.resuming import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
@@ -155,12 +155,12 @@ def last_lines(config: RunConfig, run: RunWriter, version: int, ending: Ending, 
     if ending != "done":
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
-        kind, file = run.info["kind"], shlex.quote(str(run.folder / "config.toml"))
-        command = f"{kind} @ {file} --resume"
+        more = (f"--budget.{run.budget.limit_reached}", "VALUE") if ending == "budget" else ()
+        command = resume_command(run.folder, run.info["kind"], *more)
         if ending == "budget":
             return (
                 f"Stopped by its budget after {version} of {config.max_steps} steps ({run.budget.used_up}). "
-                f"Saved: {saved}\nGo on with a larger one: {command} --budget.{run.budget.limit_reached} VALUE"
+                f"Saved: {saved}\nGo on with a larger one: {command}"
             )
         return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: {command}"
     weights = run.weights_path(version)

@@ -14,6 +14,7 @@ from hone.runs import drift, provenance, settings
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
+from hone.runs.resuming import resume_command
 from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
 from hone.runs.spent import Spent, spent
@@ -141,7 +142,9 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
         return _resumed(config.model_copy(update={"resume": ResumeConfig()}), start, say)
     check_logs(source)
     if interrupted(source):
-        raise UserError(f"a resume of {source} was killed: finish it first, with {info['kind']} ... --resume")
+        raise UserError(
+            f"a resume of {source} was killed: finish it first, with: {resume_command(source, info['kind'])}"
+        )
     step, restored = _chosen(source, config, start, say)
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")

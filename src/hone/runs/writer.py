@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -31,6 +30,7 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_jso
 from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
 from hone.runs.outputs import Lock, check, existing_run, writable
+from hone.runs.resuming import resume_command
 from hone.runs.rollouts import write_rollouts
 
 if TYPE_CHECKING:
@@ -291,8 +291,8 @@ class RunWriter:
         steps = self.checkpoints.steps()
         if not steps:
             return "no checkpoint was saved"
-        config = shlex.quote(str(self.folder / "config.toml"))
-        return f"the last checkpoint is step_{steps[-1]}; go on with {self.info['kind']} @ {config} --resume"
+        command = resume_command(self.folder, self.info["kind"])
+        return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
     def _start_monitors(self, monitors: list[Monitor], config: RunConfig) -> None:
         self._monitors = monitors
