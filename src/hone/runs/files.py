@@ -38,11 +38,15 @@ def write_file(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
     with _naming(path):
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk its space is needed
+            raise
         fsync_dir(path.parent)
 
 
@@ -160,11 +164,10 @@ def verify(folder: Path) -> list[str]:
 
 
 def _problems(folder: Path, content: bool) -> list[str]:
-    try:
-        listed = json.loads((folder / MARKER).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+    listed = _listed(folder)
+    if listed is None:
         return [f"{folder.name} has no readable completion marker"]
-    problems = []
+    problems = [] if listed else [f"{folder.name} has a completion marker that lists no file"]
     for name, facts in listed.items():
         file = folder / name
         if not file.is_file():
@@ -173,7 +176,22 @@ def _problems(folder: Path, content: bool) -> list[str]:
             problems.append(f"{name} has {file.stat().st_size} bytes instead of {facts['bytes']}")
         elif content and sha256(file) != facts["sha256"]:
             problems.append(f"{name} has changed since it was written (SHA-256 differs)")
+    if content:
+        more = [name for name in _files(folder) if name not in listed and name != MARKER]
+        hidden = {name for name in more if any(part.startswith(".") for part in Path(name).parts)}
+        problems += [f"{name} was added: the completion marker does not list it" for name in more if name not in hidden]
     return problems
+
+
+def _listed(folder: Path) -> dict[str, dict[str, Any]] | None:
+    """The facts about each file in a completion marker; None if it isn't one."""
+    try:
+        listed = json.loads((folder / MARKER).read_text())["files"]
+        facts = [(one["bytes"], one["sha256"]) for one in listed.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    fine = all(isinstance(size, int) and isinstance(digest, str) for size, digest in facts)
+    return listed if fine else None
 
 
 def _files(folder: Path) -> list[str]:
