@@ -29,7 +29,7 @@ def edit_rollouts(run: Path, step: int, change: Callable[[list[Row]], None], fit
         edit_hashes(run, step, rollouts=sha256(path))
 
 
-def edit_hashes(run: Path, step: int, **fields: str) -> None:
+def edit_hashes(run: Path, step: int, **fields: str | None) -> None:
     edit_line(run / "hashes.jsonl", step, lambda line: line.update(fields))
 
 

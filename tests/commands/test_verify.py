@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import subprocess
@@ -47,11 +48,17 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     hashes = [line["weights"] for line in Run(rl_run).hashes()]
     assert [check["weights"] for check in certificate["steps"]] == hashes[1:]
     assert certificate["run"]["id"] == Run(rl_run).info["id"] and certificate["choice"]["seed"] == 7
-    assert certificate["sha256"].keys() == {"run.json", "config.toml", "hashes.jsonl", "metrics.jsonl"}
+    markers = {f"{kind}/step_{n}/COMPLETE" for kind in ("checkpoints", "weights") for n in (2, 4, 6)}
+    assert certificate["sha256"].keys() == {"run.json", "config.toml", "hashes.jsonl", "metrics.jsonl"} | markers
+    evaluation = certificate["evaluation"]
+    assert (evaluation["step"], evaluation["equal"], evaluation["weights"]) == (6, True, hashes[6])
     assert certificate["files"] == {"lines of metrics": 7, "files of rollouts": 6, "checkpoints": 3, "weights": 3}
     assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
     printed = capsys.readouterr().out
-    assert "verdict       verified: all files are as they were written, and 6 steps came out equal" in printed
+    assert (
+        "verdict       verified: all files are as they were written, and 6 steps and the last evaluation came"
+        in printed
+    )
 
 
 def test_a_certificate_does_not_keep_a_run_from_starting_in_the_folder_above(bench, copied, verify, tmp_path):
@@ -81,7 +88,7 @@ def test_a_copy_is_verified_where_the_model_is_gone(copied, tmp_path, verify, ca
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [2, 3, 4, 5]
     (note,) = certificate["notes"]
-    assert note.startswith("steps 0 to 1 can't be executed again: its initial model model is neither a folder here")
+    assert note.startswith("steps 0 to 1 can't be executed again: its initial model model can't be loaded (")
     assert note in capsys.readouterr().out
 
 
@@ -114,8 +121,7 @@ TAMPERINGS = {
     "a line of the hashes": (
         lambda run: (run / "hashes.jsonl").write_text((run / "hashes.jsonl").read_text().split("\n", 1)[1]),
         [
-            "metrics.jsonl: the line of step 0 has no hash",
-            "rollouts: step 0 has no hash",
+            "hashes.jsonl: begins with step 1 instead of step 0",
             *["hashes.jsonl: its first"] * 3,
         ],
     ),
@@ -157,6 +163,15 @@ TAMPERINGS = {
         lambda run: (run / STEP_4 / "COMPLETE").unlink(),
         ["checkpoints/step_4: has no readable completion marker"],
     ),
+    "checkpoint with an empty marker": (
+        lambda run: (run / STEP_4 / "COMPLETE").write_text('{"files": {}}'),
+        [
+            "checkpoints/step_4: has a completion marker that lists no file",
+            "checkpoints/step_4/model.safetensors: was added",
+            "checkpoints/step_4/optimizer.safetensors: was added",
+            "checkpoints/step_4/state.json: was added",
+        ],
+    ),
     "weights and their marker": (
         lambda run: tampering.edit_tensor(
             run / "weights/step_6/model.safetensors", "model.norm.weight", fit_marker=True
@@ -191,6 +206,27 @@ def test_a_ledger_that_was_changed_is_named_with_the_draw(copied, verify):
     (damage,) = certificate["damaged"]
     assert code == 1 and damage["file"] == "checkpoints/step_4/state.json"
     assert damage["problem"].startswith("draw 5 is in its ledger as example") and "retired" in damage["problem"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda ledger: ledger.pop(), "draw 7 is in the rollouts as example "),
+        (lambda ledger: ledger.clear(), "draw 0 is in the rollouts as example "),
+        (lambda ledger: ledger.pop(2), "the draws in its ledger are not in order, each once"),
+        (lambda ledger: ledger.append(ledger[7] | {"draw": 8}), "draw 8 is in its ledger as example "),
+        (lambda ledger: ledger.append(ledger[7] | {"draw": 8, "step": 4}), "draw 8 is in its ledger as example "),
+    ],
+)
+def test_a_ledger_has_all_draws_of_the_steps_before_it_and_no_other(change, problem, copied, verify):
+    state = copied / STEP_4 / "state.json"
+    content = json.loads(state.read_text())
+    change(content["ledger"])
+    state.write_text(json.dumps(content))
+    tampering.fit_complete(state.parent)
+    code, certificate = verify(copied, "--steps", "0")
+    (damage,) = certificate["damaged"]
+    assert code == 1 and damage["file"] == "checkpoints/step_4/state.json" and damage["problem"].startswith(problem)
 
 
 def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, verify, capsys):
@@ -244,7 +280,7 @@ def test_elsewhere_a_difference_is_not_comparable(fact, rl_run, verify, perturbe
     code, certificate = verify(rl_run)
     assert (code, certificate["verdict"]) == (3, "not comparable")
     (reason,) = certificate["incomparable"]
-    name = {"hardware": "cpu", "versions": "torch", "variables": "MKL_CBWR none", "code": "hone's source"}
+    name = {"hardware": "cpu", "versions": "torch", "variables": "MKL_CBWR none", "code": "hone's code"}
     assert reason.startswith(name.get(fact, fact)) and "(here " in reason
     printed = capsys.readouterr().out
     assert "verdict       not comparable: executed again, step 0, weights:" in printed and reason in printed
@@ -269,24 +305,36 @@ def test_a_changed_task_is_not_comparable(copied, tmp_path, bench, verify):
 
 def test_a_run_that_says_it_is_inexact_is_said_so(copied, verify, perturbed, capsys):
     info = json.loads((copied / "run.json").read_text())
-    info |= {"exact": False, "inexact": [{"step": 2, "cause": "a deadline fired"}]}
-    (copied / "run.json").write_text(json.dumps(info))
-    code, certificate = verify(copied)
-    assert code == 3 and certificate["incomparable"] == ["a deadline fired (from step 2 on)"]
-    assert "the run says itself that it is inexact: a deadline fired (from step 2 on)" in capsys.readouterr().out
+    for step, verdict in ((0, "not comparable"), (1, "differs")):  # it differs from step 0 on
+        info |= {"exact": False, "inexact": [{"step": step, "cause": "a deadline fired"}]}
+        (copied / "run.json").write_text(json.dumps(info))
+        code, certificate = verify(copied)
+        assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
+        said = f"a deadline fired (from step {step} on)"
+        assert certificate["incomparable"] == ([] if step else [said])
+        assert f"the run says itself that it is inexact: {said}" in capsys.readouterr().out
 
 
-def test_a_run_without_hashes_is_executed_again_all_the_same(copied, verify):
-    (copied / "hashes.jsonl").unlink()
-    for step in (2, 4, 6):  # as before there were hashes
-        state = copied / "checkpoints" / f"step_{step}" / "state.json"
+def make_old(run: Path) -> None:
+    """As before there were hashes."""
+    (run / "hashes.jsonl").unlink()
+    info = json.loads((run / "run.json").read_text())
+    del info["sources"]
+    (run / "run.json").write_text(json.dumps(info))
+    for step in (2, 4, 6):
+        state = run / "checkpoints" / f"step_{step}" / "state.json"
         state.write_text(json.dumps({"ledger": json.loads(state.read_text())["ledger"]}))
         tampering.fit_complete(state.parent)
+
+
+def test_a_run_without_hashes_is_executed_again_all_the_same(copied, verify, capsys):
+    make_old(copied)
     code, certificate = verify(copied)
-    assert code == 0 and len(certificate["steps"]) == 6
+    assert code == 0 and len(certificate["steps"]) == 6 and certificate["evaluation"]["equal"]
     assert certificate["notes"] == [
-        "the run has no hashes.jsonl: nothing tells whether its metrics and rollouts changed"
+        "hashes.jsonl does not cover the run: nothing tells whether its metrics and rollouts changed"
     ]
+    assert "all files" not in capsys.readouterr().out
     tampering.edit_metrics(copied, 5, "grad_norm", 1.25)
     code, certificate = verify(copied)
     assert code == 1 and certificate["steps"][-1]["difference"]["what"] == "grad_norm"
@@ -295,11 +343,122 @@ def test_a_run_without_hashes_is_executed_again_all_the_same(copied, verify):
     _, certificate = verify(copied)
     assert [damage["file"] for damage in certificate["damaged"]] == ["rollouts/step_000001.parquet"]
 
+    (copied / "rollouts" / "step_000001.parquet").unlink()
+    code, certificate = verify(copied)
+    assert code == 1 and certificate["damaged"] == [{"file": "rollouts/step_000001.parquet", "problem": "is missing"}]
+
+
+def test_saved_weights_of_a_run_without_hashes_are_compared_where_a_step_leads_to_them(copied, verify):
+    make_old(copied)
+    for file in (copied / STEP_4 / "model.safetensors", copied / "weights" / "step_4" / "model.safetensors"):
+        shutil.copy(file.parents[1] / "step_2" / file.name, file)
+        tampering.fit_complete(file.parent)
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"], certificate["steps"][-1]["step"]) == (1, "damaged", 3)
+    (damage,) = certificate["damaged"]
+    assert damage["file"] == "checkpoints/step_4/model.safetensors"
+    assert damage["problem"].startswith("its weights are not those that step 3 makes")
+
 
 def test_hashes_that_are_gone_are_missed(copied, verify):
     (copied / "hashes.jsonl").unlink()
+    shutil.rmtree(copied / "checkpoints")  # they remember it
     code, certificate = verify(copied)
-    assert code == 1 and {damage["file"] for damage in certificate["damaged"]} == {"hashes.jsonl"}
+    assert code == 1 and certificate["damaged"] == [{"file": "hashes.jsonl", "problem": "is missing"}]
+    (copied / "hashes.jsonl").touch()
+    code, certificate = verify(copied)
+    assert code == 1 and certificate["damaged"][0] == {
+        "file": "hashes.jsonl",
+        "problem": "is empty, but the run is done, after 6 steps",
+    }
+
+
+def truncate(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-lines]))
+
+
+@pytest.fixture
+def killed(copied) -> Path:
+    """The run as if it had been killed just after version 6 was saved: it has no hash of it, and no last evaluation."""
+    truncate(copied / "hashes.jsonl", 1)
+    truncate(copied / "metrics.jsonl", 1)
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
+    return copied
+
+
+def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verify, capsys):
+    for seed in range(4):
+        code, certificate = verify(killed, "--steps", "1", "--seed", str(seed))
+        assert (code, certificate["verdict"]) == (0, "verified") and certificate["evaluation"] is None
+        assert certificate["steps"][-1]["step"] == 5
+        if len(certificate["steps"]) > 1:
+            break
+    assert "; and 5, which the run had not yet hashed" in capsys.readouterr().out
+    truncate(killed / "hashes.jsonl", 1)  # killed between the metrics of step 5 and their hash
+    shutil.rmtree(killed / "checkpoints" / "step_6")
+    shutil.rmtree(killed / "weights" / "step_6")
+    tampering.edit_metrics(killed, 5, "reward/mean", 0.99)
+    code, certificate = verify(killed, "--steps", "1", "--seed", str(seed))
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert certificate["steps"][-1]["difference"]["what"] == "reward/mean"
+
+
+@pytest.mark.parametrize("saved", [["weights"], ["checkpoints", "weights"]])
+def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed, verify, capsys):
+    for kind in {"checkpoints", "weights"} - set(saved):
+        shutil.rmtree(killed / kind / "step_6")
+    for kind in saved:
+        folder = killed / kind / "step_6"
+        shutil.copy(killed / kind / "step_4" / "model.safetensors", folder)
+        tampering.fit_complete(folder)
+    code, certificate = verify(killed, "--steps", "1")
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    (damage,) = certificate["damaged"]
+    assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
+    assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
+    assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
+
+
+def test_a_checkpoint_and_weights_of_one_version_are_the_same(killed, verify):
+    folder = killed / "weights" / "step_6"
+    shutil.copy(killed / "weights" / "step_4" / "model.safetensors", folder)
+    tampering.fit_complete(folder)
+    code, certificate = verify(killed, "--steps", "0")
+    (damage,) = certificate["damaged"]
+    assert code == 1 and damage["file"] == "weights/step_6/model.safetensors"
+    assert "those of checkpoints/step_6" in damage["problem"] and "one of the two was changed" in damage["problem"]
+
+
+def test_weights_of_a_version_that_the_run_never_reached_are_damage(copied, verify):
+    shutil.copytree(copied / "weights" / "step_6", copied / "weights" / "step_9")
+    _, certificate = verify(copied)
+    assert certificate["damaged"] == [
+        {"file": "weights/step_9", "problem": "hashes.jsonl has no version 9: it ends with 6"}
+    ]
+
+
+def test_what_is_no_model_but_fits_its_marker_is_damage(copied, verify):
+    (copied / STEP_4 / "model.safetensors").write_bytes(b"no model")
+    tampering.fit_complete(copied / STEP_4)
+    (copied / "weights" / "step_2" / "model.safetensors").unlink()
+    tampering.fit_complete(copied / "weights" / "step_2")
+    (copied / "checkpoints" / "step_6" / "state.json").write_text('{"ledger": 3, "logs": {"hashes.jsonl": 1}}')
+    tampering.fit_complete(copied / "checkpoints" / "step_6")
+    code, certificate = verify(copied)
+    assert code == 1 and [damage["file"] for damage in certificate["damaged"]] == [
+        "checkpoints/step_4/model.safetensors",
+        "weights/step_2/model.safetensors",
+        "checkpoints/step_6/state.json",
+    ]
+
+
+def test_a_line_that_tells_of_no_update_is_damage(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: line.pop("lr"))
+    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
+    _, certificate = verify(copied)
+    (damage,) = certificate["damaged"]
+    assert damage["problem"] == "the line of step 3 tells of no update, though the run went on after it"
 
 
 TOUCHY = PARITY.replace(
@@ -350,7 +509,8 @@ def test_a_run_that_was_killed_before_its_last_hash_is_whole(lines, copied, veri
     assert (code, certificate["verdict"]) == (0, "verified")
     (copied / "run.json").write_text((copied / "run.json").read_text().replace('"running"', '"done"'))
     code, certificate = verify(copied)
-    assert code == (0 if lines == 1 else 1)
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    assert certificate["damaged"][0]["problem"] == f"ends with step {6 - lines}, but the run is done, after 6 steps"
 
 
 def test_sft_runs_are_executed_again_from_their_data(sft_run, verify):
@@ -369,6 +529,45 @@ def test_an_sft_validation_that_was_edited_is_found(sft_run, tmp_path, verify):
     code, certificate = verify(run)
     difference = certificate["steps"][-1]["difference"]
     assert (code, difference["step"], difference["what"], difference["first"]) == (1, 3, "val/loss", "0.5")
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(kind, rl_run, sft_run, tmp_path, verify, capsys):
+    run = shutil.copytree({"rl": rl_run, "sft": sft_run}[kind], tmp_path / "run")
+    name = {"rl": "eval/parity/reward/mean", "sft": "val/loss"}[kind]
+    tampering.edit_metrics(run, 6, name, 0.99, fit_hashes=True)
+    code, certificate = verify(run, "--steps", "1")
+    assert (code, certificate["verdict"], len(certificate["steps"])) == (1, "differs", 1)
+    difference = certificate["evaluation"]["difference"]
+    assert (difference["step"], difference["what"], difference["first"]) == (6, name, "0.99")
+    assert certificate["evaluation"]["from"] == "checkpoint step_6"
+    assert (
+        f"verdict       differs: executed again, step 6, metrics: {name} is 0.99 in the run" in capsys.readouterr().out
+    )
+
+    truncate(run / "metrics.jsonl", 1)  # it was never there
+    tampering.edit_hashes(run, 6, metrics=None)
+    code, certificate = verify(run, "--steps", "1")
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert certificate["evaluation"]["difference"]["first"] == "nothing"
+
+
+def test_the_last_evaluation_is_reached_from_the_checkpoint_before(copied, verify):
+    shutil.rmtree(copied / "checkpoints" / "step_6")
+    code, certificate = verify(copied, "--steps", "1")
+    evaluation = certificate["evaluation"]
+    assert code == 0 and (evaluation["from"], evaluation["replayed"]) == ("checkpoint step_4", 2)
+
+
+def test_an_evaluation_that_was_taken_out_is_missed(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    names = [name for name in json.loads((copied / "metrics.jsonl").read_text().splitlines()[3]) if "eval/" in name]
+    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: [line.pop(name) for name in names])
+    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
+    code, certificate = verify(copied)
+    difference = certificate["steps"][-1]["difference"]
+    assert (code, difference["step"], difference["first"]) == (1, 3, "nothing")
+    assert difference["what"].startswith("eval/parity/")
 
 
 def test_an_evaluation_that_was_edited_is_found(copied, verify):
@@ -430,9 +629,10 @@ def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_pa
     shutil.rmtree(copied / "checkpoints")
     code, certificate = verify(copied, cwd=tmp_path)
     assert (code, certificate["verdict"]) == (3, "not comparable")
-    assert "no step can be executed again: its initial model model is neither a folder here" in capsys.readouterr().out
+    assert "no step can be executed again: its initial model model can't be loaded (" in capsys.readouterr().out
     code, certificate = verify(copied, "--steps", "0", cwd=tmp_path)
-    assert (code, certificate["verdict"], certificate["steps"]) == (0, "verified", [])
+    assert (code, certificate["verdict"], certificate["steps"]) == (0, "files only", [])
+    assert "verdict       files only: all files are as they were written; no step was exec" in capsys.readouterr().out
 
 
 def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, verify):
@@ -451,5 +651,6 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
         "3",
     )
     code, certificate = verify(run)
-    assert (code, certificate["verdict"]) == (3, "not comparable")
-    assert certificate["steps"][0]["step"] == 0 and "lr" in certificate["incomparable"][0]
+    assert (code, certificate["verdict"]) == (0, "verified")
+    assert [check["step"] for check in certificate["steps"]] == [3, 4]
+    assert certificate["notes"][-1].startswith("steps before 3 can't be executed again: the settings were others")

@@ -27,12 +27,15 @@ from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import GroupSampler
+from hone.reproduce import machine
 from hone.reproduce.execution import Execution, RLExecution, SFTExecution
 from hone.reproduce.records import Records
 from hone.reproduce.versions import Versions
 from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
+from hone.runs.resuming import resume_command
+from hone.runs.rollback import interrupted
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import split_micro_batches
@@ -69,13 +72,21 @@ def this_machine() -> dict[str, Any]:
 
 
 def open_run(name: str) -> Run:
-    """The run of this directory or id. UserError if there is none, or if a process is writing it."""
+    """The run of this directory or id. UserError if there is none, if a process is writing it, or if a resume of it was
+    killed while it rolled the run back.
+    """
     path = find_run(name)
     if holder(path) is not None:
         raise UserError(
             f"{path} is being written by a process: wait until it has ended (hone runs attach {shlex.quote(str(path))})"
         )
-    return Run(path)
+    run = Run(path)
+    if interrupted(path):
+        raise UserError(
+            f"{path} was left in the middle of an interrupted resume: finish it with "
+            f"{resume_command(path, run.info['kind'])}"
+        )
+    return run
 
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
@@ -112,7 +123,8 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
         execution, sources = _sft(config, model, renderer, records)
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
-    versions = Versions(execution, records, intact, has_initial=not without)
+    first = machine.same_settings_since(run.info, type(config).model_fields)
+    versions = Versions(execution, records, intact, has_initial=not without, first=first)
     return Rebuilt(config, renderer, versions, model_digests(model, renderer) | sources, without)
 
 
@@ -130,8 +142,7 @@ def _policy(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, Chat
     try:
         model, renderer = load_policy(config), load_renderer(name, config.model.chat_template)
     except UserError as error:
-        gone = not Path(name).exists()
-        problem = f"its initial model {name} is neither a folder here nor on the hub" if gone else str(error)
+        problem = f"its initial model {name} can't be loaded ({error})"
     else:
         expected = run.info.get("sources", {}).get("model") or records.recorded_fingerprint(0)
         if expected in (None, fingerprint(dict(model.named_parameters()))):

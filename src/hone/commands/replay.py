@@ -102,7 +102,7 @@ def check_output(folder: Path) -> None:
 def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Says how it came out; returns the exit code."""
     if result.same:
-        known = rebuilt.versions.records.fingerprint(result.reached) is not None
+        known = rebuilt.versions.records.recorded_fingerprint(result.reached) is not None
         weights = f"version {result.reached} has the recorded fingerprint {result.fingerprint}"
         if not known:
             weights = f"version {result.reached} has the fingerprint {result.fingerprint}, which the run did not record"

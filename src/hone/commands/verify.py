@@ -16,7 +16,8 @@ from hone.commands.status import Status
 from hone.config.reproduce import VerifyConfig
 from hone.reproduce import integrity, machine
 from hone.reproduce.certificate import write_certificate
-from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose
+from hone.reproduce.integrity import Checked
+from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose, unhashed_steps
 from hone.runs import Run
 from hone.trainer.fingerprint import fingerprint
 
@@ -25,7 +26,7 @@ _SHOWN = 12
 
 
 def run(config: VerifyConfig) -> int:
-    """Verifies and writes the certificate; returns 0 (verified), 1 (differs, damaged) or 3 (not comparable)."""
+    """Verifies and writes the certificate; returns the exit code of its verdict."""
     recorded = open_run(config.run)
     info = recorded.info
     print(f"run           {recorded.path}: hone {info['kind']}, {info['status']}, {info['id']}")
@@ -48,58 +49,91 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
     checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
     status.clear()
     counts = ", ".join(f"{count} {what}" for what, count in checked.counts.items() if count)
-    found = f"{len(checked.damages)} damaged" if checked.damages else "all as they were written"
-    print(f"files         {counts}: {found}")
-    verification = Verification("damaged" if checked.damages else "verified", checked)
+    found = f"{len(checked.damages)} damaged" if checked.damages else f"{_covered(checked)} as they were written"
+    print(f"files         {counts or 'none'}: {found}")
+    verification = Verification("damaged" if checked.damages else "files only", checked)
     verification.notes += [
         f"the run says itself that it is inexact: {cause}" for cause in machine.inexact(recorded.info)
     ]
-    if not checked.hashed:
-        verification.notes.append("the run has no hashes.jsonl: nothing tells whether its metrics and rollouts changed")
-    if checked.damages or not config.steps:
-        if checked.damages and config.steps:
-            verification.notes.append("no step was executed again, for the files are not those of the run")
-        return verification, this_machine()
-    rebuilt = rebuild(recorded, config.model, files_checked=True)
-    execute(recorded, rebuilt, config, verification)
-    return verification, rebuilt.machine
+    if not checked.hashed and not checked.damages:
+        verification.notes.append(
+            "hashes.jsonl does not cover the run: nothing tells whether its metrics and rollouts changed"
+        )
+    if checked.damages and config.steps:
+        verification.notes.append("no step was executed again, for the files are not those of the run")
+    elif config.steps:
+        rebuilt = rebuild(recorded, config.model, files_checked=True)
+        execute(recorded, rebuilt, config, verification)
+        return verification, rebuilt.machine
+    elif open_steps := unhashed_steps(checked):
+        verification.notes.append(f"what step {open_steps[-1]} wrote has no hash: only executing it again would tell")
+    return verification, this_machine()
 
 
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
     """Executes randomly chosen steps again, as far as they can be, and sets the verdict."""
     versions = rebuilt.versions
-    updates = versions.records.updates
-    candidates = [step for step in updates if versions.nearest(step) is not None]
+    updates, unhashed = versions.records.updates, unhashed_steps(verification.checked)
+    taken = sorted({*updates, *unhashed})
+    candidates = [step for step in taken if versions.nearest(step) is not None]
     verification.candidates = candidates
-    verification.reasons = machine.differences(recorded.info, rebuilt.machine) + machine.inexact(recorded.info)
-    if not candidates:
-        verification.verdict = "not comparable"
-        problem = rebuilt.without and f"{rebuilt.without}, and it has no checkpoint; say where the model is by --model"
-        verification.reasons = [f"no step can be executed again: {problem or 'the run recorded none'}"]
-        return
-    if rebuilt.without and candidates[0] > updates[0]:
-        earlier = f"steps {updates[0]} to {candidates[0] - 1} can't be executed again"
+    verification.reasons = machine.differences(recorded.info, rebuilt.machine)
+    if versions.first:
+        earlier = f"the settings were others before step {versions.first}, at which the run was resumed with drift"
+        verification.notes.append(f"steps before {versions.first} can't be executed again: {earlier}")
+    elif rebuilt.without and candidates and candidates[0] > taken[0]:
+        earlier = f"steps {taken[0]} to {candidates[0] - 1} can't be executed again"
         verification.notes.append(f"{earlier}: {rebuilt.without}; say where it is by --model")
-    verification.seed = secrets.randbits(32) if config.seed is None else config.seed
-    steps = choose(candidates, config.steps, verification.seed)
-    print(
-        f"steps         {', '.join(map(str, steps))}: chosen out of {len(candidates)} with --seed {verification.seed}"
-    )
+    if lost := [step for step in unhashed if step not in candidates]:
+        verification.notes.append(
+            f"step {lost[0]} can't be executed again, so nothing tells whether what it wrote changed"
+        )
+    evaluated = _last_evaluation(recorded, rebuilt)
+    steps = _steps(verification, config, unhashed)
     status = Status()
 
     def replaying(step: int) -> None:
         status(f"replaying step {step}")
 
     def repeating(step: int) -> None:
-        status(f"executing step {step} again")
+        status(f"executing step {step} again" if step != evaluated else "evaluating the last version again")
 
     def ended(check: StepCheck) -> None:
         status.clear()
         way = f"from {check.start}" + (f", {check.replayed} replayed" if check.replayed else "")
         outcome = "equal" if check.difference is None else "differs"
-        print(f"step {check.step:<9}{outcome} ({way}, {check.seconds:.1f} s)", flush=True)
+        what = f"evaluation at {check.step}" if check.is_evaluation else f"step {check.step:<8}"
+        print(f"{what} {outcome} ({way}, {check.seconds:.1f} s)", flush=True)
 
-    check_steps(verification, versions, steps, ended, replaying, repeating)
+    check_steps(verification, versions, steps, evaluated, ended, replaying, repeating)
+    if not steps and verification.difference is None:
+        verification.verdict = "not comparable"
+        problem = rebuilt.without and f"{rebuilt.without}, and it has no checkpoint; say where the model is by --model"
+        verification.reasons = [f"no step can be executed again: {problem or 'the run recorded none'}"]
+
+
+def _steps(verification: Verification, config: VerifyConfig, unhashed: list[int]) -> list[int]:
+    """The steps to execute again: some by chance, and those of which only that tells anything."""
+    candidates = verification.candidates
+    if not candidates:
+        return []
+    verification.seed = secrets.randbits(32) if config.seed is None else config.seed
+    chosen = choose(candidates, config.steps, verification.seed)
+    more = [step for step in unhashed if step in candidates and step not in chosen]
+    print(
+        f"steps         {', '.join(map(str, chosen))}: chosen out of {len(candidates)} with --seed {verification.seed}"
+        + (f"; and {', '.join(map(str, more))}, which the run had not yet hashed" if more else "")
+    )
+    return sorted([*chosen, *more])
+
+
+def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
+    """The version whose evaluation ends the run, if it has one, or should have, and the version can be reached."""
+    versions, updates = rebuilt.versions, rebuilt.versions.records.updates
+    version = versions.records.last_evaluation
+    if version is None and recorded.info["status"] in ("done", "budget") and versions.execution.evaluates and updates:
+        version = updates[-1] + 1
+    return version if version is not None and versions.nearest(version) is not None else None
 
 
 def verdict_lines(verification: Verification) -> list[str]:
@@ -109,12 +143,14 @@ def verdict_lines(verification: Verification) -> list[str]:
     if verdict == "damaged":
         return [head + "files of the run are not as they were written", *_listed(checked.damages)]
     found, reasons = verification.difference, _listed(verification.reasons)
+    files = f"{_covered(checked)} are as they were written"
+    if verdict == "files only":
+        return [head + f"{files}; no step was executed again"]
     if verdict == "verified":
-        if not verification.steps:
-            return [head + "all files are as they were written; no step was executed again"]
         count = len(verification.steps)
-        what = "1 step came" if count == 1 else f"{count} steps came"
-        lines = [head + f"all files are as they were written, and {what} out equal, bit for bit"]
+        what = "1 step" if count == 1 else f"{count} steps"
+        what += " and the last evaluation" if verification.evaluation else ""
+        lines = [head + f"{files}, and {what} came out equal, bit for bit"]
         return (
             lines + (["  although these are not as they were for the run:"] if verification.reasons else []) + reasons
         )
@@ -131,6 +167,11 @@ def verdict_lines(verification: Verification) -> list[str]:
         "  machine, versions and sources are those of the run: so its record was changed, or something in it can't be",
         "  repeated, such as a reward function that asks a clock or the network",
     ]
+
+
+def _covered(checked: Checked) -> str:
+    """Which files there are hashes of."""
+    return "all files" if checked.hashed else "checkpoints and weights"
 
 
 def _listed(items: Sequence[object]) -> list[str]:

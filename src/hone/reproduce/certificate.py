@@ -10,17 +10,10 @@ from hone.errors import UserError
 from hone.reproduce.compare import QUANTITIES
 from hone.reproduce.verify import StepCheck, Verification
 from hone.runs import Run, provenance
-from hone.runs.files import sha256, write_json
-from hone.runs.outputs import CERTIFICATE
+from hone.runs.certificates import certificate_path, pinned
+from hone.runs.files import write_json
 
 FORMAT = "hone-verify-1"
-_HASHED = ("run.json", "config.toml", "hashes.jsonl", "metrics.jsonl")
-
-
-def certificate_path(run: Path) -> Path:
-    """Where the certificate of a run lies."""
-    folder = run.resolve()
-    return folder.with_name(folder.name + CERTIFICATE)
 
 
 def write_certificate(run: Run, verification: Verification, machine: Mapping[str, Any]) -> Path:
@@ -36,20 +29,20 @@ def write_certificate(run: Run, verification: Verification, machine: Mapping[str
 
 
 def certificate(run: Run, verification: Verification, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate as a record. Of files that change with every reading, such as logs of times, it says nothing."""
+    """The certificate as a record. Of logs that come from clocks it says nothing."""
     info = run.info
-    files = {name: sha256(run.path / name) for name in _HASHED if (run.path / name).exists()}
     about = {name: info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
     return {
         "format": FORMAT,
         "verdict": verification.verdict,
         "date": provenance.now(),
         "run": about,
-        "sha256": files,
+        "sha256": pinned(run.path),
         "files": verification.checked.counts,
         "damaged": [vars(damage) for damage in verification.checked.damages],
         "quantities": list(QUANTITIES),
         "steps": [_step(check) for check in verification.steps],
+        "evaluation": verification.evaluation and _step(verification.evaluation),
         "choice": {"seed": verification.seed, "candidates": _span(verification.candidates)},
         "incomparable": verification.reasons,
         "notes": verification.notes,

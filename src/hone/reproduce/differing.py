@@ -75,7 +75,7 @@ def _same_hashes(first: Records, second: Records, step: int) -> bool:
     mine, theirs = first.hashes.get(step), second.hashes.get(step)
     if mine is None or mine != theirs or first.metrics[step] != second.metrics[step]:
         return False
-    return first.fingerprint(step + 1) == second.fingerprint(step + 1)
+    return first.recorded_fingerprint(step + 1) == second.recorded_fingerprint(step + 1)
 
 
 def _comparable(first: Records, second: Records, step: int) -> bool:
@@ -85,7 +85,7 @@ def _comparable(first: Records, second: Records, step: int) -> bool:
 
 def _exported(first: Records, second: Records, step: int) -> Difference | None:
     """For runs without hashes: the weights that were exported after the step."""
-    if first.fingerprint(step + 1) and second.fingerprint(step + 1):
+    if first.recorded_fingerprint(step + 1) and second.recorded_fingerprint(step + 1):
         return None
     mine, theirs = first.weights_digest(step + 1), second.weights_digest(step + 1)
     if mine is None or theirs is None or mine == theirs:

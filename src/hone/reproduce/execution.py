@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.errors import UserError
 from hone.orchestrator.groups import GroupSampler, group_state
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.reproduce.compare import StepRecord
 from hone.reproduce.groups import groups_of
-from hone.reproduce.records import EVALUATIONS, Records, plain_rows
-from hone.runs.rollouts import group_rows
+from hone.reproduce.records import Records, plain_rows
+from hone.runs.rollouts import group_rows, rollouts_file
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.sft import Progress
 from hone.trainer.sft_data import Source, next_batch
@@ -39,7 +40,16 @@ class Execution(Protocol):
         ...
 
     def repeat(self, step: int) -> StepRecord:
-        """The whole step anew, with the evaluation that the run made before it, if it made one."""
+        """The whole step anew, with the evaluation before it if one was due or recorded."""
+        ...
+
+    @property
+    def evaluates(self) -> bool:
+        """True if the run was to evaluate, and so to end with an evaluation."""
+        ...
+
+    def evaluation(self) -> StepRecord:
+        """The evaluation of the current version, as at the end of a run."""
         ...
 
 
@@ -68,7 +78,11 @@ class RLExecution:
 
     def replay(self, step: int) -> StepRecord:
         rows = self.records.rows(step)
-        assert rows is not None, f"step {step} has no rollouts"
+        if rows is None:
+            raise UserError(
+                f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
+                "reached: restore it from another copy of the run"
+            )
         normalize_std, vocab_size = (
             self.config.orchestrator.advantage.normalize_std,
             self.trainer.model.config.vocab_size,
@@ -78,11 +92,21 @@ class RLExecution:
     def repeat(self, step: int) -> StepRecord:
         sampler = self.sampler
         assert sampler is not None
-        metrics = self.evaluate(step) if self.evaluate and was_evaluated(self.records, step) else {}
+        due = self.config.orchestrator.eval and step % self.config.orchestrator.eval.interval == 0
+        metrics = self.evaluate(step) if self.evaluate and (due or self.records.was_evaluated(step)) else {}
         draws = range(self.next_draw, self.next_draw + sampler.prompts)
         examples = sampler.examples(draws)
         groups = sampler.grade(examples, draws, sampler.sample(examples, draws, step))
         return self._update(step, groups, metrics)
+
+    @property
+    def evaluates(self) -> bool:
+        return self.config.orchestrator.eval is not None
+
+    def evaluation(self) -> StepRecord:
+        assert self.evaluate is not None
+        version = self.trainer.version
+        return StepRecord(version, None, _finite(self.evaluate(version)), self.trainer.fingerprint())
 
     def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
         before = self.trainer.fingerprint()
@@ -117,8 +141,19 @@ class SFTExecution:
         return self._update(step, {})
 
     def repeat(self, step: int) -> StepRecord:
-        validated = self.config.val is not None and was_evaluated(self.records, step)
-        return self._update(step, {"val/loss": self.trainer.evaluate(self.validation)} if validated else {})
+        due = self.config.val is not None and step % self.config.val.interval == 0
+        validated = due or self.records.was_evaluated(step)
+        return self._update(step, self._validation() if validated else {})
+
+    @property
+    def evaluates(self) -> bool:
+        return self.config.val is not None
+
+    def evaluation(self) -> StepRecord:
+        return StepRecord(self.trainer.version, None, _finite(self._validation()), self.trainer.fingerprint())
+
+    def _validation(self) -> dict[str, float]:
+        return {"val/loss": self.trainer.evaluate(self.validation)} if self.evaluates else {}
 
     def _update(self, step: int, metrics: dict[str, float]) -> StepRecord:
         before, progress, data = self.trainer.fingerprint(), self.progress, self.config.data
@@ -130,11 +165,6 @@ class SFTExecution:
         metrics |= {"epoch": progress.position / len(self.source)}
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         return StepRecord(step, None, _finite(metrics), before, self.trainer.fingerprint())
-
-
-def was_evaluated(records: Records, step: int) -> bool:
-    """True if the run recorded an evaluation before this step."""
-    return any(name.startswith(EVALUATIONS) for name in records.metrics.get(step, {}))
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

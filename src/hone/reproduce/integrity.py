@@ -1,12 +1,12 @@
 """Is a run as it was written? Every file against the hashes that were taken when it was made.
 
-checkpoints/, weights/     against their completion markers, and their weights against the fingerprints in hashes.jsonl
+checkpoints/, weights/     every byte against their completion markers, and their weights against hashes.jsonl
 rollouts/, metrics.jsonl   against hashes.jsonl
-hashes.jsonl               against what each checkpoint says it was then
+hashes.jsonl               against what each checkpoint says it was then, and for being without gaps
 the ledger of checkpoints  against the rollouts
 
 timings.jsonl, events.jsonl and logs/ come from clocks and are not covered; run.json and config.toml are what
-re-executing steps starts from.
+re-executing steps starts from, and only the certificate has their hashes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
+from hone.reproduce.ledgers import check_ledgers
 from hone.runs.checkpoint import step_of
-from hone.runs.files import sha256, verify
+from hone.runs.files import sha256, verify, whole_lines
 from hone.runs.reader import Run
+from hone.runs.rollouts import rollouts_file
 
 if TYPE_CHECKING:
     import torch
 
 Tensors = dict[str, "torch.Tensor"]
+Say = Callable[[str], None]
 CLOSED = frozenset({"done", "stopped", "budget"})
 """Statuses of runs that ended as they should: whatever such a run wrote has its hash."""
 
@@ -45,44 +48,80 @@ class Damage:
 
 @dataclass
 class Checked:
-    """How many of each kind of file were checked, and what was wrong. `hashed`: the run has a hashes.jsonl."""
+    """How many of each kind of file were checked, and what was wrong.
+
+    `hashed`: the whole run has hashes. What a run that was killed had written, but not yet the hash of: `open_steps`,
+    of which there are metrics or rollouts, and `open_weights`, the fingerprints of `checkpoints/step_N` or
+    `weights/step_N` by version and folder. Only executing their steps again can tell whether they were changed.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     damages: list[Damage] = field(default_factory=list)
     hashed: bool = True
+    open_steps: set[int] = field(default_factory=set)
+    open_weights: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def add(self, file: str, problem: str) -> None:
         self.damages.append(Damage(file, problem))
 
+    def is_spoilt(self, file: str) -> bool:
+        """True if this file, or one in this folder, is damaged."""
+        return any(damage.file == file or damage.file.startswith(f"{file}/") for damage in self.damages)
 
-def check(
-    run: Run,
-    fingerprint: Callable[[Tensors], str],
-    parameters: Callable[[Path], Tensors],
-    say: Callable[[str], None],
-) -> Checked:
+
+@dataclass(frozen=True)
+class Logs:
+    """The lines of hashes.jsonl and metrics.jsonl by step, with the SHA-256 of each line of metrics."""
+
+    hashes: dict[int, dict[str, Any]]
+    metrics: dict[int, dict[str, Any]]
+    digests: dict[int, str]
+
+    @property
+    def first(self) -> int:
+        return min(self.hashes)
+
+    @property
+    def last(self) -> int:
+        """The last step that has a hash; -1 if none has."""
+        return max(self.hashes, default=-1)
+
+
+def check(run: Run, fingerprint: Callable[[Tensors], str], parameters: Callable[[Path], Tensors], say: Say) -> Checked:
     """Reads every byte that a hash was taken of. `parameters` gives those of an exported model, by name."""
     checked = Checked()
-    hash_lines = _read_log(run.path / "hashes.jsonl", checked)
-    checked.hashed = bool(hash_lines)
-    hashes = {line["step"]: line for line, _ in hash_lines}
-    if hashes:
-        _check_steps([line["step"] for line, _ in hash_lines], checked)
-        say("checking the hashes of metrics and rollouts")
-        closed = run.info["status"] in CLOSED
-        _check_metrics(run, hashes, closed, checked)
-        _check_rollouts(run, hashes, closed, checked)
-    _check_folders(run, "checkpoints", hashes, lambda folder: fingerprint(_model_tensors(folder)), checked, say)
-    _check_folders(run, "weights", hashes, lambda folder: fingerprint(parameters(folder)), checked, say)
+    logs = _read_logs(run, checked)
+    say("checking the hashes of metrics and rollouts")
+    _check_span(run, logs, checked)
+    if logs.hashes:
+        _check_metrics(logs, checked)
+    _check_rollouts(run, logs, checked)
+    if checked.hashed:
+        _check_covered(run, logs, checked)
+    _check_folders(run, "checkpoints", logs, lambda folder: fingerprint(_model_tensors(folder)), checked, say)
+    _check_folders(run, "weights", logs, lambda folder: fingerprint(parameters(folder)), checked, say)
+    _check_pairs(checked)
     _check_states(run, checked, say)
     return checked
 
 
+def _read_logs(run: Run, checked: Checked) -> Logs:
+    hashes = [record for record, _ in _read_log(run.path / "hashes.jsonl", checked)]
+    for step, following in pairwise(record["step"] for record in hashes):
+        if following != step + 1:
+            checked.add("hashes.jsonl", f"step {step} is followed by step {following}")
+    metrics = _read_log(run.path / "metrics.jsonl", checked)
+    digests = {record["step"]: digest for record, digest in metrics}
+    if len(digests) < len(metrics):
+        checked.add("metrics.jsonl", "a step has two lines")
+    by_step = {record["step"]: record for record, _ in metrics}
+    return Logs({record["step"]: record for record in hashes}, by_step, digests)
+
+
 def _read_log(path: Path, checked: Checked) -> list[tuple[dict[str, Any], str]]:
     """(record, SHA-256 of its line) of each whole line; a line that is no record of a step is damage."""
-    data = path.read_bytes() if path.exists() else b""
     records = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+    for number, line in enumerate(whole_lines(path), 1):
         try:
             record = json.loads(line)
         except ValueError:
@@ -94,51 +133,67 @@ def _read_log(path: Path, checked: Checked) -> list[tuple[dict[str, Any], str]]:
     return records
 
 
-def _check_steps(steps: list[int], checked: Checked) -> None:
-    for step, following in pairwise(steps):
-        if following != step + 1:
-            checked.add("hashes.jsonl", f"step {step} is followed by step {following}")
+def _check_span(run: Run, logs: Logs, checked: Checked) -> None:
+    """Whether hashes.jsonl goes from the first step to the last. Of old runs it has only what a resume added."""
+    info = run.info
+    has_hashes = "sources" in info  # both came with the same version of hone
+    if logs.hashes:
+        checked.hashed = logs.first in (0, (info.get("parent") or {}).get("step"))
+        if has_hashes and not checked.hashed:
+            checked.add("hashes.jsonl", f"begins with step {logs.first} instead of step 0")
+    else:
+        checked.hashed = has_hashes
+        if has_hashes and not (run.path / "hashes.jsonl").exists() and _has_recorded(run, logs):
+            checked.hashed = False
+            checked.add("hashes.jsonl", "is missing")
+    end = run.config.get("max_steps")
+    if info["status"] == "done" and checked.hashed and logs.last != end:
+        last = f"ends with step {logs.last}" if logs.hashes else "is empty"
+        checked.add("hashes.jsonl", f"{last}, but the run is done, after {end} steps")
 
 
-def _check_metrics(run: Run, hashes: dict[int, dict[str, Any]], closed: bool, checked: Checked) -> None:
-    lines = _read_log(run.path / "metrics.jsonl", checked)
-    found = {record["step"]: digest for record, digest in lines}
-    if len(found) < len(lines):
-        checked.add("metrics.jsonl", "a step has two lines")
-    for step, line in hashes.items():
-        if (expected := line.get("metrics")) != found.get(step):
-            problem = "is missing" if step not in found else "was added" if expected is None else "has changed"
+def _has_recorded(run: Run, logs: Logs) -> bool:
+    return bool(logs.metrics or run.rollout_steps() or _folders(run, "checkpoints") or _folders(run, "weights"))
+
+
+def _check_metrics(logs: Logs, checked: Checked) -> None:
+    for step, line in logs.hashes.items():
+        if (expected := line.get("metrics")) != logs.digests.get(step):
+            problem = "is missing" if step not in logs.digests else "was added" if expected is None else "has changed"
             checked.add("metrics.jsonl", f"the line of step {step} {problem} (SHA-256 differs from hashes.jsonl)")
-    checked.counts["lines of metrics"] = len(found.keys() & hashes.keys())
-    _check_covered("metrics.jsonl", "the line of step {}", set(found), hashes, closed, checked)
+        elif step < logs.last and "lr" not in logs.metrics.get(step, {}):
+            checked.add("metrics.jsonl", f"the line of step {step} tells of no update, though the run went on after it")
+    checked.counts["lines of metrics"] = len(logs.digests.keys() & logs.hashes.keys())
 
 
-def _check_rollouts(run: Run, hashes: dict[int, dict[str, Any]], closed: bool, checked: Checked) -> None:
-    found = {step: _rollout_name(step) for step in run.rollout_steps()}
-    for step, line in hashes.items():
-        name, expected = _rollout_name(step), line.get("rollouts")
-        if expected is None and step in found:
+def _check_rollouts(run: Run, logs: Logs, checked: Checked) -> None:
+    """A step whose metrics are there has its rollouts, for they are written first."""
+    found = {step: rollouts_file(step) for step in run.rollout_steps()}
+    taken = {step for step, line in logs.metrics.items() if "lr" in line} if run.info["kind"] == "rl" else set()
+    for step in sorted(logs.hashes.keys() | taken):
+        name, expected = rollouts_file(step), logs.hashes.get(step, {}).get("rollouts")
+        if step not in found:
+            if expected is not None or step in taken:
+                checked.add(name, "is missing")
+        elif step in logs.hashes and expected is None:
             checked.add(name, "the run made no rollouts at this step (hashes.jsonl has none)")
-        elif expected is not None and step not in found:
-            checked.add(name, "is missing")
-        elif step in found and sha256(run.path / name) != expected:
+        elif step in logs.hashes and sha256(run.path / name) != expected:
             checked.add(name, "has changed since it was written (SHA-256 differs from hashes.jsonl)")
-    checked.counts["files of rollouts"] = len(found.keys() & hashes.keys())
-    _check_covered("rollouts", "step {}", set(found), hashes, closed, checked)
+    checked.counts["files of rollouts"] = len(found.keys() & logs.hashes.keys())
 
 
-def _rollout_name(step: int) -> str:
-    return f"rollouts/step_{step:06d}.parquet"
-
-
-def _check_covered(
-    file: str, what: str, steps: set[int], hashes: dict[int, dict[str, Any]], closed: bool, checked: Checked
-) -> None:
+def _check_covered(run: Run, logs: Logs, checked: Checked) -> None:
     """What has no hash is damage, but for a last step that a process which died had not got to."""
-    newest = max(hashes)
-    for step in sorted(steps - hashes.keys()):
-        if closed or step != newest + 1:
-            checked.add(file, f"{what.format(step)} has no hash in hashes.jsonl")
+    closed = run.info["status"] in CLOSED
+    for file, what, steps in (
+        ("metrics.jsonl", "the line of step {}", set(logs.metrics)),
+        ("rollouts", "step {}", set(run.rollout_steps())),
+    ):
+        for step in sorted(steps - logs.hashes.keys()):
+            if closed or step != logs.last + 1:
+                checked.add(file, f"{what.format(step)} has no hash in hashes.jsonl")
+            else:
+                checked.open_steps.add(step)
 
 
 def _folders(run: Run, kind: str) -> dict[int, Path]:
@@ -147,29 +202,53 @@ def _folders(run: Run, kind: str) -> dict[int, Path]:
 
 
 def _check_folders(
-    run: Run,
-    kind: str,
-    hashes: dict[int, dict[str, Any]],
-    fingerprint_of: Callable[[Path], str],
-    checked: Checked,
-    say: Callable[[str], None],
+    run: Run, kind: str, logs: Logs, fingerprint_of: Callable[[Path], str], checked: Checked, say: Say
 ) -> None:
     """Every byte of `<kind>/step_N`, and whether the weights there are those that hashes.jsonl knows."""
     folders = _folders(run, kind)
+    initial = {0: run.info.get("sources", {}).get("model")}
     for step, folder in folders.items():
         say(f"checking {kind}/step_{step}")
-        problems = verify(folder)
-        for problem in problems:
-            name, _, what = problem.partition(" ")
-            inside = name != folder.name
-            checked.add(f"{kind}/{folder.name}" + (f"/{name}" if inside else ""), what)
-        expected = hashes.get(step, {}).get("weights")
-        if not problems and expected and (actual := fingerprint_of(folder)) != expected:
-            checked.add(
-                f"{kind}/{folder.name}/model.safetensors",
-                f"its weights have the fingerprint {actual}; hashes.jsonl says {expected} for version {step}",
-            )
+        name, weights = f"{kind}/{folder.name}", f"{kind}/{folder.name}/model.safetensors"
+        if problems := verify(folder):
+            for problem in problems:
+                inside, _, what = problem.partition(" ")
+                checked.add(name if inside == folder.name else f"{name}/{inside}", what)
+            continue
+        expected = logs.hashes.get(step, {}).get("weights") or initial.get(step)
+        actual = _fingerprint(folder, fingerprint_of)
+        if actual is None:
+            checked.add(weights, "holds no weights of this run's model, though it fits its COMPLETE")
+        elif expected is None and checked.hashed and step > logs.last + 1:
+            checked.add(name, f"hashes.jsonl has no version {step}: it ends with {logs.last}")
+        elif expected is None:
+            checked.open_weights.setdefault(step, {})[name] = actual
+        elif actual != expected:
+            problem = f"its weights have the fingerprint {actual}; hashes.jsonl says {expected} for version {step}"
+            checked.add(weights, problem)
     checked.counts[kind] = len(folders)
+
+
+def _fingerprint(folder: Path, fingerprint_of: Callable[[Path], str]) -> str | None:
+    """That of the weights in a folder; None if there are none that could be this run's."""
+    from safetensors import SafetensorError
+
+    try:
+        return fingerprint_of(folder)
+    except (OSError, UserError, SafetensorError):
+        return None
+
+
+def _check_pairs(checked: Checked) -> None:
+    """A checkpoint and the weights beside it are of one version, whether hashes.jsonl knows it or not."""
+    for step, found in checked.open_weights.items():
+        if len(set(found.values())) > 1:
+            checkpoint, weights = found.values()
+            checked.add(
+                f"weights/step_{step}/model.safetensors",
+                f"its weights have the fingerprint {weights}, those of checkpoints/step_{step} {checkpoint}, and "
+                "hashes.jsonl has neither: one of the two was changed, and its COMPLETE with it",
+            )
 
 
 def _model_tensors(folder: Path) -> Tensors:
@@ -178,60 +257,27 @@ def _model_tensors(folder: Path) -> Tensors:
     return load_file(folder / "model.safetensors")
 
 
-def _check_states(run: Run, checked: Checked, say: Callable[[str], None]) -> None:
+def _check_states(run: Run, checked: Checked, say: Say) -> None:
     """What each intact checkpoint remembers of the logs and of the draws."""
-    damaged = {damage.file.rsplit("/", 1)[0] for damage in checked.damages}
-    spoilt = {damage.file for damage in checked.damages}
     hashes = run.path / "hashes.jsonl"
     data = hashes.read_bytes() if hashes.exists() else b""
-    states = {}
+    ledgers = {}
     for step, folder in _folders(run, "checkpoints").items():
-        if f"checkpoints/{folder.name}" in damaged | spoilt:
+        if checked.is_spoilt(f"checkpoints/{folder.name}"):
             continue
-        states[step] = json.loads((folder / "state.json").read_text())
-        log = states[step].get("logs", {}).get("hashes.jsonl")
-        if log and hashlib.sha256(data[: log["bytes"]]).hexdigest() != log["sha256"]:
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            log = state.get("logs", {}).get("hashes.jsonl")
+            changed = log and hashlib.sha256(data[: log["bytes"]]).hexdigest() != log["sha256"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            checked.add(f"checkpoints/{folder.name}/state.json", "is not the state of a run, though it fits COMPLETE")
+            continue
+        if changed:
             checked.add("hashes.jsonl", f"its first {log['bytes']} bytes are not what checkpoint step_{step} says")
-    _check_ledgers(run, states, spoilt, checked, say)
-
-
-def _check_ledgers(
-    run: Run, states: dict[int, dict[str, Any]], spoilt: set[str], checked: Checked, say: Callable[[str], None]
-) -> None:
-    ledgers = {step: state["ledger"] for step, state in states.items() if "ledger" in state}
-    if not ledgers:
-        return
-    say("checking the ledger against the rollouts")
-    entries: dict[int, dict[str, Any]] = {}
-    for step in run.rollout_steps():
-        if step < max(ledgers) and (name := _rollout_name(step)) not in spoilt:
-            try:
-                entries |= {entry["draw"]: entry for entry in drawn(run, step)}
-            except UserError:  # without hashes.jsonl nothing else has looked at it
-                checked.add(name, "is not a Parquet file that can be read")
-    for step, ledger in ledgers.items():
-        wrong = [entry for entry in ledger if entries.get(entry["draw"], entry) != entry]
-        if wrong:
-            checked.add(
-                f"checkpoints/step_{step}/state.json",
-                f"draw {wrong[0]['draw']} is in its ledger as {_facts(wrong[0])}, in the rollouts as "
-                f"{_facts(entries[wrong[0]['draw']])}",
-            )
-
-
-def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """The ledger's entries of a step, from its rollouts."""
-    table = run.rollouts(step).select(["draw", "example_id", "state", "token_ids"])
-    entries: dict[int, dict[str, Any]] = {}
-    for row in table.to_pylist():
-        draw, tokens = row["draw"], len(row["token_ids"])
-        new = {"draw": draw, "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
-        entry = entries.setdefault(draw, new)
-        entry["tokens"] += tokens
-        if row["state"] != "failed":  # a row whose grader failed says so, whatever became of its group
-            entry["state"] = row["state"]
-    return list(entries.values())
-
-
-def _facts(entry: dict[str, Any]) -> str:
-    return f"example {entry['example_id']} of step {entry['step']}, {entry['state']}, {entry['tokens']} tokens"
+        if run.info["kind"] == "rl":
+            ledgers[step] = state.get("ledger")
+    if ledgers:
+        say("checking the ledger against the rollouts")
+        spoilt = {step for step in range(max(ledgers)) if checked.is_spoilt(rollouts_file(step))}
+        for file, problem in check_ledgers(run, ledgers, spoilt):
+            checked.add(file, problem)

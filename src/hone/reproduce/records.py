@@ -49,7 +49,17 @@ class Records:
         """True if an update of this step is recorded."""
         return "lr" in self.metrics.get(step, {})
 
-    def fingerprint(self, version: int) -> str | None:
+    @cached_property
+    def last_evaluation(self) -> int | None:
+        """The version after the last step, if the run recorded an evaluation of it."""
+        last = max(self.metrics, default=-1)
+        return last if not self.is_update(last) and self.was_evaluated(last) else None
+
+    def was_evaluated(self, version: int) -> bool:
+        """True if an evaluation of this version is recorded, before its step or at the end."""
+        return any(name.startswith(EVALUATIONS) for name in self.metrics.get(version, {}))
+
+    def recorded_fingerprint(self, version: int) -> str | None:
         """That of the weights of a version; None where it isn't recorded."""
         return self.hashes.get(version, {}).get("weights")
 
@@ -62,14 +72,15 @@ class Records:
         metrics = self.metrics.get(step)
         if metrics is not None and not evaluations:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(EVALUATIONS)}
-        return StepRecord(step, self.rows(step), metrics, self.fingerprint(step), self.fingerprint(step + 1))
+        before, after = self.recorded_fingerprint(step), self.recorded_fingerprint(step + 1)
+        return StepRecord(step, self.rows(step), metrics, before, after)
 
     def weights_digest(self, version: int) -> str | None:
         """For runs without hashes: a digest of the weights in `weights/step_N`, from its completion marker."""
         folder = self.run.path / "weights" / f"step_{version}"
         if not is_complete(folder):
             return None
-        files = json.loads((folder / MARKER).read_text())["files"]
+        files: dict[str, dict[str, Any]] = json.loads((folder / MARKER).read_text())["files"]
         digests = [f"{name} {facts['sha256']}" for name, facts in files.items() if name.endswith(".safetensors")]
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 

@@ -11,6 +11,7 @@ from hone.reproduce.integrity import Tensors
 from hone.reproduce.records import Records
 from hone.reproduce.versions import Tell, Versions
 from hone.runs.files import sha256
+from hone.runs.rollouts import rollouts_file
 from hone.trainer.fingerprint import fingerprint
 
 
@@ -58,7 +59,7 @@ def replay(
 def _changed_file(records: Records, step: int) -> Difference | None:
     """Rollouts that are not those that were hashed when they were written."""
     expected = records.hashes.get(step, {}).get("rollouts")
-    name = f"rollouts/step_{step:06d}.parquet"
+    name = rollouts_file(step)
     actual = sha256(records.run.path / name)
     if expected is None or actual == expected:
         return None

@@ -2,12 +2,17 @@
 
 A step is executed again from the nearest checkpoint before it, or from the initial model: the recorded rollouts bring
 the weights to the step, each version compared with its fingerprint; then the step is sampled, graded and trained anew,
-and compared quantity by quantity. Four verdicts:
+and compared quantity by quantity. What a run that was killed had not yet hashed is always executed again, and so is the
+evaluation at the end. Five verdicts:
 
-verified         all files are as they were written, and the steps come out equal to the bit
+verified         the files are as they were written, and the steps come out equal to the bit
+files only       the files are as they were written; no step was executed again
 differs          a step comes out otherwise, though machine and sources are those of the run
 damaged          files are not as they were written
 not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
+
+Covered are metrics.jsonl, hashes.jsonl, rollouts/, checkpoints/ and weights/; timings.jsonl, events.jsonl and logs/ are
+not. run.json and config.toml say what to execute: their hashes are in the certificate, and nowhere in the run.
 """
 
 from __future__ import annotations
@@ -18,21 +23,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hone import rng
-from hone.reproduce.compare import Difference, first_difference
+from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.integrity import Checked, Damage
+from hone.reproduce.machine import inexact
 from hone.reproduce.records import EVALUATIONS
 from hone.reproduce.versions import Tell, Versions
 
-Verdict = Literal["verified", "differs", "damaged", "not comparable"]
-EXIT_CODES: dict[Verdict, int] = {"verified": 0, "differs": 1, "damaged": 1, "not comparable": 3}
+Verdict = Literal["verified", "files only", "differs", "damaged", "not comparable"]
+EXIT_CODES: dict[Verdict, int] = {"verified": 0, "files only": 0, "differs": 1, "damaged": 1, "not comparable": 3}
 
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step, executed again.
+    """One step, executed again; or with `is_evaluation` the evaluation of the last version, which `step` then is.
 
     `start` is where its weights came from, in words, `replayed` how many steps were replayed from there. `difference`
-    is the first one that was found: with `while_replaying` at a step before, replayed from its recorded rollouts.
+    is the first one that was found: with `while_replaying` at a step before, replayed from its recorded rollouts. With
+    `damage` it shows that this file was changed.
     """
 
     step: int
@@ -42,6 +49,8 @@ class StepCheck:
     while_replaying: bool
     fingerprint: str | None
     seconds: float
+    is_evaluation: bool = False
+    damage: Damage | None = None
 
     def sentence(self) -> str:
         """How the step came out."""
@@ -53,11 +62,15 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """What was found. `reasons` are why a difference would prove nothing; `notes` what could not be checked."""
+    """What was found. `evaluation` is the check of the one at the end, if the run has it and it was done again.
+
+    `reasons` are why a difference would prove nothing; `notes` what could not be checked.
+    """
 
     verdict: Verdict
     checked: Checked
     steps: list[StepCheck] = field(default_factory=list)
+    evaluation: StepCheck | None = None
     seed: int | None = None
     candidates: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -66,7 +79,8 @@ class Verification:
     @property
     def difference(self) -> StepCheck | None:
         """The step that came out otherwise."""
-        return next((check for check in self.steps if check.difference is not None), None)
+        checks = [*self.steps, *([self.evaluation] if self.evaluation else [])]
+        return next((check for check in checks if check.difference is not None), None)
 
 
 def choose(candidates: Sequence[int], count: int, seed: int) -> list[int]:
@@ -76,49 +90,99 @@ def choose(candidates: Sequence[int], count: int, seed: int) -> list[int]:
     return sorted(candidates[int(i)] for i in picked)
 
 
+def unhashed_steps(checked: Checked) -> list[int]:
+    """Steps that have to be executed again, for only that tells whether what they wrote was changed; ascending."""
+    if not checked.hashed:
+        return []  # of a run without hashes that would be all of them
+    return sorted(checked.open_steps | {version - 1 for version in checked.open_weights if version})
+
+
 def check_steps(
     verification: Verification,
     versions: Versions,
     steps: Sequence[int],
+    evaluated: int | None,
     ended: Callable[[StepCheck], None],
     replaying: Tell = lambda step: None,
     repeating: Tell = lambda step: None,
 ) -> None:
-    """Executes the steps again, up to the first that comes out otherwise, and sets the verdict.
+    """Executes the steps again, then the evaluation of version `evaluated`, and sets the verdict.
 
-    `replaying(step)` and `repeating(step)` are called before either is done, `ended` when a step has been checked.
+    Stops at the first that comes out otherwise. `replaying(step)` and `repeating(step)` are called before either is
+    done, `ended` when a step has been checked.
     """
     for step in steps:
-        check = _check(versions, step, replaying, repeating)
+        check = _check(verification.checked, versions, step, replaying, repeating)
         verification.steps.append(check)
         ended(check)
         if check.difference is not None:
-            _judge(verification, versions)
+            _judge(verification, versions, check)
             return
-    verification.verdict = "verified"
+    if evaluated is not None:
+        verification.evaluation = check = _check_evaluation(versions, evaluated, replaying, repeating)
+        ended(check)
+        if check.difference is not None:
+            _judge(verification, versions, check)
+            return
+    verification.verdict = "verified" if steps else "files only"
 
 
-def _check(versions: Versions, step: int, replaying: Tell, repeating: Tell) -> StepCheck:
+def _check(checked: Checked, versions: Versions, step: int, replaying: Tell, repeating: Tell) -> StepCheck:
     clock = time.perf_counter()
-    versions.approach(step)
-    trainer, records = versions.execution.trainer, versions.records
-    start, to_replay = versions.came_from, step - trainer.version
-    if found := versions.replay(step, replaying):
+    start, to_replay, found = _reach(versions, step, replaying)
+    if found is not None:
         return StepCheck(step, start, to_replay, found, True, None, time.perf_counter() - clock)
     repeating(step)
     again = versions.execution.repeat(step)
     evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-    found = first_difference(records.record(step, evaluations=evaluated), again)
-    return StepCheck(step, start, to_replay, found, False, again.after, time.perf_counter() - clock)
+    found = first_difference(versions.records.record(step, evaluations=evaluated), again)
+    damage = None
+    if found is None:
+        found, damage = _changed_weights(checked, again)
+    seconds = time.perf_counter() - clock
+    return StepCheck(step, start, to_replay, found, False, again.after, seconds, damage=damage)
 
 
-def _judge(verification: Verification, versions: Versions) -> None:
-    """What a step that came out otherwise means."""
+def _check_evaluation(versions: Versions, version: int, replaying: Tell, repeating: Tell) -> StepCheck:
+    clock = time.perf_counter()
+    start, to_replay, found = _reach(versions, version, replaying)
+    again = None
+    if found is None:
+        repeating(version)
+        again = versions.execution.evaluation()
+        recorded = versions.records.record(version)
+        found = first_difference(StepRecord(version, None, recorded.metrics or {}, recorded.before), again)
+    fingerprint = again.before if again else None
+    seconds = time.perf_counter() - clock
+    return StepCheck(version, start, to_replay, found, again is None, fingerprint, seconds, is_evaluation=True)
+
+
+def _reach(versions: Versions, version: int, replaying: Tell) -> tuple[str, int, Difference | None]:
+    """Brings the execution to this version: (where it came from, steps to replay, the first that differs)."""
+    versions.approach(version)
+    to_replay = version - versions.execution.trainer.version
+    return versions.came_from, to_replay, versions.replay(version, replaying)
+
+
+def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | None, Damage | None]:
+    """Saved weights of the version that a step made, of which hashes.jsonl has no fingerprint, if they are others."""
+    for name, fingerprint in checked.open_weights.get(again.step + 1, {}).items():
+        if fingerprint != again.after:
+            found = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)
+            problem = f"its weights are not those that step {again.step} makes: they were changed, and its COMPLETE too"
+            return found, Damage(f"{name}/model.safetensors", problem)
+    return None, None
+
+
+def _judge(verification: Verification, versions: Versions, check: StepCheck) -> None:
+    """What a step that came out otherwise means. What made the run inexact later is no excuse for it."""
+    assert check.difference is not None
+    verification.reasons += inexact(versions.records.run.info, check.difference.step)
     if verification.reasons:
         verification.verdict = "not comparable"
         return
     verification.verdict = "differs"
-    if damage := _bad_start(versions):
+    if damage := check.damage or _bad_start(versions):
         verification.verdict = "damaged"
         verification.checked.damages.append(damage)
 

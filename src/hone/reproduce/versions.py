@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hone.errors import UserError
 from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.execution import Execution
 from hone.reproduce.records import Records
@@ -18,16 +19,21 @@ Tell = Callable[[int], None]
 class Versions:
     """Loads versions into an execution: from the checkpoints that are intact, and version 0 from the initial model.
 
-    `has_initial`: the model that the execution was made with is the one that the run began with.
+    `has_initial`: the model that the execution was made with is the one that the run began with. Versions before
+    `first` are left out, for the steps after them were taken with other settings.
     """
 
-    def __init__(self, execution: Execution, records: Records, intact: Sequence[int], has_initial: bool) -> None:
+    def __init__(
+        self, execution: Execution, records: Records, intact: Sequence[int], has_initial: bool, first: int = 0
+    ) -> None:
         self.execution = execution
         self.records = records
         self.checkpoints = records.run.checkpoints
-        self.intact = intact
+        self.intact = [version for version in intact if version >= first]
+        self.first = first
+        keep = has_initial and first == 0
         model = execution.trainer.model
-        self._initial = {n: p.detach().clone() for n, p in model.named_parameters()} if has_initial else None
+        self._initial = {n: p.detach().clone() for n, p in model.named_parameters()} if keep else None
         self.loaded = -1
         """The version that was loaded last."""
 
@@ -62,8 +68,14 @@ class Versions:
         trainer = self.execution.trainer
         if version in self.intact:
             tensors, state = self.checkpoints.load(version)
-            self._reset(tensors["model"])
-            trainer.load_tensors(tensors, version)
+            try:
+                self._reset(tensors["model"])
+                trainer.load_tensors(tensors, version)
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise UserError(
+                    f"{self.checkpoints.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
+                    f"{str(error).splitlines()[0]}), though it fits its COMPLETE: restore it from another copy"
+                ) from error
         else:
             assert version == 0 and self._initial is not None
             self._reset(self._initial)

@@ -29,7 +29,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     draws = [entry | {"source": CHECKPOINT} for entry in entries]
     for later in run.rollout_steps():
         if later >= step:
-            draws += _from_rollouts(run, later)
+            draws += [entry | {"source": ROLLOUTS} for entry in drawn(run, later)]
     return draws
 
 
@@ -45,17 +45,23 @@ def _state(folder: Path) -> dict[str, Any] | None:
     """`state.json` of a checkpoint, if it is intact. Its tensors, which may be large, are not read."""
     if not is_complete(folder):
         return None
-    listed = json.loads((folder / MARKER).read_text())["files"]["state.json"]["sha256"]
-    return json.loads((folder / "state.json").read_bytes()) if sha256(folder / "state.json") == listed else None
+    listed = json.loads((folder / MARKER).read_text())["files"].get("state.json")
+    if listed is None or sha256(folder / "state.json") != listed["sha256"]:
+        return None
+    return json.loads((folder / "state.json").read_bytes())
 
 
-def _from_rollouts(run: Run, step: int) -> list[dict[str, Any]]:
-    """The draws of a step, each with the state of its group: that of a sample that isn't failed, if there is one."""
+def drawn(run: Run, step: int) -> list[dict[str, Any]]:
+    """The ledger's entries of a step, from its rollouts, by draw.
+
+    A group's state is that of a sample that isn't failed, if there is one: a sample whose grader failed says so,
+    whatever became of its group.
+    """
     draws: dict[int, dict[str, Any]] = {}
-    for row in run.rollouts(step).select(["draw", "step", "example_id", "state", "token_ids"]).to_pylist():
-        tokens = len(row.pop("token_ids"))
-        entry = draws.setdefault(row["draw"], row | {"tokens": 0, "source": ROLLOUTS})
-        entry["tokens"] += tokens
+    for row in run.rollouts(step).select(["draw", "example_id", "state", "token_ids"]).to_pylist():
+        new = {"draw": row["draw"], "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
+        entry = draws.setdefault(row["draw"], new)
+        entry["tokens"] += len(row["token_ids"])
         if entry["state"] == "failed":
             entry["state"] = row["state"]
     return [draws[draw] for draw in sorted(draws)]

@@ -29,6 +29,11 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+def rollouts_file(step: int) -> str:
+    """Where the rollouts of a step lie, relative to the run."""
+    return f"rollouts/step_{step:06d}.parquet"
+
+
 def schema() -> pyarrow.Schema:
     """Columns and types. Every step's file has all of them, so that any set of files is one table."""
     import pyarrow as pa
