@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from refusals import fails
-from run_folders import checkpoint, make_run, metrics, write_lines
+from run_folders import checkpoint, make_run, write_lines
 
 from hone.cli import main
 from hone.runs.files import new_dir, sha256, write_file
@@ -37,7 +37,8 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     for step in (1, 2):
         checkpoint(run, step)
     certificate = {"verdict": "verified", "steps": [{"step": 1}, {"step": 2}], "date": "2026-01-02T03:04:05+00:00"}
-    certificate["sha256"] = {"metrics.jsonl": sha256(run / "metrics.jsonl")}
+    files = ["run.json", "config.toml", "metrics.jsonl", "checkpoints/step_1/COMPLETE", "checkpoints/step_2/COMPLETE"]
+    certificate["sha256"] = {name: sha256(run / name) for name in files}
     Path("outputs/a.verify.json").write_text(json.dumps(certificate))
     events = [{"kind": "checkpoint", "step": step, "time": "2026-01-02T03:04:05+00:00"} for step in range(9)]
     write_lines(run / "events.jsonl", events, "a")
@@ -59,7 +60,13 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     assert found["events"].count("checkpoint at step") == 2 and "step 8" in found["events"]
     words = r"verified, steps 1, 2 done again, 2026-01-0\d \d\d:04 \(a\.verify\.json beside the run\)"
     assert re.fullmatch(words, found["certificate"])
-    write_lines(run / "metrics.jsonl", [metrics("rl", 3)], "a")
+    unchanged = {name: (run / name).read_bytes() for name in files}
+    for name in files[2:]:
+        (run / name).write_bytes(unchanged[name].replace(b'"', b' "', 1))
+        assert main(["runs", "show", "outputs/a"]) == 0
+        assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"], name
+        (run / name).write_bytes(unchanged[name])
+    checkpoint(run, 3)
     assert main(["runs", "show", "outputs/a"]) == 0
     assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"]
 
@@ -72,7 +79,7 @@ def test_a_run_that_used_up_its_budget_goes_on_with_twice_as_much(capsys: pytest
     write_lines(run / "timings.jsonl", [{"step": 2, "time/step": 0.5, "time/total": 1620.0}])
     assert main(["runs", "show", "outputs/a"]) == 0
     out = capsys.readouterr().out
-    assert page(out)["budget"] == "0.45 of 0.5 hours, 0.90 of 3.00 US dollars, 200 of 3.0M tokens"
+    assert page(out)["budget"] == "0.45 of 0.5 hours, 0.90 of 3.00 US dollars, 200 of 3,000,000 tokens"
     assert out.startswith("outputs/a: its budget is used up after 3 of 4 steps, and it is saved\n")
     command = "hone rl @ outputs/a/config.toml --resume --detach"
     assert out.endswith(f"\n  {command} --budget.hours 1.0 --budget.usd 6.0 --budget.tokens 6000000\n")
@@ -84,7 +91,7 @@ def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
     make_run(Path("outputs/a"), "stopped", steps=1).rename("b c")
     assert main(["runs", "show", "b c"]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("To start it again from step 0:\n  hone rl @ 'b c/config.toml' --output-dir 'b c' --resume\n")
+    assert out.endswith("To start it again from step 0:\n  hone rl @ 'b c/config.toml' --resume --output-dir 'b c'\n")
     run = make_run(Path("outputs/d"))
     for step in (2, 4):
         with new_dir(run / "weights" / f"step_{step}") as folder:

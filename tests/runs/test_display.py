@@ -150,7 +150,7 @@ def test_live_panel():
     assert lines_of(progress, 100)[1].startswith("0/150 steps")
     for step in range(40):
         clock.now += 0.3
-        progress.update(step, {"step": step} | RL | (EVAL if step == 30 else {}), TIMES)
+        progress.update(step, {"step": step} | RL | (EVAL if step == 30 else {}), TIMES | {"time/total": 12.5})
     progress.enter("train")
     clock.now += 3
     lines = lines_of(progress, 100, "stopping soon")

@@ -32,6 +32,9 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     assert one.seconds == 1.5
     write_lines(run / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 77.25}], "a")
     assert summarize(run).seconds == 77.25
+    (run / "superseded" / "1").mkdir(parents=True)  # what a resume rolled back was spent all the same
+    write_lines(run / "superseded" / "1" / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 99.5}])
+    assert summarize(run).seconds == 99.5
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
@@ -58,6 +61,10 @@ def test_what_is_not_a_run_or_is_damaged_is_told(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("garbage\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 1, is damaged"):
         summarize(run)
+    for name in ("config.toml", "run.json"):
+        (run / name).write_text("{")
+        with pytest.raises(UserError, match=rf"{name} is damaged \(.+\): mend it, or restore it from a copy"):
+            summarize(run)
 
 
 @pytest.mark.parametrize("name", ["status", "exact", "hardware"])
@@ -66,7 +73,7 @@ def test_a_run_json_without_what_it_must_say_is_damaged(tmp_path: Path, name: st
     info = json.loads((run / "run.json").read_text())
     del info[name]
     (run / "run.json").write_text(json.dumps(info))
-    with pytest.raises(UserError, match=rf"run\.json is damaged \({name} is missing\)"):
+    with pytest.raises(UserError, match=rf"run\.json is damaged \({name} is missing\): mend it, or rest"):
         summarize(run)
 
 

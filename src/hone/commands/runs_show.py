@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from hone.commands.runs_words import print_next, standing, typed
 from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.config.runs import RunsShowConfig
+from hone.config.shared import BudgetConfig
 from hone.errors import UserError
-from hone.runs.files import read_json, sha256
+from hone.runs.budget import in_words
+from hone.runs.certificates import certificate_path, pinned
+from hone.runs.files import read_json
 from hone.runs.listing import find_run
-from hone.runs.outputs import CERTIFICATE
-from hone.runs.progress import duration, thousands
+from hone.runs.progress import duration
 from hone.runs.reader import Run
 from hone.runs.summary import Summary, describe_event, local_time, shortened, summarize
 
@@ -126,20 +129,16 @@ def _steps_in(found: list[int], folder: Path) -> str:
 
 def _spent(one: Summary) -> str:
     """What is used up of each limit of the run's budget."""
-    budget, hours = one.config.get("budget", {}), one.seconds / 3600
-    price = budget.get("usd_per_hour", 0.0)
-    tokens = one.progress.metrics.get("tokens/total", 0)
-    spent = {
-        "hours": lambda limit: f"{hours:.2f} of {limit:g} hours",
-        "usd": lambda limit: f"{hours * price:.2f} of {limit:.2f} US dollars",
-        "tokens": lambda limit: f"{thousands(tokens)} of {thousands(limit)} tokens",
-    }
-    return ", ".join(words(budget[name]) for name, words in spent.items() if name in budget)
+    if not (table := one.config.get("budget")):
+        return ""
+    limits = BudgetConfig.model_validate(table)
+    spent = replace(one.spent, usd=one.spent.usd_at(limits.usd_per_hour or 0.0))
+    return ", ".join(in_words(name, spent, limits) for name in ("hours", "usd", "tokens") if name in table)
 
 
 def _certificate(path: Path) -> str:
     """The verdict of the certificate that `hone verify` left beside the run; empty without one."""
-    file = path.resolve().with_name(path.resolve().name + CERTIFICATE)
+    file = certificate_path(path)
     if not file.is_file():
         return ""
     try:
@@ -148,6 +147,5 @@ def _certificate(path: Path) -> str:
         return f"{file.name} can't be read"
     steps = [str(check["step"]) for check in facts.get("steps", [])]
     again = f", step{'s' if len(steps) > 1 else ''} {', '.join(steps)} done again" if steps else ""
-    changed = any(not (path / name).is_file() or sha256(path / name) != old for name, old in facts["sha256"].items())
-    stale = "; the run has changed since: verify it again" if changed else ""
+    stale = "; the run has changed since: verify it again" if facts["sha256"] != pinned(path) else ""
     return f"{facts['verdict']}{again}, {local_time(facts['date'])} ({file.name} beside the run){stale}"

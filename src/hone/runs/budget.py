@@ -54,8 +54,7 @@ class Budget:
         price = self.limits.usd_per_hour if self.limits else None
         if price is None:
             return self._before.usd
-        earlier = self._before.seconds / 3600 * price if self._before.usd is None else self._before.usd
-        return earlier + (self._clock() - self._began) / 3600 * price
+        return self._before.usd_at(price) + (self._clock() - self._began) / 3600 * price
 
     def took(self, phase: str, seconds: float) -> None:
         """A phase that the end of the run may need time for."""

@@ -129,7 +129,7 @@ def _speed(timings: dict[str, Any]) -> str:
         shown = [
             f"{name} {short_seconds(value)}"
             for name, value in phases.items()
-            if name != "step" and value > 0.02 * seconds
+            if name not in ("step", "total") and value > 0.02 * seconds
         ]
         parts.append(f"{short_seconds(seconds)}/step" + (f" ({', '.join(shown)})" if shown else ""))
     return ", ".join(parts)

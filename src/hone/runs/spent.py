@@ -29,6 +29,10 @@ class Spent:
     recent_tokens: tuple[int, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
 
+    def usd_at(self, price: float) -> float:
+        """US dollars, at `price` per hour if none was given then."""
+        return self.seconds / 3600 * price if self.usd is None else self.usd
+
 
 def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
     """What the run in `folder`, with this run.json, has spent. Tokens are those of the steps that it still has."""
@@ -38,13 +42,18 @@ def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
     totals = [0, *(line["tokens/total"] for line in metrics if line.get("tokens/total") is not None)]
     steps = {line["step"] for line in metrics if line.get("tokens/total") is not None}
     return Spent(
-        seconds=_largest("time/total", [*lines, *superseded], info.get("seconds")) or 0.0,
+        seconds=_largest("time/total", [*lines, *superseded], info.get("seconds")) or _of_steps(lines),
         usd=_largest("usd/total", [*lines, *superseded], info.get("usd")),
         tokens=totals[-1],
         recent_seconds=tuple(line.get("time/step") or 0.0 for line in lines if line["step"] in steps)[-RECENT:],
         recent_tokens=tuple(after - before for before, after in pairwise(totals))[-RECENT:],
         phases={name: _largest(f"time/{name}", lines) or 0.0 for name in ENDING},
     )
+
+
+def _of_steps(lines: list[dict[str, Any]]) -> float:
+    """Seconds of a run that did not yet record its total."""
+    return sum(line.get("time/step") or 0.0 for line in lines)
 
 
 def _largest(name: str, lines: list[dict[str, Any]], other: float | None = None) -> float | None:

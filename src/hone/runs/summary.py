@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import read_json, read_lines
+from hone.runs.files import RESTORE, read_json, read_lines
 from hone.runs.liveness import holder
 from hone.runs.outputs import existing_run
 from hone.runs.progress import Progress
 from hone.runs.reader import Run
 from hone.runs.settings import read_toml
+from hone.runs.spent import Spent, spent
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
@@ -27,7 +28,7 @@ _AT_WORK = ("running", "copying")
 class Summary:
     """How a run stands. `config` is empty while it has none; `pid` as `hone.runs.liveness.holder` says it.
 
-    `seconds` is what all processes of the run took so far, for a run without `time/total` what its steps took.
+    `spent` is what all of its processes took so far; of an evaluation it knows the seconds only.
     """
 
     path: Path
@@ -36,7 +37,12 @@ class Summary:
     status: str
     pid: int | None
     progress: Progress
-    seconds: float
+    spent: Spent
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of all processes of the run so far."""
+        return self.spent.seconds
 
     @property
     def kind(self) -> str:
@@ -64,10 +70,10 @@ def summarize(path: Path) -> Summary:
     status = KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
     config = read_toml(path / "config.toml") if (path / "config.toml").is_file() else {}
     if info["kind"] == "eval":
-        progress, seconds = _evaluation(path)
+        progress, taken = _evaluation(path)
     else:
-        progress, seconds = _training(path, info["kind"], config.get("max_steps", 0))
-    return Summary(path, info, config, status, pid, progress, seconds)
+        progress, taken = _training(path, info["kind"], config.get("max_steps", 0)), spent(path, info)
+    return Summary(path, info, config, status, pid, progress, taken)
 
 
 def local_time(stamp: str | None) -> str:
@@ -95,26 +101,20 @@ def _info(path: Path) -> dict[str, Any]:
     assert info is not None, "run.json disappeared"
     needed = _FACTS if info["kind"] == "eval" else _FACTS | _TRAINING_FACTS
     if missing := sorted(needed - info.keys()):
-        raise UserError(f"{path / 'run.json'} is damaged ({missing[0]} is missing)")
+        raise UserError(f"{path / 'run.json'} is damaged ({missing[0]} is missing): {RESTORE}")
     return info
 
 
-def _training(path: Path, kind: str, max_steps: int) -> tuple[Progress, float]:
+def _training(path: Path, kind: str, max_steps: int) -> Progress:
     timings = {record.get("step"): record for record in read_lines(path / "timings.jsonl")}
     progress = Progress(kind, max_steps)
     for record in read_lines(path / "metrics.jsonl"):
         progress.update(record["step"], record, timings.get(record["step"], {}))
-    return progress, seconds_taken(list(timings.values()))
+    return progress
 
 
-def seconds_taken(timings: list[dict[str, Any]]) -> float:
-    """Seconds of a run so far: `time/total` of the last line that has it, else the sum of `time/step`."""
-    totals = [record["time/total"] for record in timings if "time/total" in record]
-    return totals[-1] if totals else sum(record.get("time/step") or 0.0 for record in timings)
-
-
-def _evaluation(path: Path) -> tuple[Progress, float]:
+def _evaluation(path: Path) -> tuple[Progress, Spent]:
     progress = Progress("eval", 0)
     metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
     progress.evals = metadata.get("metrics", {})
-    return progress, sum(metadata.get("seconds", {}).values())
+    return progress, Spent(sum(metadata.get("seconds", {}).values()))
