@@ -41,7 +41,7 @@ def test_a_tail_notices_a_log_that_was_rewound_or_is_damaged(tmp_path: Path) -> 
     with pytest.raises(Rewound):
         tail.new()
     path.write_text("garbage\n")
-    with pytest.raises(UserError, match=r"log\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"log\.jsonl is damaged \(.+\): mend or delete that line"):
         Tail(path).new()
     tail = Tail(tmp_path / "log.jsonl")
     path.write_text("{}\n")

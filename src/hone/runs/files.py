@@ -23,6 +23,8 @@ TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
 _OLD = TMP_PREFIX + "old-"
 MARKER = "COMPLETE"
+RESTORE = "mend it, or restore it from a copy"
+"""What to do about a damaged file."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 _FILE_MODE = 0o666 & ~_UMASK
@@ -233,14 +235,14 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return record
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. UserError if its content isn't that; OSError if it can't be read."""
+def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
+    """A JSON file that holds an object. UserError with the remedy if its content isn't that; OSError if it can't be read."""
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): mend it, or choose another --output-dir") from None
+        raise UserError(f"{path} is damaged ({error}): {remedy}") from None
     return value
 
 

@@ -53,7 +53,7 @@ class Tail:
         try:
             return [json.loads(line) for line in whole.splitlines()]
         except ValueError as error:
-            raise UserError(f"{self._path} is damaged ({error}): it can't be followed") from None
+            raise UserError(f"{self._path} is damaged ({error}): mend or delete that line, then attach again") from None
 
 
 class Steps:

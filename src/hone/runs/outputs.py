@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import TMP_PREFIX, read_json, sweep
+from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
 NAMES = (
     "config.toml",
@@ -53,10 +53,10 @@ def run_info(folder: Path) -> dict[str, Any] | None:
     return info if known else None
 
 
-def existing_run(folder: Path) -> dict[str, Any] | None:
-    """`run_info`, but UserError if there is a run.json that is damaged."""
+def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
+    """`run_info`, but UserError with the remedy if there is a run.json that is damaged."""
     if (folder / "run.json").is_file():
-        read_json(folder / "run.json")
+        read_json(folder / "run.json", remedy)
     return run_info(folder)
 
 

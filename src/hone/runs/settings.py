@@ -11,6 +11,7 @@ from typing import Any
 from hone.config.dump import to_toml
 from hone.config.shared import RunConfig
 from hone.errors import UserError
+from hone.runs.files import RESTORE
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
@@ -51,7 +52,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): mend it, or choose another --output-dir") from None
+        raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
 
 
 def changes(before: Path, config: RunConfig, sources: Mapping[str, str]) -> list[Change]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_DAMAGED = "mend it, or choose another --output-dir"
+
+
 class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
 
@@ -91,7 +94,7 @@ class RunWriter:
         folder = config.output_dir
         with writable(folder):
             other = opening.other_source(config)
-            resuming = config.resume is not None and other is None and existing_run(folder) is not None
+            resuming = config.resume is not None and other is None and existing_run(folder, _DAMAGED) is not None
             if not resuming:
                 if config.resume is not None and config.resume.step and other is None:
                     raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
