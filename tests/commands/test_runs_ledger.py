@@ -59,11 +59,11 @@ def test_some_of_the_draws(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "ledger", "outputs", "--json"]) == 0
+    assert main(["runs", "ledger", "outputs", "--jsonl"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["draw"] for record in records] == list(range(7))
     assert records[3] == ENTRIES[3] | {"source": "checkpoint"}
-    assert main(["runs", "ledger", "--json", "--step", "3", "--limit", "1"]) == 0
+    assert main(["runs", "ledger", "--jsonl", "--step", "3", "--limit", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["draw"] == 6
 
 

@@ -25,7 +25,7 @@ def run(config: RunsLedgerConfig) -> int:
         raise UserError(f"{one.path} is a run of `hone {one.kind}`, which keeps no ledger: only RL draws examples")
     draws = Run(one.path).ledger()
     wanted = [draw for draw in draws if config.state in (None, draw["state"]) and config.step in (None, draw["step"])]
-    if config.json:
+    if config.jsonl:
         print_json(wanted, config.limit)
         return 0
     print_table(wanted, ROWS if config.limit is None else config.limit)

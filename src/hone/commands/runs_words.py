@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from hone.runs.reader import Run
+from hone.runs.resuming import resume_command
 from hone.runs.summary import KILLED, Summary
 
 _ENDED = {
@@ -45,7 +46,7 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         weights = Run(run.path).weights()
         evaluation = [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
         return [*evaluation, ("check that it can be repeated", f"hone verify {quoted} --steps 3")]
-    return [(_going_on(run), resume_command(run))]
+    return [(_going_on(run), _resuming(run))]
 
 
 def print_next(run: Summary) -> None:
@@ -68,19 +69,18 @@ def _going_on(run: Summary) -> str:
     return f"go on from step {checkpoints[-1]}"
 
 
-def resume_command(run: Summary) -> str:
+def _resuming(run: Summary) -> str:
     """The command that goes on with the run, from its own config.toml; a budget that is used up is doubled."""
     if not run.config:  # it ended before it had one
         return typed(run.info["command"])
-    words = ["hone", run.kind, "@", str(run.path / "config.toml")]
+    words = ["--detach"] if "--detach" in run.info["command"] else []
     if Path(run.config.get("output_dir", "outputs")).resolve() != run.path.resolve():
         words += ["--output-dir", str(run.path)]
-    words += ["--resume", *(["--detach"] if "--detach" in run.info["command"] else [])]
     if run.status == "budget":
         budget = run.config.get("budget", {})
         limits = {name: budget[name] for name in ("hours", "usd", "tokens") if name in budget}
         words += [word for name, limit in limits.items() for word in (f"--budget.{name}", str(2 * limit))]
-    return shlex.join(words)
+    return resume_command(run.path, run.kind, *words)
 
 
 def typed(command: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -52,17 +51,14 @@ class RunsAttachConfig(_RunConfig):
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
 
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", 'Field name "json"')  # it hides a method that pydantic keeps for old callers
+class RunsLedgerConfig(_RunConfig):
+    """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
 
-    class RunsLedgerConfig(_RunConfig):
-        """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
-
-        state: Literal["trained", "filtered", "failed", "retired"] | None = None
-        """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum."""
-        step: int | None = Field(default=None, ge=0)
-        """Only the draws of this step."""
-        limit: int | None = Field(default=None, ge=0)
-        """At most so many rows, the last ones (default: 40; all with --json); 0 prints the summary alone."""
-        json: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A JSON object per draw and line, without a summary."""
+    state: Literal["trained", "filtered", "failed", "retired"] | None = None
+    """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum."""
+    step: int | None = Field(default=None, ge=0)
+    """Only the draws of this step."""
+    limit: int | None = Field(default=None, ge=0)
+    """At most so many rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
+    jsonl: bool = False
+    """A JSON object per draw and line, without a summary."""
