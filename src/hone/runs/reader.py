@@ -62,9 +62,9 @@ class Run:
 
     def rollouts(self, step: int) -> pyarrow.Table:
         """The completions of a step, one row each; columns as in `hone.runs.rollouts.schema`."""
-        from hone.runs.rollouts import read_rollouts, rollouts_file
+        from hone.runs.rollouts import read_rollouts, rollouts_path
 
-        path = self.path / rollouts_file(step)
+        path = rollouts_path(self.path, step)
         if not path.exists():
             steps = self.rollout_steps()
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"

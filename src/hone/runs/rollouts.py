@@ -34,6 +34,11 @@ def rollouts_file(step: int) -> str:
     return f"rollouts/step_{step:06d}.parquet"
 
 
+def rollouts_path(folder: Path, step: int) -> Path:
+    """Where the rollouts of a step of the run in `folder` lie."""
+    return folder / rollouts_file(step)
+
+
 def schema() -> pyarrow.Schema:
     """Columns and types. Every step's file has all of them, so that any set of files is one table."""
     import pyarrow as pa
