@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import tampering
 from refusals import fails
+from safetensors.torch import load_file, save_file
 
 from hone.cli import main
 from hone.runs import Run
@@ -49,7 +51,7 @@ def test_without_model_and_task_it_begins_at_the_first_checkpoint(rl_run, replay
 
 def test_a_part_of_a_run(rl_run, replay, tmp_path, capsys):
     out = tmp_path / "out"
-    assert replay(rl_run, "--from-step", "2", "--to-step", "4", "--output-dir", str(out)) == 0
+    assert replay(rl_run, "--to-step", "4", "--output-dir", str(out)) == 0
     assert "replayed      2 steps" in capsys.readouterr().out
     saved = rl_run / "weights" / "step_4" / "model.safetensors"
     assert (out / "model.safetensors").read_bytes() == saved.read_bytes()
@@ -127,7 +129,6 @@ def test_a_kl_term_and_filtered_groups_are_replayed_too(bench, replay, capsys):
 
 def test_what_can_not_be_replayed_says_why(bench, rl_run, sft_run, replay, copied, tmp_path, capsys):
     fails(capsys, replay(sft_run), "has no rollouts to replay", f"hone verify {sft_run}")
-    fails(capsys, replay(rl_run, "--from-step", "3"), "--from-step 3", "versions that can be loaded: 2, 4")
     fails(capsys, replay(rl_run, "--to-step", "9"), "--to-step 9", "at most 6")
     fails(capsys, replay(copied, "--output-dir", str(copied / "weights" / "mine")), "into which nothing is written")
     (tmp_path / "full").mkdir()
@@ -135,3 +136,23 @@ def test_what_can_not_be_replayed_says_why(bench, rl_run, sft_run, replay, copie
     fails(capsys, replay(copied, "--output-dir", str(tmp_path / "full")), "holds something else")
     (copied / "rollouts" / "step_000003.parquet").unlink()
     fails(capsys, replay(copied), "no rollouts of step 3", "--to-step 3")
+    shutil.rmtree(copied / "checkpoints")
+    fails(capsys, replay(copied), "has no version to begin a replay with", "initial model model can't be loaded (")
+
+
+@pytest.mark.parametrize(("step", "code"), [(3, 3), (4, 1)])
+def test_only_what_made_the_run_inexact_before_excuses_a_difference(step, code, copied, replay, capsys):
+    info = json.loads((copied / "run.json").read_text())
+    info |= {"exact": False, "inexact": [{"step": step, "cause": "a deadline fired"}]}
+    (copied / "run.json").write_text(json.dumps(info))
+    tampering.edit_rollouts(copied, 3, swap_rewards, fit_hashes=True)
+    assert replay(copied) == code
+    assert ("a deadline fired (from step 3 on)" in capsys.readouterr().out) == (step == 3)
+
+
+def test_a_checkpoint_that_holds_something_else_is_told(copied, replay, capsys):
+    optimizer = copied / "checkpoints" / "step_2" / "optimizer.safetensors"
+    tensors = load_file(optimizer)
+    save_file({name.replace("embed", "other"): tensor for name, tensor in tensors.items()}, optimizer)
+    tampering.fit_complete(optimizer.parent)
+    fails(capsys, replay(copied), "checkpoints/step_2 is not a checkpoint of this run (KeyError", "restore it")

@@ -612,6 +612,29 @@ def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch
         fails(capsys, main(["verify", "copied"]), "a run of `hone eval`, which has no steps")
 
 
+def test_a_run_in_the_middle_of_an_interrupted_resume_is_told(copied, capsys):
+    place = copied / "superseded" / "1"
+    place.mkdir(parents=True)
+    (place / "rollback.json").write_text('{"step": 4, "done": false}\n')
+    (copied / "rollouts" / "step_000005.parquet").rename(place / "step_000005.parquet")
+    command = f"hone rl @ {copied / 'config.toml'} --resume"
+    for argv in (["verify", str(copied)], ["replay", str(copied)], ["diff", str(copied), str(copied)]):
+        fails(capsys, main(argv), "in the middle of an interrupted resume: finish it with", command)
+    assert not copied.with_name("copied.verify.json").exists()
+    assert main(["runs", "show", str(copied)]) == 0
+    assert f"To finish the resume that was interrupted:\n  {command}" in capsys.readouterr().out
+
+
+def test_a_model_that_can_not_be_loaded_says_why(copied, tmp_path, bench, verify):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    shutil.copytree(bench.folder / "model", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
+    code, certificate = verify(copied, "--steps", "1", cwd=tmp_path)
+    assert code == 0 and "its initial model model can't be loaded (" in certificate["notes"][0]
+    assert "model.safetensors" in certificate["notes"][0]
+
+
 def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
     code = f"from pathlib import Path; from hone.runs.outputs import Lock; lock = Lock(Path({str(copied)!r})); "
     code += "print('held', flush=True); input()"
@@ -653,4 +676,4 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     code, certificate = verify(run)
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [3, 4]
-    assert certificate["notes"][-1].startswith("steps before 3 can't be executed again: the settings were others")
+    assert certificate["notes"][-1].startswith("steps before 3 can't be executed again: the run was resumed there")

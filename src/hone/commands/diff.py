@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from hone.commands.runs_words import refuse_interrupted
 from hone.commands.status import Status
 from hone.config.reproduce import DiffConfig
 from hone.errors import UserError
@@ -21,6 +22,8 @@ _SHOWN = 12
 def run(config: DiffConfig) -> int:
     """Compares and reports; returns 0 if the runs are equal as far as both go, else 1."""
     first, second = Run(find_run(config.a)), Run(find_run(config.b))
+    for one in (first, second):
+        refuse_interrupted(one.path)
     kinds = first.info["kind"], second.info["kind"]
     if kinds[0] != kinds[1] or kinds[0] not in ("rl", "sft"):
         raise UserError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
 from hone.commands.rl import make_evaluate, make_trainer, task_digests
+from hone.commands.runs_words import refuse_interrupted
 from hone.commands.sft import load_data
 from hone.commands.training import load_policy, model_digests, with_determinism
 from hone.config.parse import parse
@@ -34,8 +35,6 @@ from hone.reproduce.versions import Versions
 from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
-from hone.runs.resuming import resume_command
-from hone.runs.rollback import interrupted
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import split_micro_batches
@@ -80,13 +79,8 @@ def open_run(name: str) -> Run:
         raise UserError(
             f"{path} is being written by a process: wait until it has ended (hone runs attach {shlex.quote(str(path))})"
         )
-    run = Run(path)
-    if interrupted(path):
-        raise UserError(
-            f"{path} was left in the middle of an interrupted resume: finish it with "
-            f"{resume_command(path, run.info['kind'])}"
-        )
-    return run
+    refuse_interrupted(path)
+    return Run(path)
 
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
@@ -123,8 +117,7 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
         execution, sources = _sft(config, model, renderer, records)
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
-    first = machine.same_settings_since(run.info, type(config).model_fields)
-    versions = Versions(execution, records, intact, has_initial=not without, first=first)
+    versions = Versions(execution, records, intact, not without, first=machine.same_since(run.info))
     return Rebuilt(config, renderer, versions, model_digests(model, renderer) | sources, without)
 
 

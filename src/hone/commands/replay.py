@@ -67,14 +67,14 @@ def span(recorded: Run, rebuilt: Rebuilt, config: ReplayConfig) -> tuple[int, in
     if not updates:
         raise UserError(f"{recorded.path} has not recorded a single step, so there is nothing to replay")
     last = updates[-1] + 1
-    loadable = [version for version in versions.loadable if version < last]
-    has = f"versions that can be loaded: {', '.join(map(str, loadable)) or 'none'}"
-    if rebuilt.without:
-        has += f" (not version 0: {rebuilt.without})"
-    start = min(loadable, default=None) if config.from_step is None else config.from_step
-    if start is None or start not in loadable:
-        wanted = "" if config.from_step is None else f"--from-step {config.from_step}: "
-        raise UserError(f"{wanted}there is no checkpoint or initial model to begin with; {has}")
+    start = min((version for version in versions.loadable if version < last), default=None)
+    if start is None:
+        drifted = f"at step {versions.first} the run was resumed with --allow-drift"
+        why = drifted if versions.first else rebuilt.without
+        raise UserError(
+            f"{recorded.path} has no version to begin a replay with: no intact checkpoint of a version before "
+            f"{last}, and not the initial model ({why})"
+        )
     until = last if config.to_step is None else config.to_step
     if not start < until <= last:
         raise UserError(f"--to-step {until} must be after version {start}, where the replay begins, and at most {last}")
@@ -114,7 +114,9 @@ def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
         what = result.difference.sentence("the run", "the replay")
     else:
         what = f"{result.missed} is not what the recorded rollouts lead to"
-    reasons = machine.differences(recorded.info, rebuilt.machine) + machine.inexact(recorded.info)
+    # A version is inexact for what was so in the steps before it.
+    step = result.reached - 1 if result.difference is None else result.difference.step
+    reasons = machine.differences(recorded.info, rebuilt.machine) + machine.inexact(recorded.info, step)
     if not reasons:
         print(f"verdict       differs: {what}")
         return 1

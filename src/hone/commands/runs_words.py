@@ -6,9 +6,12 @@ import json
 import shlex
 from pathlib import Path
 
+from hone.errors import UserError
 from hone.runs.reader import Run
-from hone.runs.resuming import resume_command
-from hone.runs.summary import KILLED, Summary
+from hone.runs.resuming import larger_budget, resume_command
+from hone.runs.rollback import interrupted
+from hone.runs.spent import spent
+from hone.runs.summary import KILLED, Summary, summarize
 
 _ENDED = {
     "done": "done, {}",
@@ -42,11 +45,20 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         return [("watch it", f"hone runs attach {quoted}"), ("end it", f"hone runs stop {quoted}")]
     if run.kind == "eval":
         return []
+    if interrupted(run.path):
+        return [("finish the resume that was interrupted", _resuming(run))]
     if run.status == "done":
         weights = Run(run.path).weights()
         evaluation = [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
         return [*evaluation, ("check that it can be repeated", f"hone verify {quoted} --steps 3")]
     return [(_going_on(run), _resuming(run))]
+
+
+def refuse_interrupted(path: Path) -> None:
+    """UserError if a resume of the run was killed in the middle of its roll-back: no part of it says what it is."""
+    if interrupted(path):
+        command = _resuming(summarize(path))
+        raise UserError(f"{path} was left in the middle of an interrupted resume: finish it with {command}")
 
 
 def print_next(run: Summary) -> None:
@@ -78,8 +90,7 @@ def _resuming(run: Summary) -> str:
         words += ["--output-dir", str(run.path)]
     if run.status == "budget":
         budget = run.config.get("budget", {})
-        limits = {name: budget[name] for name in ("hours", "usd", "tokens") if name in budget}
-        words += [word for name, limit in limits.items() for word in (f"--budget.{name}", str(2 * limit))]
+        words += larger_budget(budget, spent(run.path, run.info))
     return resume_command(run.path, run.kind, *words)
 
 

@@ -79,8 +79,10 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine)
     if versions.first:
-        earlier = f"the settings were others before step {versions.first}, at which the run was resumed with drift"
-        verification.notes.append(f"steps before {versions.first} can't be executed again: {earlier}")
+        verification.notes.append(
+            f"steps before {versions.first} can't be executed again: the run was resumed there with --allow-drift, and "
+            "config.toml has the settings from then on"
+        )
     elif rebuilt.without and candidates and candidates[0] > taken[0]:
         earlier = f"steps {taken[0]} to {candidates[0] - 1} can't be executed again"
         verification.notes.append(f"{earlier}: {rebuilt.without}; say where it is by --model")
@@ -185,6 +187,8 @@ def _next(verification: Verification, config: VerifyConfig, path: Path) -> str:
     done, possible = len(verification.steps), len(verification.candidates)
     if verification.verdict == "verified" and done < possible:
         return f"hone verify {run_name} --steps {min(possible, max(10, 2 * done))}"
+    if verification.verdict == "files only":
+        return f"hone verify {run_name} --steps 3"
     if verification.verdict == "differs":
         return f"hone replay {run_name}"
     return ""

@@ -20,8 +20,6 @@ class ReplayConfig(BaseConfig):
 
     run: str = "outputs"
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
-    from_step: int | None = Field(default=None, ge=0)
-    """Begin with this version, which must have a checkpoint; by default at the beginning, or as near as can be."""
     to_step: int | None = Field(default=None, ge=1)
     """End with this version; by default the last one."""
     output_dir: Path | None = None

@@ -274,7 +274,9 @@ def _check_states(run: Run, checked: Checked, say: Say) -> None:
             continue
         if changed:
             checked.add("hashes.jsonl", f"its first {log['bytes']} bytes are not what checkpoint step_{step} says")
-        if run.info["kind"] == "rl":
+        if state.get("step", step) != step:
+            checked.add(f"checkpoints/{folder.name}", f"holds version {state['step']}")
+        elif run.info["kind"] == "rl":
             ledgers[step] = state.get("ledger")
     if ledgers:
         say("checking the ledger against the rollouts")

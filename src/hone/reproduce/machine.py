@@ -6,17 +6,13 @@ what the run read.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hone.runs import drift
 
 SOURCES = {"environment": "the task's module", "tokenizer": "the tokenizer", "data": "the data set"}
 """Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
-_SETTING = re.compile(r"(?:other|,) ([\w.]+) \(")
-_NO_SETTINGS = {"threads", "data"}
-"""Of these run.json has what they came to, whatever config.toml says."""
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here") -> list[str]:
@@ -38,14 +34,9 @@ def inexact(info: Mapping[str, Any], step: int | None = None) -> list[str]:
     return [f"{entry['cause']} (from step {entry['step']} on)" for entry in entries]
 
 
-def same_settings_since(info: Mapping[str, Any], sections: Collection[str]) -> int:
-    """The first step that was taken with the settings of config.toml: a resume with --allow-drift can change them.
+def same_since(info: Mapping[str, Any]) -> int:
+    """The first step that was taken with the settings of config.toml and the sources of run.json.
 
-    `sections` are the names that a config has at its top.
+    A resume with --allow-drift changes them, for the steps from there on.
     """
-    steps = [0]
-    for entry in info.get("inexact", []):
-        names = _SETTING.findall(entry["cause"]) if entry.get("lasting") else []
-        if any(name.split(".")[0] in sections and name not in _NO_SETTINGS for name in names):
-            steps.append(entry["step"])
-    return max(steps)
+    return max((entry["step"] for entry in info.get("drift", [])), default=0)

@@ -20,7 +20,7 @@ class Versions:
     """Loads versions into an execution: from the checkpoints that are intact, and version 0 from the initial model.
 
     `has_initial`: the model that the execution was made with is the one that the run began with. Versions before
-    `first` are left out, for the steps after them were taken with other settings.
+    `first` are left out: the steps after them were taken with other settings.
     """
 
     def __init__(

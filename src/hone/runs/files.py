@@ -236,7 +236,7 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """A JSON file that holds an object. UserError with the remedy if its content isn't that; OSError if it can't be read."""
+    """A JSON file that holds an object. UserError with the remedy if it is damaged; OSError if it can't be read."""
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
@@ -248,7 +248,11 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file, `[]` if there is none. What follows the last line's end is a torn line, and left out."""
-    data = path.read_bytes() if path.exists() else b""
+    return split_whole(path.read_bytes()) if path.exists() else []
+
+
+def split_whole(data: bytes) -> list[bytes]:
+    """The lines of `data` that have an end, with it."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs.display import make_display
+from hone.runs.files import split_whole
 from hone.runs.liveness import holder
 from hone.runs.progress import Progress
 from hone.runs.summary import Summary, describe_event
@@ -47,11 +48,10 @@ class Tail:
                 raise Rewound
             self._inode = facts.st_ino
             file.seek(self._read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
+            lines = split_whole(file.read())
+        self._read += sum(map(len, lines))
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            return [json.loads(line) for line in lines]
         except ValueError as error:
             raise UserError(f"{self._path} is damaged ({error}): mend or delete that line, then attach again") from None
 
