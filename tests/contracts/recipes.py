@@ -7,7 +7,7 @@ from pathlib import Path
 
 import states
 import trials
-from traps import Op
+from traps import At, Op, Trap
 
 STEPS = 8
 KEEP_LAST = 2
@@ -27,6 +27,12 @@ class Recipe:
     def argv(self, out: Path, *more: str) -> list[str]:
         """The command line that writes into `out`."""
         return [*self.args, "--output-dir", str(out), *more]
+
+    def stop_late(self, out: Path, log: Path) -> None:
+        """Run into `out`, and be killed in step 7 within a line of metrics, with checkpoints 4 and 6 complete."""
+        late = Trap(At("write", "metrics.jsonl", STEPS, "half"))
+        # In the foreground, so that checkpoint 6 is there whichever thread is ahead.
+        assert trials.run(self.argv(out, "--no-ckpt.background"), log, late) == trials.KILLED, log.read_text()
 
     @property
     def seconds(self) -> float:

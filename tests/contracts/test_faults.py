@@ -9,8 +9,10 @@ First on disks that are really full and really read-only; then at each operation
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import disks
@@ -58,17 +60,17 @@ def assert_checkpoints_survive(out: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path, request) -> Iterator[Disk]:
+def small_disk(tmp_path, request, rl) -> Iterator[Disk]:
+    """A disk that takes this share of what the unbroken run takes in the end."""
+    size = sum(file.stat().st_size for file in rl.unbroken.rglob("*") if file.is_file())
     try:
-        with disks.disk(tmp_path / "disk", request.param) as disk:
+        with disks.disk(tmp_path / "disk", str(int(request.param * size))) as disk:
             yield disk
     except PermissionError as error:
         pytest.skip(f"this system lets no test mount a disk of its own: {error}")
 
 
-@pytest.mark.parametrize(
-    "small_disk", ["16k", "100k", "300k", "500k", "900k", "1500k", "2200k", "3000k"], indirect=True
-)
+@pytest.mark.parametrize("small_disk", [0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95], indirect=True)
 def test_a_full_disk(small_disk, rl, tmp_path):
     out, log = small_disk.folder / "run", tmp_path / "log"
     assert small_disk.run(rl.argv(out), log) == 2, log.read_text()
@@ -80,7 +82,7 @@ def test_a_full_disk(small_disk, rl, tmp_path):
     states.assert_ended_like(small_disk.copy("run", tmp_path / "resumed"), rl.unbroken)
 
 
-@pytest.mark.parametrize("small_disk", ["32M"], indirect=True)
+@pytest.mark.parametrize("small_disk", [10], indirect=True)
 def test_a_read_only_disk(small_disk, rl, tmp_path):
     out, log = small_disk.folder / "run", tmp_path / "log"
     assert small_disk.run(rl.argv(out), log, Trap(At("write", "metrics.jsonl", 8, "half"))) == trials.KILLED
@@ -97,11 +99,11 @@ def test_a_read_only_disk(small_disk, rl, tmp_path):
 
 
 def chosen(ops: tuple[Op, ...]) -> list[Op]:
-    """Of each kind of operation on each kind of file: the first, the middle and the last."""
+    """Of each kind of operation on each kind of file: the first and the last."""
     classes: dict[tuple[str, str], list[Op]] = {}
     for op in ops:
         classes.setdefault((op.kind, re.sub(r"step_\d+", "step_N", op.path)), []).append(op)
-    return [op for found in classes.values() for op in dict.fromkeys((found[0], found[len(found) // 2], found[-1]))]
+    return [op for found in classes.values() for op in dict.fromkeys((found[0], found[-1]))]
 
 
 def faults(ops: tuple[Op, ...]) -> list[Trap]:
@@ -118,8 +120,12 @@ def faults(ops: tuple[Op, ...]) -> list[Trap]:
 def meet(fault: Trap, recipe: Recipe, out: Path, log: Path, *more: str) -> None:
     """A run that meets the fault, and its resume."""
     code = trials.run(recipe.argv(out, *more), log, fault)
-    if code == 0:  # the folder was there already: that making it failed does not matter
-        assert fault.where.kind == "mkdir", fault
+    if code == 0:
+        # A folder that was there already; or a copy, which shutil tries again in another way.
+        copied = fault.where.kind == "write" and any(
+            name in fault.where.path for name in ("tokenizer", "special_tokens")
+        )
+        assert not fault.lasting and (fault.where.kind == "mkdir" or copied), fault
         return states.assert_ended_like(out, recipe.unbroken)
     assert code == 2, f"{fault}: exit code {code}\n{log.read_text()}"
     words = {"ENOSPC": FULL, "EIO": BROKEN, "EROFS": READ_ONLY}[fault.action]
@@ -133,6 +139,12 @@ def meet(fault: Trap, recipe: Recipe, out: Path, log: Path, *more: str) -> None:
     assert_recovers(recipe, out, log, *more)
 
 
+def side_by_side(meet: Callable[[Trap, Path, Path], None], met: list[Trap], folder: Path) -> None:
+    """Each fault in a run directory and with a log of its own, as many at once as there are cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda n: meet(met[n], folder / f"{n}-run", folder / f"{n}-log"), range(len(met))))
+
+
 PARTS = 8
 
 
@@ -140,33 +152,29 @@ PARTS = 8
 def test_a_fault_at_each_operation(part, rl, tmp_path):
     met = faults(rl.ops)[part::PARTS]
     assert len(met) > 10
-    for number, fault in enumerate(met):
-        meet(fault, rl, tmp_path / f"run{number}", tmp_path / f"log{number}")
+    side_by_side(lambda fault, out, log: meet(fault, rl, out, log), met, tmp_path)
 
 
 def test_a_fault_at_operations_of_sft(sft, tmp_path):
-    for number, fault in enumerate(faults(sft.ops)[::6]):
-        meet(fault, sft, tmp_path / f"run{number}", tmp_path / f"log{number}")
+    side_by_side(lambda fault, out, log: meet(fault, sft, out, log), faults(sft.ops)[::7], tmp_path)
 
 
 def test_a_fault_while_saving_in_the_foreground(rl, tmp_path):
     saving = [fault for fault in faults(rl.ops) if "step_" in fault.where.path and "rollouts" not in fault.where.path]
-    for number, fault in enumerate(saving[::8]):
-        meet(fault, rl, tmp_path / f"run{number}", tmp_path / f"log{number}", "--no-ckpt.background")
+    side_by_side(lambda fault, out, log: meet(fault, rl, out, log, "--no-ckpt.background"), saving[::5], tmp_path)
 
 
 def test_a_fault_while_resuming(rl, tmp_path):
     """At each operation of a resume from step 4 of a run that had come to step 7."""
-    late, back = Trap(At("write", "metrics.jsonl", 8, "half")), ("--resume", "--resume.step", "4")
-    record = tmp_path / "ops.json"
-    assert trials.run(rl.argv(tmp_path / "run"), tmp_path / "log", late) == trials.KILLED
+    back, record = ("--resume", "--resume.step", "4"), tmp_path / "ops.json"
+    rl.stop_late(tmp_path / "run", tmp_path / "log")
     assert trials.run(rl.argv(tmp_path / "run", *back), tmp_path / "log", record=record) == 0
     ops = trials.operations(record)
     opening = ops[: next(i for i, op in enumerate(ops) if op.path.startswith("rollouts/"))]
     assert {op.path.split("/")[0] for op in opening} >= {"superseded", "run.json", "config.toml", "metrics.jsonl"}
-    for number, fault in enumerate(faults(tuple(opening))[::3]):
-        out, log = tmp_path / f"run{number}", tmp_path / f"log{number}"
-        assert trials.run(rl.argv(out), log, late) == trials.KILLED
+
+    def meet_again(fault: Trap, out: Path, log: Path) -> None:
+        rl.stop_late(out, log)
         before = states.contents(out)
         log.unlink()
         code = trials.run(rl.argv(out, *back), log, fault)
@@ -175,6 +183,8 @@ def test_a_fault_while_resuming(rl, tmp_path):
             told(log, out)
             assert_recovers(rl, out, log)
         states.assert_nothing_lost(before, out, KEEP_LAST)
+
+    side_by_side(meet_again, faults(tuple(opening))[::3], tmp_path)
 
 
 MEMORY = {

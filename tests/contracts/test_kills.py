@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ SFT_EVENTS = {
     "data": Call("hone.trainer.sft.next_batch", 5),
     "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after"),
 }
-# While a resume rolls back from where "stopped late" was killed.
+# While a resume from step 4 rolls back a run that came to step 7.
 RESUME_EVENTS = {
     "plan unwritten": At("mkdir", "superseded/1", 2, "after"),
     "plan torn": At("write", "superseded/1/*rollback.json", 1, "half"),
@@ -102,8 +103,6 @@ RESUME_EVENTS = {
     "config.toml": At("write", "*config.toml", 1, "half"),
     "first step again": At("write", "metrics.jsonl", 1, "half"),
 }
-LATE = Trap(At("write", "metrics.jsonl", 8, "half"))
-"""In step 7, with checkpoints 4 and 6."""
 
 
 def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
@@ -140,7 +139,7 @@ def test_sft_killed_at_an_event(event, sft, tmp_path):
 def test_killed_again_while_it_resumes(event, rl, tmp_path):
     """Killed late, then while a resume from step 4 rolls back, then resumed from what is newest by then."""
     out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(rl.argv(out), log, LATE) == trials.KILLED, log.read_text()
+    rl.stop_late(out, log)
     first = states.contents(out)
     back = rl.argv(out, "--resume", "--resume.step", "4")
     assert trials.run(back, log, Trap(RESUME_EVENTS[event])) == trials.KILLED, log.read_text()
@@ -152,7 +151,7 @@ def test_killed_again_while_it_resumes(event, rl, tmp_path):
 def test_killed_while_an_earlier_run_is_moved_aside(where, rl, tmp_path):
     """The fresh start is given again, and both runs are there."""
     out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(rl.argv(out, "--seed", "4"), log, LATE) == trials.KILLED
+    replace(rl, args=(*rl.args, "--seed", "4")).stop_late(out, log)
     earlier = states.contents(out)
     assert trials.run(rl.argv(out), log, Trap(where)) == trials.KILLED, log.read_text()
     assert trials.run(rl.argv(out), log) == 0, log.read_text()
@@ -213,7 +212,7 @@ BRANCH_EVENTS = {
 def test_killed_in_a_run_from_the_checkpoint_of_another(event, rl, tmp_path):
     """The same command again begins again, and ends like the other run; that one is left as it is."""
     source, out, log = tmp_path / "source", tmp_path / "run", tmp_path / "log"
-    assert trials.run(rl.argv(source), log, LATE) == trials.KILLED
+    rl.stop_late(source, log)
     before = states.everything(source)
     branch = rl.argv(out, "--resume.dir", str(source), "--resume.step", "4")
     assert trials.run(branch, log, Trap(BRANCH_EVENTS[event])) == trials.KILLED, log.read_text()
@@ -225,7 +224,7 @@ def test_killed_in_a_run_from_the_checkpoint_of_another(event, rl, tmp_path):
 def test_a_run_that_was_killed_and_resumed_is_verified(rl, tmp_path):
     """By its own checkpoints and rollouts, two random steps of it executed again."""
     out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(rl.argv(out), log, LATE) == trials.KILLED
+    rl.stop_late(out, log)
     resume(rl, out, log)
     assert trials.run(["verify", str(out), "--steps", "2", "--seed", "0"], log) == 0, log.read_text()
     assert trials.run(["diff", str(out), str(rl.unbroken)], log) == 0, log.read_text()

@@ -20,11 +20,9 @@ import pytest
 import states
 import trials
 from recipes import Recipe
-from traps import At, Trap
 
 pytestmark = pytest.mark.long
 
-LATE = Trap(At("write", "metrics.jsonl", 8, "half"))
 LOGS = ("metrics.jsonl", "hashes.jsonl", "timings.jsonl", "events.jsonl")
 
 
@@ -57,7 +55,7 @@ def damage(file: Path, how: str) -> None:
 @pytest.fixture(scope="module")
 def stopped(rl, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("stopped") / "run"
-    assert trials.run(rl.argv(out), out.parent / "log", LATE) == trials.KILLED
+    rl.stop_late(out, out.parent / "log")
     return out
 
 
