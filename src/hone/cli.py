@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from difflib import get_close_matches
@@ -136,8 +137,10 @@ def _guarded(action) -> int:
         return _fail(str(error))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader has left (`| head`): nothing to say, and nothing for the interpreter's last flush to trip over.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO) or error.filename is not None:
+            raise
+        # The reader or the terminal has left: nothing to say, and nothing for the last flush to trip over.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,11 +57,14 @@ def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path
     out = tmp_path / "out"
     printed = capsys.readouterr().out.splitlines()
     assert f"after 2 of 4 steps ({totals[1]:,} of {limit:,} tokens). Saved: {out}/checkpoints/step_2" in printed[-2]
-    assert printed[-1] == f"Go on with a larger one: hone {kind} @ {out}/config.toml --resume --budget.tokens VALUE"
+    assert (
+        printed[-1] == f"Go on with a larger one: hone {kind} @ {out}/config.toml --resume --budget.tokens {2 * limit}"
+    )
     assert Run(out).info["status"] == "budget" and Run(out).info["seconds"] > 0
     assert [line["step"] for line in Run(out).hashes()] == [0, 1, 2]
     assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", str(limit)]) == 0
-    assert Run(out).metrics()["step"].to_pylist() == [0, 1], "there is no room for a step: nothing was done"
+    assert "The budget is used up" in capsys.readouterr().out and not (out / "superseded").exists()
+    assert Run(out).metrics()["step"].to_pylist() == [0, 1]
     assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", "1000000"]) == 0
     assert exact_files(out) == exact_files(tmp_path / "straight") and Run(out).info["exact"] is True
 
@@ -77,7 +84,9 @@ def test_hours_count_over_resumes(command, tmp_path, capsys):
     capsys.readouterr()
     flags = ("--resume", "--max-steps", "40", "--budget.usd", "1", "--budget.usd-per-hour", str(3600 / spent))
     assert main(command("rl", "out", *flags)) == 0
-    assert "Stopped by its budget after 4 of 40 steps" in capsys.readouterr().out
+    assert re.search(
+        r"The budget is used up \(\d\.\d\d of 1\.00 US dollars\): .* --budget\.usd ", capsys.readouterr().out
+    )
     assert Run(tmp_path / "out").timings()["time/total"].to_pylist()[-1] < spent
 
 
@@ -200,3 +209,47 @@ def test_edited_evaluation_rows_are_noticed_by_a_resume(command, tmp_path, monke
     assert main(command("rl", "evaluated", *evaluated, "--resume", "--max-steps", "6")) == 2
     assert "with another data (" in capsys.readouterr().err
     assert main(command("rl", "plain", *flags, "--resume", "--max-steps", "6")) == 0
+
+
+def test_a_terminal_that_goes_away_ends_the_run_saved(command, tmp_path, monkeypatch, capfd):
+    step = Trainer.step
+
+    def hung_up(self, batches):
+        if self.version == 1:
+            signal.raise_signal(signal.SIGHUP)
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainer, "step", hung_up)
+    assert main(command("rl")) == 128 + signal.SIGHUP
+    assert Run(tmp_path / "out").checkpoints.steps() == [2] and Run(tmp_path / "out").info["status"] == "stopped"
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
+    hone = [sys.executable, "-m", "hone.cli", *command("rl")]
+    process = subprocess.Popen(hone, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) in (0, 141)
+    run = Run(tmp_path / "out")
+    assert run.info["status"] == "done" and list(run.weights()) == [4]
+
+
+def test_a_resume_without_the_initial_model_takes_the_runs_own(command, tmp_path, tiny_model_dir):
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    flags = ("--model.name", str(tmp_path / "model"), "--ckpt.interval", "1")
+    assert main(command("sft", "straight", *flags)) == 0
+    assert main(command("sft", "out", *flags, "--budget.tokens", "300")) == 0
+    assert 0 < max(Run(tmp_path / "out").checkpoints.steps()) < 4
+    (tmp_path / "model").rename(tmp_path / "moved")
+    assert main([*command("sft", "out", *flags), "--resume"]) == 0
+    assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight") and Run(tmp_path / "out").info["exact"]
+
+
+def test_a_failed_run_says_why(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "step", lambda self, batches: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(command("rl"))
+    run = Run(tmp_path / "out")
+    assert run.info["status"] == "failed" and run.info["failure"] == "ZeroDivisionError: division by zero"
+    assert run.events()[-1]["cause"] == "ZeroDivisionError: division by zero"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_an_edited_source_is_refused_unless_drift_is_allowed(run_dir, capsys, so
     start(run_dir, edited, resume=ResumeConfig(), allow_drift=True).finish("done")
     assert f"Changed since the run began: {words} ({was}, now ffffffff)." in capsys.readouterr().out
     (entry,) = Run(run_dir).info["inexact"]
-    assert entry == {"step": 4, "cause": f"resumed with other {words} ({was}, now ffffffff)", "lasting": True}
+    assert entry == {"step": 4, "cause": f"resumed with other {words} ({was}, now ffffffff)"}
 
 
 def test_more_steps_are_no_drift_where_the_learning_rate_does_not_depend_on_them(run_dir, capsys):
@@ -88,12 +89,62 @@ def test_settings_that_decide_no_number_may_change(run_dir, capsys):
     assert Run(run_dir).info["exact"] is True, "the same weights under another name"
 
 
-def test_an_edited_log_is_told(run_dir):
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run_dir / "metrics.jsonl").write_text("".join(line.replace("0.1", "0.9") for line in lines))
-    start(run_dir, resume=ResumeConfig()).finish("done")
+def edit_metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line.replace("0.1", "0.9") for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (edit_metrics, "metrics.jsonl"),
+        (lambda folder: (folder / "rollouts" / "step_000002.parquet").unlink(), "rollouts/step_000002.parquet"),
+    ],
+)
+def test_edited_records_are_refused_unless_drift_is_allowed(run_dir, edit, name):
+    edit(run_dir)
+    before = state_of(run_dir)
+    with pytest.raises(UserError, match=rf"a: {name} changed or went missing after checkpoint step_4 was written"):
+        start(run_dir, resume=ResumeConfig())
+    assert state_of(run_dir) == before
+    start(run_dir, resume=ResumeConfig(), allow_drift=True).finish("done")
     (entry,) = Run(run_dir).info["inexact"]
-    assert entry["cause"] == "resumed with other metrics.jsonl (changed since the checkpoint was written)"
+    assert entry["cause"] == f"resumed with other {name} (recorded, now edited)"
+
+
+def test_a_checkpoint_under_another_ones_name_is_damaged(run_dir, capsys):
+    shutil.rmtree(run_dir / "checkpoints" / "step_4")
+    shutil.copytree(run_dir / "checkpoints" / "step_2", run_dir / "checkpoints" / "step_4")
+    with start(run_dir, resume=ResumeConfig()) as run:
+        assert run.start_step == 2
+    assert "checkpoint step_4 is damaged (it holds version 2) and is not used" in capsys.readouterr().out
+
+
+def test_without_an_intact_checkpoint_a_run_is_not_begun_anew_by_itself(run_dir):
+    for step in (2, 4):
+        (run_dir / "checkpoints" / f"step_{step}" / "model.safetensors").write_bytes(b"")
+    before = state_of(run_dir)
+    with pytest.raises(
+        UserError, match=r"step_4 is damaged .*, and there is no other: .* --resume\.step 0 begins anew"
+    ):
+        start(run_dir, resume=ResumeConfig())
+    assert state_of(run_dir) == before
+    with start(run_dir, resume=ResumeConfig(step=0)) as run:
+        assert run.start_step == 0
+
+
+def test_drift_is_undone_by_a_resume_from_before_it(run_dir):
+    """With the settings that the run had then, though config.toml has others since."""
+    with start(run_dir, SOURCES | {"data": "f" * 16}, resume=ResumeConfig(), seed=5, allow_drift=True) as run:
+        steps(run, 4, 7)
+    assert Run(run_dir).info["drift"] == [{"step": 4, "settings": {"seed": 0}, "sources": {"data": "d" * 16}}]
+    with pytest.raises(UserError, match=r"with another seed \(5, now 0\), data \(ffffffff, now dddddddd\)"):
+        start(run_dir, resume=ResumeConfig(step=6))
+    with pytest.raises(UserError, match=r"with another data \(ffffffff, now dddddddd\)"):
+        start(run_dir, resume=ResumeConfig(step=2), seed=5)
+    start(run_dir, resume=ResumeConfig(step=2)).finish("done")
+    info = Run(run_dir).info
+    assert info["exact"] is True and info["drift"] == [] and info["sources"]["data"] == SOURCES["data"]
 
 
 def test_hashes_name_the_lines_and_the_rollouts(run_dir):
@@ -159,9 +210,11 @@ def test_a_branch_needs_a_run_with_a_checkpoint(tmp_path, make, message):
         start(tmp_path / "b", resume=ResumeConfig(dir=tmp_path / "a"))
 
 
-def test_a_branch_into_the_run_it_comes_from_is_a_resume(run_dir):
-    with start(run_dir, resume=ResumeConfig(dir=run_dir)) as run:
-        assert run.start_step == 4 and "parent" not in run.info
+def test_a_branch_needs_a_directory_of_its_own(run_dir):
+    before = state_of(run_dir)
+    with pytest.raises(UserError, match=r"is the output directory itself: give the branch its own --output-dir"):
+        start(run_dir, resume=ResumeConfig(dir=run_dir, step=2))
+    assert state_of(run_dir) == before
 
 
 def test_the_command_that_made_a_branch_can_be_repeated(run_dir, tmp_path, capsys):

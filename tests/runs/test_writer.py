@@ -279,7 +279,7 @@ def test_resume_with_other_settings_is_not_exact(tmp_path):
         RunWriter.start(changed, "rl", [])
     assert Run(tmp_path).info == before
     RunWriter.start(changed.model_copy(update={"allow_drift": True}), "rl", []).finish("done")
-    cause = {"step": 4, "cause": f"resumed with other {differs}", "lasting": True}
+    cause = {"step": 4, "cause": f"resumed with other {differs}"}
     assert Run(tmp_path).info["inexact"] == [cause]
     RunWriter.start(changed, "rl", []).finish("done")
     assert Run(tmp_path).info["inexact"] == [cause], "it stays so, although nothing changed this time"

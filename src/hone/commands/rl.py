@@ -14,6 +14,7 @@ from hone.commands.training import (
     load_policy,
     local_sources,
     model_digests,
+    model_source,
     opened,
     restore,
     run_loop,
@@ -45,12 +46,13 @@ def run(config: RLConfig) -> int:
     refuse_unsupported(config)
     config = with_determinism(config, device_of(config.model.device))
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
-    renderer = load_renderer(config.model.name, config.model.chat_template)
-    model = load_policy(config)
+    source = model_source(config)
+    renderer = load_renderer(source, config.model.chat_template)
+    model = load_policy(config, source)
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     check_lengths(config, env, renderer, model)
 
-    digests = model_digests(model, renderer) | task_digests(config, env)
+    digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)
     with opened(config, "rl", model, own_sources(config), digests, intro) as writer:
         if writer.nothing_left:

@@ -15,6 +15,7 @@ from hone.commands.training import (
     load_policy,
     local_sources,
     model_digests,
+    model_source,
     opened,
     restore,
     run_loop,
@@ -50,13 +51,14 @@ def run(config: SFTConfig) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     refuse_several_ranks()
     config = with_determinism(config, device_of(config.model.device))
-    renderer = load_renderer(config.model.name, config.model.chat_template)
-    model = load_policy(config)
+    source = model_source(config)
+    renderer = load_renderer(source, config.model.chat_template)
+    model = load_policy(config, source)
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     data = load_data(config, renderer, model)
     validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
 
-    digests = model_digests(model, renderer) | data.digests
+    digests = model_digests(model, renderer, source == config.model.name) | data.digests
     with opened(config, "sft", model, own_sources(config), digests, introduction(config, model, threads)) as writer:
         if writer.nothing_left:
             return 0

@@ -14,9 +14,10 @@ from hone.config.shared import RunConfig
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
-from hone.model.files import TINY
+from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
-from hone.runs.resuming import resume_command
+from hone.runs.reader import Run
+from hone.runs.resuming import larger_budget, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
@@ -30,10 +31,22 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound=RunConfig)
 
 
-def load_policy(config: RunConfig) -> Decoder:
-    """The model to train, on its device, in the configured precision."""
+def model_source(config: RunConfig) -> str:
+    """Where the model is loaded from: its name; if a resume finds no such folder here, the run's own weights.
+
+    They have its architecture and its tokenizer, and the checkpoint brings the parameters.
+    """
+    name = config.model.name
+    if config.resume is None or name == TINY or Path(name).exists():
+        return name
+    weights = Run(config.resume.dir or config.output_dir).weights()
+    return str(weights[max(weights)]) if weights else name
+
+
+def load_policy(config: RunConfig, source: str | None = None) -> Decoder:
+    """The model to train, on its device, in the configured precision; from `source`, if that is not its name."""
     return load_model(
-        config.model.name,
+        source or config.model.name,
         device=device_of(config.model.device),
         precision=config.precision,
         seed=config.seed,
@@ -70,7 +83,7 @@ def opened(
     with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests) as writer:
         if not writer.nothing_left:
             if not config.deterministic:
-                writer.mark_inexact(0, "deterministic = false", lasting=True)
+                writer.mark_inexact(0, "deterministic = false")
             for text in intro if writer.start_step == 0 else ():
                 writer.display.message(text)
             hand_over(config.output_dir, kind)
@@ -118,8 +131,10 @@ def with_determinism(config: Config, device: str) -> Config:
     return config.model_copy(update={"deterministic": wanted})
 
 
-def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """What the initial model and its tokenizer are, whatever they are called."""
+def model_digests(model: Decoder, renderer: ChatRenderer, initial: bool = True) -> dict[str, str]:
+    """What the initial model and its tokenizer are, whatever they are called; nothing if this isn't the initial one."""
+    if not initial:
+        return {}
     return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
 
 
@@ -129,13 +144,13 @@ def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapp
     The command is the one that repeats the run from its own `config.toml`.
     """
     name = config.model.name
-    is_hub_id = name != TINY and not Path(name).exists()
+    from_hub = is_hub_id(name)
     return model_card(
-        title=f"{name.split('/')[-1] if is_hub_id else 'model'}-{kind}",
+        title=f"{name.split('/')[-1] if from_hub else 'model'}-{kind}",
         method=kind,
         seed=config.seed,
         command=f"hone {kind} @ config.toml",
-        base_model=name if is_hub_id else None,
+        base_model=name if from_hub else None,
         task=task,
         step=step,
         facts={**facts, "precision": config.precision},
@@ -155,8 +170,8 @@ def last_lines(config: RunConfig, run: RunWriter, version: int, ending: Ending, 
     if ending != "done":
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
-        more = (f"--budget.{run.budget.limit_reached}", "VALUE") if ending == "budget" else ()
-        command = resume_command(run.folder, run.info["kind"], *more)
+        limits = config.budget.model_dump() if config.budget and ending == "budget" else {}
+        command = resume_command(run.folder, run.info["kind"], *larger_budget(limits, run.budget.spent))
         if ending == "budget":
             return (
                 f"Stopped by its budget after {version} of {config.max_steps} steps ({run.budget.used_up}). "

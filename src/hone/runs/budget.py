@@ -94,8 +94,12 @@ class Budget:
         if not self.limit_reached:
             return ""
         assert self.limits is not None
-        spent = Spent(self.seconds, self.usd, self.tokens)
-        return in_words(self.limit_reached, spent, self.limits)
+        return in_words(self.limit_reached, self.spent, self.limits)
+
+    @property
+    def spent(self) -> Spent:
+        """What all processes spent so far."""
+        return Spent(self.seconds, self.usd, self.tokens)
 
 
 def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
@@ -103,5 +107,10 @@ def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
     if limit == "tokens":
         return f"{spent.tokens:,} of {limits.tokens:,} tokens"
     if limit == "usd":
-        return f"{spent.usd or 0.0:.2f} of {limits.usd:.2f} US dollars"
+        return f"{_money(spent.usd or 0.0)} of {_money(limits.usd or 0.0)} US dollars"
     return f"{spent.seconds / 3600:.3g} of {limits.hours:g} hours"
+
+
+def _money(usd: float) -> str:
+    """Cents, and of less than a dollar two digits that say something."""
+    return f"{usd:.2f}" if usd >= 1 else f"{usd:.2g}"

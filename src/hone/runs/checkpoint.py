@@ -51,7 +51,7 @@ class Checkpoints:
             for group, named in tensors.items():
                 contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
                 save_file(contiguous, folder / f"{group}.safetensors")
-            write_file(folder / "state.json", dumps(state) + "\n")
+            write_file(folder / "state.json", dumps(state | {"step": step}) + "\n")
         return self.path(step)
 
     def load(self, step: int) -> tuple[Tensors, dict[str, Any]]:
@@ -68,7 +68,12 @@ class Checkpoints:
 
     def problems(self, step: int) -> list[str]:
         """Why step `step` can't be loaded, after reading every byte of it; empty if it can."""
-        return verify(self.path(step)) if self.path(step).is_dir() else ["there is no such checkpoint"]
+        if not self.path(step).is_dir():
+            return ["there is no such checkpoint"]
+        if problems := verify(self.path(step)):
+            return problems
+        state = json.loads((self.path(step) / "state.json").read_text())
+        return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:
         """Newest step that is intact to the last byte, and a sentence on each newer one that isn't."""

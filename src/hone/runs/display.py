@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 from hone.runs.progress import Progress, duration
@@ -113,8 +114,10 @@ class PlainDisplay:
         # No lock and no buffer: the handler may have interrupted this thread inside `_print`.
         try:
             os.write(self._out.fileno(), f"{text}\n".encode())
-        except (OSError, ValueError):
+        except ValueError:  # no file behind it
             self._out.write(f"{text}\n")
+        except OSError:
+            pass  # nobody is there to read it, which is no reason to lose the run
 
     def close(self) -> None:
         self._closed.set()
@@ -146,7 +149,7 @@ class PlainDisplay:
             self.tick()
 
     def _print(self, text: str) -> None:
-        with self._lock:
+        with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
             self._out.write(f"{text}\n")
             self._out.flush()
-            self._last_line = self._progress.clock()
+        self._last_line = self._progress.clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -35,7 +36,8 @@ class LiveDisplay:
 
     def start(self, step: int) -> None:
         self._progress.start(step)
-        self._live.start()
+        with suppress(OSError):  # here and below: a terminal that is gone is no reason to lose the run
+            self._live.start()
 
     def phase(self, name: str) -> None:
         self._progress.enter(name)
@@ -44,14 +46,16 @@ class LiveDisplay:
         self._progress.update(step, metrics, timings)
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def notice(self, text: str) -> None:
         self._notice = text  # drawn by the refresh thread: a signal handler must not wait for the console's lock
 
     def close(self) -> None:
         self._progress.doing = ""
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def _render(self) -> RenderableType:
         return panel(self._progress, self._console.width, self._notice)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
 from hone.runs import drift, provenance, settings
+from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
-from hone.runs.resuming import resume_command
+from hone.runs.resuming import larger_budget, resume_command
 from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
 from hone.runs.spent import Spent, spent
@@ -69,9 +70,14 @@ def open_run(config: RunConfig, start: Start, say: Say) -> Opened:
 
 
 def other_source(config: RunConfig) -> Path | None:
-    """The directory of another run to go on from, if the config names one that is not its own output directory."""
+    """The directory of another run to go on from, if the config names one. UserError if that is its own directory."""
     source = config.resume.dir if config.resume else None
-    return None if source is None or source.resolve() == config.output_dir.resolve() else source
+    if source is not None and source.resolve() == config.output_dir.resolve():
+        raise UserError(
+            f"--resume.dir {source} is the output directory itself: give the branch its own --output-dir, or leave out "
+            "--resume.dir to go on in place"
+        )
+    return source
 
 
 def _fresh(config: RunConfig, start: Start, say: Say) -> Opened:
@@ -104,11 +110,16 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     check_logs(folder)
     finish_roll_back(folder)
     step, restored = _chosen(folder, config, start, say)
-    changes = drift.checked_changes(folder, info, config, start.sources) if restored else []
+    changes = _checked(folder, info, step, restored, config, start)
     if _is_done(folder, info, config, step, restored is not None) and not changes:
         say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
         return Opened(info, config.max_steps, restored, nothing_left=True)
     before = spent(folder, info)
+    if used_up := Budget(config.budget, before).used_up:
+        assert config.budget is not None
+        larger = resume_command(folder, start.kind, *larger_budget(config.budget.model_dump(), before))
+        say(f"The budget is used up ({used_up}): nothing was done. Go on with a larger one: {larger}")
+        return Opened(info, step, restored, nothing_left=True)
     drift.tell(changes, say)
     if restored and (problems := _weights_problems(folder, step)):
         say(f"Warning: weights step_{step} are damaged ({problems[0]}) and are written anew.")
@@ -129,7 +140,17 @@ def _is_done(folder: Path, info: dict[str, Any], config: RunConfig, step: int, r
     if restored:
         return step == config.max_steps
     assert config.resume is not None
-    return config.resume.step is None and not settings.changes(folder / "config.toml", config, info.get("sources", {}))
+    before = settings.flat(settings.read_toml(folder / "config.toml"))
+    return config.resume.step is None and not settings.changes(before, config, info.get("sources", {}))
+
+
+def _checked(
+    folder: Path, info: dict[str, Any], step: int, restored: State | None, config: RunConfig, start: Start
+) -> list[Change]:
+    """What changed, see `drift.checked_changes`; nothing matters to a run that begins anew."""
+    if restored is None:
+        return []
+    return drift.checked_changes(folder, info, step, restored[1], config, start.sources)
 
 
 def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened:
@@ -148,7 +169,7 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     step, restored = _chosen(source, config, start, say)
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
-    changes = drift.checked_changes(source, info, config, start.sources)
+    changes = _checked(source, info, step, restored, config, start)
     earlier = clear(config.output_dir)
     if earlier is not None:
         say(f"The earlier run in {config.output_dir} is now in {earlier}.")
@@ -158,7 +179,8 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
         "inexact": info["inexact"],
         "parent": {"id": info["id"], "dir": str(source), "step": step},
     }
-    own |= {name: info[name] for name in ("versions", "hardware", "threads", "variables", "sources") if name in info}
+    inherited = ("versions", "hardware", "threads", "variables", "sources", "drift")
+    own |= {name: info[name] for name in inherited if name in info}
     write_json(config.output_dir / "run.json", own)
     copy_history(source, config.output_dir, step)
     drift.tell(changes, say)
@@ -209,12 +231,13 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
     step, info = opened.start_step, opened.info
     origin = {"command": start.command, "git": provenance.git()} | _machine(start)
     if opened.restored is None:
-        info |= origin | {"seed": config.seed, "inexact": []}
+        info |= origin | {"seed": config.seed, "inexact": [], "drift": []}
     else:
         opened.differs = [str(change) for change in changes if not change.harmless]
         opened.differs += [f"{name} ({was}, now {now})" for name, was, now in drift.differences(info, origin)]
-        opened.differs += drift.edited_history(config.output_dir, opened.restored[1])
-        info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step or entry.get("lasting")]
+        info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step]
+        drift.note_drift(info, step, changes)
+        info["sources"] = info.get("sources", {}) | {c.name: c.now for c in changes if c.kind == "sources"}
     info["resumes"].append({"step": step, "time": provenance.now()} | origin)
     info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
     write_json(config.output_dir / "run.json", info)
@@ -243,6 +266,8 @@ def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[in
 def _choose(checkpoints: Checkpoints, wanted: int | None, say: Say) -> tuple[int, State | None]:
     if wanted is None:
         wanted, warnings = checkpoints.newest()
+        if warnings and wanted is None:
+            raise UserError(f"{warnings[0]}, and there is no other: restore it, or --resume.step 0 begins anew")
         for warning in warnings:
             say(f"Warning: {warning}.")
         return (0, None) if wanted is None else (wanted, checkpoints.load(wanted))

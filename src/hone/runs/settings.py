@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hone.config.dump import to_toml
 from hone.config.shared import RunConfig
@@ -17,29 +17,34 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", *START}
 """Settings that don't change what a run computes."""
+_SOURCES = {"environment": "task file", "model": "initial model"}
+"""Names in run.json's `sources`, in words where they don't say it."""
 _BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
 """Names of things that are compared themselves, by their digests."""
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting, or a source of the run, that is not as it was.
+    """A setting, a source or a recorded file of a run that is not as it was.
 
-    `harmless`: the numbers are as if it had always been so.
+    `harmless`: the numbers are as if it had always been so. A setting that isn't set is None; the values of a source
+    are digests.
     """
 
     name: str
     before: Any
     now: Any
-    harmless: bool
+    harmless: bool = False
+    kind: Literal["settings", "sources", "records"] = "settings"
 
     def __str__(self) -> str:
-        return f"{self.name} ({_shown(self.before)}, now {_shown(self.now)})"
+        if self.kind == "settings":
+            return f"{self.name} ({_shown(self.before)}, now {_shown(self.now)})"
+        return f"{_SOURCES.get(self.name, self.name)} ({self.before[:8]}, now {self.now[:8]})"
 
 
 def _shown(value: Any) -> str:
-    return "unset" if value is _ABSENT else str(value).lower() if isinstance(value, bool) else str(value)
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_toml(config: RunConfig) -> str:
@@ -55,16 +60,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
 
 
-def changes(before: Path, config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """The settings in which `config` differs from the file `before`, but for those that don't change the numbers.
+def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
+    """The settings in which `config` differs from the flat ones, but for those that don't change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
-    if not before.exists():
-        return []
-    old, new = flat(read_toml(before)), flat(tomllib.loads(run_toml(config)))
+    new = flat(tomllib.loads(run_toml(config)))
     return [
-        Change(name, old.get(name, _ABSENT), new.get(name, _ABSENT), _is_harmless(name, new))
+        Change(name, old.get(name), new.get(name), _is_harmless(name, new))
         for name in differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())
     ]
 

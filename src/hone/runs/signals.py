@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 _SHORTEST = 0.05
 """Seconds that a step gets in any case."""
 
@@ -30,7 +30,9 @@ def _to_stderr(text: str) -> None:
 
 
 class StopRequest:
-    """While entered, SIGINT and SIGTERM only set `signum`, for the loop to see at the end of its step.
+    """While entered, SIGINT, SIGTERM and SIGHUP only set `signum`, for the loop to see at the end of its step.
+
+    SIGHUP, which says that the terminal is gone, is taken for SIGTERM, unless it was ignored before (`nohup`).
 
     `say` gets the one line that tells what will happen; it is called inside the signal handler. A SIGINT after either
     raises KeyboardInterrupt at once. `grace_seconds` after the first SIGTERM, less the `save_seconds` that saving
@@ -74,7 +76,8 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for signum in _NAMES:
-                self._before[signum] = signal.signal(signum, self._handle)
+                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._handle)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._time_is_up)
         return self
 
@@ -86,7 +89,7 @@ class StopRequest:
         self._before.clear()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if signum == signal.SIGTERM and self._deadline is None:
+        if signum != signal.SIGINT and self._deadline is None:
             # A timer to end what waits for itself, and a time to compare with: a grader may use the timer, too.
             left = max(self.grace_seconds - self.save_seconds, _SHORTEST)
             self._deadline = time.monotonic() + left
@@ -99,7 +102,7 @@ class StopRequest:
         name = _NAMES[signal.Signals(signum)]
         what = f"{name}: finishing this step and saving a checkpoint"
         limit = f"; within {self.grace_seconds:g} s, else the step is given up"
-        self._say(what + (limit if signum == signal.SIGTERM else "; press Ctrl-C again to stop at once"))
+        self._say(what + (limit if signum != signal.SIGINT else "; press Ctrl-C again to stop at once"))
 
     def _time_is_up(self, _signum: int, _frame: FrameType | None) -> None:
         if self._abandonable:

@@ -110,7 +110,7 @@ class RunWriter:
                     return run
                 run.event("resume" if resuming or other else "start", run.start_step)
                 if opened.differs:
-                    run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}", lasting=True)
+                    run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}")
                 write_file(folder / "config.toml", settings.run_toml(config))
                 run._prune()  # what a process that was killed had not got to
             except BaseException:
@@ -229,14 +229,14 @@ class RunWriter:
             self.info |= facts
             self._save_info()
 
-    def mark_inexact(self, step: int, cause: str, lasting: bool = False) -> None:
+    def mark_inexact(self, step: int, cause: str) -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
-        Only the first step of each cause is kept. A resume from before it takes it back, unless it is `lasting`.
+        Only the first step of each cause is kept. A resume from before it takes it back.
         """
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
-        self.info["inexact"].append({"step": step, "cause": cause} | ({"lasting": True} if lasting else {}))
+        self.info["inexact"].append({"step": step, "cause": cause})
         self.info["exact"] = False
         self._save_info()
         self.event("inexact", step, cause=cause)
@@ -279,6 +279,8 @@ class RunWriter:
             self._close_files()
             return
         fault = explain(error, self.folder) if error is not None else None
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._note_failure(error)
         if self.info["status"] == "running":
             status = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
             # What stopped the run, such as a full disk, may stop this as well, and is what the user has to know.
@@ -289,6 +291,12 @@ class RunWriter:
         if fault is not None:
             cause, remedy = fault
             raise UserError(f"{cause}: {remedy}; {self._kept()}") from error
+
+    def _note_failure(self, error: BaseException) -> None:
+        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        self.info["failure"] = cause
+        with suppress(OSError, UnicodeError):
+            self.event("failed", None, cause=cause)
 
     def _kept(self) -> str:
         steps = self.checkpoints.steps()
