@@ -237,7 +237,7 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
         opened.differs += [f"{name} ({was}, now {now})" for name, was, now in drift.differences(info, origin)]
         info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step]
         drift.note_drift(info, step, changes)
-        info["sources"] = info.get("sources", {}) | {c.name: c.now for c in changes if c.kind == "sources"}
+        info["sources"] = info.get("sources", {}) | dict(start.sources)
     info["resumes"].append({"step": step, "time": provenance.now()} | origin)
     info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
     write_json(config.output_dir / "run.json", info)
