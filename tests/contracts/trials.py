@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,8 @@ context.set_forkserver_preload(
     ]
 )
 KILLED = -9
+_lock = threading.Lock()
+"""Starting a process polls all others, and an exit code can be fetched once: not by two threads at a time."""
 _LIMIT = 300
 """Seconds after which a trial counts as hung."""
 
@@ -34,15 +37,13 @@ def run(argv: list[str], log: Path, *traps: Trap, record: Path | None = None) ->
 
     With `record`, the operations on the output directory are written there (`operations` reads them).
     """
-    process = context.Process(target=trial, args=(argv, str(log), traps, record))
-    process.start()
+    process = _start(argv, str(log), traps, record)
     return _exit_code(process, argv, log)
 
 
 def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
     """`run`, but sent signals (SIGKILL) this long after its run directory is there (or, in a resume, its start)."""
-    process = context.Process(target=trial, args=(argv, str(log), (), None))
-    process.start()
+    process = _start(argv, str(log), (), None)
     begun = output_dir(argv) / "run.json"
     deadline = time.monotonic() + _LIMIT
     while not begun.exists() and process.exitcode is None and time.monotonic() < deadline:
@@ -66,12 +67,23 @@ def output_dir(argv: list[str]) -> Path:
     return Path(argv[argv.index("--output-dir") + 1])
 
 
+def _start(*args: object):
+    process = context.Process(target=trial, args=args)
+    with _lock:
+        process.start()
+    return process
+
+
 def _exit_code(process, argv: list[str], log: Path) -> int:
-    process.join(_LIMIT)
-    if process.exitcode is None:
-        process.kill()
-        raise AssertionError(f"hone {' '.join(argv)} did not end; it printed:\n{log.read_text()}")
-    return process.exitcode
+    deadline = time.monotonic() + _LIMIT
+    while time.monotonic() < deadline:
+        with _lock:
+            code = process.exitcode
+        if code is not None:
+            return code
+        time.sleep(0.005)
+    process.kill()
+    raise AssertionError(f"hone {' '.join(argv)} did not end; it printed:\n{log.read_text()}")
 
 
 def trial(argv: list[str], log: str, chosen: tuple[Trap, ...], record: Path | None) -> None:
