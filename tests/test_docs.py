@@ -92,7 +92,7 @@ def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, t
         argv = [short.get(word, word) if argv[i - 1] in ("--resume.step", "--ckpt.interval") else word
                 for i, word in enumerate(argv)]  # fmt: skip
         few = ["--max-steps", "4", "--display", "plain", "--model.name", str(tiny_model_dir)]
-        assert run(argv, few if argv[0] == "rl" else []) == 0, (argv, capfd.readouterr().err)
+        assert run(argv, few if argv[0] in ("sft", "rl") else []) == 0, (argv, capfd.readouterr().err)
         said[" ".join(argv[:3])] = capfd.readouterr().out
     assert [path.name for path in sorted(Path("outputs/a/weights").iterdir())] == [
         "step_1",
