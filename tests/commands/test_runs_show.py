@@ -66,6 +66,10 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
         assert main(["runs", "show", "outputs/a"]) == 0
         assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"], name
         (run / name).write_bytes(unchanged[name])
+    Path("outputs/a.verify.json").write_text('{"verdict": "verified"}')
+    assert main(["runs", "show", "outputs/a"]) == 0
+    assert page(capsys.readouterr().out)["certificate"] == "a.verify.json can't be read: verify the run again"
+    Path("outputs/a.verify.json").write_text(json.dumps(certificate))
     checkpoint(run, 3)
     assert main(["runs", "show", "outputs/a"]) == 0
     assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"]
@@ -79,10 +83,10 @@ def test_a_run_that_used_up_its_budget_goes_on_with_twice_as_much(capsys: pytest
     write_lines(run / "timings.jsonl", [{"step": 2, "time/step": 0.5, "time/total": 1620.0}])
     assert main(["runs", "show", "outputs/a"]) == 0
     out = capsys.readouterr().out
-    assert page(out)["budget"] == "0.45 of 0.5 hours, 0.90 of 3.00 US dollars, 200 of 3,000,000 tokens"
+    assert page(out)["budget"] == "0.45 of 0.5 hours, 0.9 of 3.00 US dollars, 200 of 3,000,000 tokens"
     assert out.startswith("outputs/a: its budget is used up after 3 of 4 steps, and it is saved\n")
     command = "hone rl @ outputs/a/config.toml --resume --detach"
-    assert out.endswith(f"\n  {command} --budget.hours 1.0 --budget.usd 6.0 --budget.tokens 6000000\n")
+    assert out.endswith(f"\n  {command} --budget.hours 1 --budget.usd 6 --budget.tokens 6000000\n")
 
 
 def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(

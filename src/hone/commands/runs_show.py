@@ -143,9 +143,10 @@ def _certificate(path: Path) -> str:
         return ""
     try:
         facts = read_json(file)
-    except UserError:
-        return f"{file.name} can't be read"
-    steps = [str(check["step"]) for check in facts.get("steps", [])]
+        verdict, date, files = (facts[name] for name in ("verdict", "date", "sha256"))
+        steps = [str(check["step"]) for check in facts["steps"]]
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read: verify the run again"
     again = f", step{'s' if len(steps) > 1 else ''} {', '.join(steps)} done again" if steps else ""
-    stale = "; the run has changed since: verify it again" if facts["sha256"] != pinned(path) else ""
-    return f"{facts['verdict']}{again}, {local_time(facts['date'])} ({file.name} beside the run){stale}"
+    stale = "; the run has changed since: verify it again" if files != pinned(path) else ""
+    return f"{verdict}{again}, {local_time(date)} ({file.name} beside the run){stale}"

@@ -10,7 +10,6 @@ from hone.errors import UserError
 from hone.runs.reader import Run
 from hone.runs.resuming import larger_budget, resume_command
 from hone.runs.rollback import interrupted
-from hone.runs.spent import spent
 from hone.runs.summary import KILLED, Summary, summarize
 
 _ENDED = {
@@ -89,8 +88,7 @@ def _resuming(run: Summary) -> str:
     if Path(run.config.get("output_dir", "outputs")).resolve() != run.path.resolve():
         words += ["--output-dir", str(run.path)]
     if run.status == "budget":
-        budget = run.config.get("budget", {})
-        words += larger_budget(budget, spent(run.path, run.info))
+        words += larger_budget(run.config.get("budget", {}), run.spent)
     return resume_command(run.path, run.kind, *words)
 
 

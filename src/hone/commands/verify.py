@@ -104,8 +104,8 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         status.clear()
         way = f"from {check.start}" + (f", {check.replayed} replayed" if check.replayed else "")
         outcome = "equal" if check.difference is None else "differs"
-        what = f"evaluation at {check.step}" if check.is_evaluation else f"step {check.step:<8}"
-        print(f"{what} {outcome} ({way}, {check.seconds:.1f} s)", flush=True)
+        what = "evaluation" if check.is_evaluation else f"step {check.step}"
+        print(f"{what:<14}{outcome} ({way}, {check.seconds:.1f} s)", flush=True)
 
     check_steps(verification, versions, steps, evaluated, ended, replaying, repeating)
     if not steps and verification.difference is None:
