@@ -51,6 +51,23 @@ def test_an_edited_line_of_metrics_is_seen_although_the_hashes_agree(rl_run, cop
     assert code == 1 and "they part at step 2, metrics: reward/mean is 0." in printed
 
 
+def test_rollouts_are_compared_themselves(rl_run, copied, diff):
+    path = copied / "rollouts" / "step_000002.parquet"
+    tampering.edit_rollouts(copied, 2, lambda rows: rows[0].update(reward=0.25))
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "they part at step 2, rewards: " in printed, printed
+    path.unlink()
+    code, printed = diff(rl_run, copied)
+    assert code == 1
+    assert "they part at step 2, rollouts: rollouts/step_000002.parquet is there in A and missing in B" in printed
+
+
+def test_nothing_in_both_is_no_equality(rl_run, copied, capsys):
+    (copied / "metrics.jsonl").write_text("")
+    capsys.readouterr()
+    fails(capsys, main(["diff", str(rl_run), str(copied)]), "there is nothing to compare", "recorded 6 steps")
+
+
 def test_a_longer_run(bench, rl_run, diff):
     code, printed = diff(rl_run, bench.rl("longer", "--max-steps", "8"))
     assert code == 0

@@ -1,4 +1,4 @@
-"""Runs that stop on purpose, or are told to: what they save, what they say, and that going on gives the unbroken run."""
+"""Runs that stop on purpose, or are told to: what they save and say; going on gives the unbroken run."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ def run(config: DiffConfig) -> int:
     status = Status()
     found = diff(first, second, lambda step: status(f"comparing step {step}"))
     status.clear()
-    for line in report(found):
+    recorded = (
+        "metrics and weights" if kinds[0] == "sft" else "examples, tokens, logprobs, rewards, metrics and weights"
+    )
+    for line in report(found, recorded):
         print(line)
     if found.difference is None:
         return 0
@@ -45,8 +48,8 @@ def run(config: DiffConfig) -> int:
     return 1
 
 
-def report(found: RunDiff) -> list[str]:
-    """What was found, in lines."""
+def report(found: RunDiff, recorded: str) -> list[str]:
+    """What was found, in lines. `recorded` names the quantities that runs of this kind record."""
     lines = []
     if found.settings:
         more = f", and {len(found.settings) - _SHOWN} more" if len(found.settings) > _SHOWN else ""
@@ -56,7 +59,7 @@ def report(found: RunDiff) -> list[str]:
         lines.append("config        the same in all that decides the numbers")
     lines.append(f"equal         {_span(found.equal)}")
     if found.difference is None:
-        return [*lines, f"verdict       {_verdict(found)}"]
+        return [*lines, f"verdict       {_verdict(found, recorded)}"]
     lines.append(f"verdict       they part at {found.difference.sentence()}")
     causes = [f"config: {setting.name}" for setting in found.settings] + found.causes
     if causes:
@@ -71,11 +74,9 @@ def _span(steps: list[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
-def _verdict(found: RunDiff) -> str:
+def _verdict(found: RunDiff, recorded: str) -> str:
     first, second = found.lengths
-    if not found.equal:
-        return f"nothing to compare: A recorded {first} steps, B {second}, and none is in both"
-    what = "equal in examples, tokens, logprobs, rewards, metrics and weights"
+    what = f"equal in {recorded}"
     if first == second:
         return what
     longer = "A" if first > second else "B"

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hone.errors import UserError
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, first_difference
 from hone.reproduce.records import Records
 from hone.runs import Run
+from hone.runs.files import sha256
+from hone.runs.rollouts import rollouts_file
 from hone.runs.settings import differing, flat
 
 
@@ -42,16 +45,26 @@ class RunDiff:
 def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: None) -> RunDiff:
     """Compares two runs of the same kind, step by step, up to the first difference.
 
-    Rollouts whose hashes agree are not read; whether a file is what its hash says, `verify` tells.
+    Rollouts whose files are equal are not read. UserError if no step is in both.
     """
     mine, theirs = Records(first), Records(second)
     shared = [step for step in sorted(mine.metrics) if _comparable(mine, theirs, step)]
+    lengths = (len(mine.updates), len(theirs.updates))
+    if not shared:
+        raise UserError(
+            f"there is nothing to compare: {first.path} recorded {lengths[0]} steps, {second.path} {lengths[1]}, and "
+            "none is in both: name runs that took a step, with their metrics.jsonl"
+        )
     equal: list[int] = []
     difference = None
     for step in shared:
         tell(step)
-        if not _same_hashes(mine, theirs, step):
-            difference = first_difference(mine.record(step), theirs.record(step)) or _exported(mine, theirs, step)
+        if not _same(mine, theirs, step):
+            difference = (
+                _missing(mine, theirs, step)
+                or first_difference(mine.record(step), theirs.record(step))
+                or _exported(mine, theirs, step)
+            )
         if difference is not None:
             break
         if mine.is_update(step):
@@ -59,7 +72,6 @@ def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: Non
     causes = machine.differences(first.info, second.info, "B")
     for name, run in (("A", first), ("B", second)):
         causes += [f"{name} says itself that it is inexact: {cause}" for cause in machine.inexact(run.info)]
-    lengths = (len(mine.updates), len(theirs.updates))
     return RunDiff(changed_settings(first, second), equal, difference, lengths, causes)
 
 
@@ -70,12 +82,26 @@ def changed_settings(first: Run, second: Run) -> list[Setting]:
     return [Setting(name, mine.get(name), theirs.get(name)) for name in names]
 
 
-def _same_hashes(first: Records, second: Records, step: int) -> bool:
-    """True if the hashes tell that rollouts and weights are equal, and the lines of metrics themselves are."""
+def _same(first: Records, second: Records, step: int) -> bool:
+    """True if fingerprints tell that the weights are equal, and the line of metrics and the file of rollouts are."""
     mine, theirs = first.hashes.get(step), second.hashes.get(step)
     if mine is None or mine != theirs or first.metrics[step] != second.metrics[step]:
         return False
-    return first.recorded_fingerprint(step + 1) == second.recorded_fingerprint(step + 1)
+    if first.recorded_fingerprint(step + 1) != second.recorded_fingerprint(step + 1):
+        return False
+    files = [records.run.path / rollouts_file(step) for records in (first, second)]
+    if not any(file.exists() for file in files):
+        return mine["rollouts"] is None
+    return all(file.exists() for file in files) and sha256(files[0]) == sha256(files[1])
+
+
+def _missing(first: Records, second: Records, step: int) -> Difference | None:
+    """For rollouts that only one of the runs has, or none although they were written."""
+    there = [step in records.rollout_steps for records in (first, second)]
+    written = any((records.hashes.get(step) or {}).get("rollouts") for records in (first, second))
+    if all(there) or not (any(there) or written):
+        return None
+    return Difference(step, "rollouts", rollouts_file(step), *("there" if found else "missing" for found in there))
 
 
 def _comparable(first: Records, second: Records, step: int) -> bool:
