@@ -47,3 +47,15 @@ def test_rl_step_against_trl():
     assert workload["layers"] == 2 and result["versions"]["trl"] is not None
     assert result["speedup"]["fp32_vs_trl_fp32"] >= 1.6
     assert result["speedup"]["default_vs_trl_faster"] >= 2.2
+
+
+def test_exactness_is_cheap():
+    result = json.loads((RESULTS / "exactness.json").read_text())
+    workload = result["workload"]
+    assert (workload["completions"], workload["checkpoint_interval"]) == (128, 10) and workload["rounds"] >= 3
+    assert result["equal_metrics"]
+    assert result["deterministic_cost"] <= 0.10
+    assert result["checkpoint"]["cost"] <= 0.03
+    assert result["checkpoint"]["blocking_milliseconds"]["median"] <= 15
+    assert result["resume_seconds"]["max"] <= 5
+    assert result["rollout_bytes_per_token"]["max"] <= 12

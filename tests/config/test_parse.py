@@ -287,3 +287,13 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
     assert "says nothing to imitate: set exactly one of data.name" in refused(SFTConfig)
     message = refused(SFTConfig, "--data.path", "a.jsonl", "--data.env.id", "reverse-text")
     assert "has data.path and data.env: set exactly one" in message
+
+
+def test_the_config_of_another_kind_of_run_is_named(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("# The resolved config of a run of hone sft\n[data]\nseq_len = 64\n")
+    with pytest.raises(UserError, match=r"unknown key data in .*config\.toml: it is the config of a run of `hone sft`"):
+        parse(RLConfig, ["@", str(file)], "rl")
+    file.write_text("[data]\nseq_len = 64\n")
+    with pytest.raises(UserError, match="did you mean"):
+        parse(RLConfig, ["@", str(file)], "rl")

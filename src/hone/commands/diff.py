@@ -14,6 +14,7 @@ from hone.errors import UserError
 from hone.reproduce.differing import RunDiff, diff
 from hone.runs import Run
 from hone.runs.listing import find_run
+from hone.runs.summary import summarize
 
 _SHOWN = 12
 """Settings that are listed."""
@@ -32,10 +33,12 @@ def run(config: DiffConfig) -> int:
         )
     for name, one in (("A", first), ("B", second)):
         exact = "" if one.info.get("exact", True) else ", inexact"
-        print(f"{name}             {one.path}: hone {one.info['kind']}, {one.info['status']}{exact}, {one.info['id']}")
-    status = Status()
-    found = diff(first, second, lambda step: status(f"comparing step {step}"))
-    status.clear()
+        print(
+            f"{name}             {one.path}: hone {one.info['kind']}, {summarize(one.path).status}{exact}, {one.info['id']}"
+        )
+    progress = Status()
+    found = diff(first, second, lambda step: progress(f"comparing step {step}"))
+    progress.clear()
     recorded = (
         "metrics and weights" if kinds[0] == "sft" else "examples, tokens, logprobs, rewards, metrics and weights"
     )

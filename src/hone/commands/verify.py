@@ -14,11 +14,13 @@ from typing import Any
 from hone.commands.rebuild import Rebuilt, exported_parameters, open_run, read_config, rebuild, this_machine
 from hone.commands.status import Status
 from hone.config.reproduce import VerifyConfig
+from hone.errors import UserError
 from hone.reproduce import integrity, machine
 from hone.reproduce.certificate import write_certificate
 from hone.reproduce.integrity import Checked
 from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose, unhashed_steps
 from hone.runs import Run
+from hone.runs.summary import summarize
 from hone.trainer.fingerprint import fingerprint
 
 _SHOWN = 12
@@ -29,14 +31,16 @@ def run(config: VerifyConfig) -> int:
     """Verifies and writes the certificate; returns the exit code of its verdict."""
     recorded = open_run(config.run)
     info = recorded.info
-    print(f"run           {recorded.path}: hone {info['kind']}, {info['status']}, {info['id']}")
+    print(f"run           {recorded.path}: hone {info['kind']}, {summarize(recorded.path).status}, {info['id']}")
     verification, here = verify(recorded, config)
-    path = write_certificate(recorded, verification, here)
     for note in verification.notes:
         print(f"note          {note}")
     for line in verdict_lines(verification):
         print(line)
-    print(f"certificate   {path}")
+    try:
+        print(f"certificate   {write_certificate(recorded, verification, here)}")
+    except UserError as error:  # the verdict stands without it
+        print(f"certificate   none: {error}")
     if command := _next(verification, config, recorded.path):
         print(f"next          {command}")
     return EXIT_CODES[verification.verdict]

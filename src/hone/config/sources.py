@@ -16,8 +16,10 @@ Flags win over files, and a section's own files over what root files say about i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import pathlib
 import tomllib
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,6 +28,9 @@ from typing import Any, get_args, get_origin
 from hone.config.base import BaseConfig
 from hone.config.schema import Key, Path, dotted, flag, lookup, nearest
 from hone.errors import UserError
+
+CONFIG_OF = "# The resolved config of a run of hone "
+"""How the config.toml of a run begins."""
 
 
 @dataclass
@@ -206,7 +211,18 @@ class _Reader:
         if self.section and lookup(self.cls, path[len(self.section) :]) is not None:
             section = flag(self.section)
             hint = f": a file after {section} is read as that section; for the top, put `@ {file}` before {section}"
+        other = config_of(pathlib.Path(file))
+        if other and self.cls.__name__.lower() != f"{other}config":
+            hint = f": it is the config of a run of `hone {other}`"
         return f"unknown key {dotted(path)} in {file}{hint}"
+
+
+def config_of(file: pathlib.Path) -> str:
+    """Which command a run's config.toml is for: its first line says it; "" for other files."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as text:
+        first = text.readline().rstrip("\n")
+        return first.removeprefix(CONFIG_OF) if first.startswith(CONFIG_OF) else ""
+    return ""
 
 
 def load_toml(name: str) -> dict[str, Any]:

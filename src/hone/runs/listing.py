@@ -49,7 +49,8 @@ def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     if matches:
-        raise UserError(f"{len(matches)} runs under {root} have an id that begins with {name}: give all of it")
+        places = ", ".join(map(str, exact or matches))
+        raise UserError(f"{name} could be any of {len(exact or matches)} runs: name its directory ({places})")
     raise UserError(
         f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for those under {root}"
     )

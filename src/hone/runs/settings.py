@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from hone.config.dump import to_toml
 from hone.config.shared import RunConfig
+from hone.config.sources import CONFIG_OF
 from hone.errors import UserError
 from hone.runs.files import RESTORE
 
@@ -47,9 +48,9 @@ def _shown(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def run_toml(config: RunConfig) -> str:
-    """The whole config, but for what says how a process started."""
-    return to_toml(config.model_copy(update=START))
+def run_toml(config: RunConfig, kind: str) -> str:
+    """The whole config, but for what says how a process started; its first line names the command that it is for."""
+    return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=START))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
-    new = flat(tomllib.loads(run_toml(config)))
+    new = flat(tomllib.loads(run_toml(config, "")))
     return [
         Change(name, old.get(name), new.get(name), _is_harmless(name, new))
         for name in differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())

@@ -31,7 +31,7 @@ from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
 from hone.runs.outputs import Lock, check, existing_run, writable
 from hone.runs.resuming import resume_command
-from hone.runs.rollouts import write_rollouts
+from hone.runs.rollouts import rollouts_path, write_rollouts
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ class RunWriter:
                 run.event("resume" if resuming or other else "start", run.start_step)
                 if opened.differs:
                     run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}")
-                write_file(folder / "config.toml", settings.run_toml(config))
+                write_file(folder / "config.toml", settings.run_toml(config, kind))
                 run._prune()  # what a process that was killed had not got to
             except BaseException:
                 lock.release()
@@ -190,7 +190,7 @@ class RunWriter:
         """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
         folder = self.folder / "rollouts"
         folder.mkdir(exist_ok=True)
-        self._rollouts_digest = write_rollouts(folder / f"step_{step:06d}.parquet", rows)
+        self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
