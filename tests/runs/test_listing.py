@@ -42,7 +42,8 @@ def test_a_run_is_meant_by_its_directory_its_id_or_the_beginning_of_it(root: Pat
 
 
 def test_what_means_no_run_or_several_is_refused_with_what_there_is(root: Path) -> None:
-    with pytest.raises(UserError, match=rr"id could be any of 4 runs: name its directory \(outputs, outputs/\.previous/c, outputs/a, outputs/deep/b\)"):
+    places = r"outputs, outputs/\.previous/c, outputs/a, outputs/deep/b"
+    with pytest.raises(UserError, match=rf"id could be any of 4 runs: name its directory \({places}\)"):
         find_run("id")
     with pytest.raises(UserError, match=r"there is no run xyz: .* `hone runs list --ids`"):
         find_run("xyz")
