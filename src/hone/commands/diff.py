@@ -33,9 +33,8 @@ def run(config: DiffConfig) -> int:
         )
     for name, one in (("A", first), ("B", second)):
         exact = "" if one.info.get("exact", True) else ", inexact"
-        print(
-            f"{name}             {one.path}: hone {one.info['kind']}, {summarize(one.path).status}{exact}, {one.info['id']}"
-        )
+        status = summarize(one.path).status
+        print(f"{name}             {one.path}: hone {one.info['kind']}, {status}{exact}, {one.info['id']}")
     progress = Status()
     found = diff(first, second, lambda step: progress(f"comparing step {step}"))
     progress.clear()
