@@ -61,9 +61,11 @@ class Terminal:
 
     def __init__(self, argv: list[str], cwd: Path):
         self.leader, follower = pty.openpty()
-        # setsid with a controlling terminal, as a terminal window makes it: closing it hangs up its processes.
+        # setsid with a controlling terminal, as a terminal window makes it: closing it hangs up its processes. And with
+        # Ctrl-C at work, which a test run in the background of a shell has been told to ignore.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import os, sys, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            [sys.executable, "-c", "import os, sys, fcntl, termios, signal; os.setsid(); "
+             "fcntl.ioctl(0, termios.TIOCSCTTY, 0); signal.signal(signal.SIGINT, signal.SIG_DFL); "
              "os.execvp(sys.argv[1], sys.argv[1:])", *argv],
             stdin=follower, stdout=follower, stderr=follower, cwd=cwd, env=os.environ | {"TERM": "xterm-256color"},
         )  # fmt: skip

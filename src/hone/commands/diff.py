@@ -14,7 +14,8 @@ from hone.errors import UserError
 from hone.reproduce.differing import RunDiff, diff
 from hone.runs import Run
 from hone.runs.listing import find_run
-from hone.runs.summary import summarize
+from hone.runs.liveness import holder
+from hone.runs.summary import standing
 
 _SHOWN = 12
 """Settings that are listed."""
@@ -33,7 +34,7 @@ def run(config: DiffConfig) -> int:
         )
     for name, one in (("A", first), ("B", second)):
         exact = "" if one.info.get("exact", True) else ", inexact"
-        status = summarize(one.path).status
+        status = standing(one.info, holder(one.path))
         print(f"{name}             {one.path}: hone {one.info['kind']}, {status}{exact}, {one.info['id']}")
     progress = Status()
     found = diff(first, second, lambda step: progress(f"comparing step {step}"))

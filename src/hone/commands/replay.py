@@ -21,7 +21,7 @@ from hone.reproduce.replay import Replayed, replay
 from hone.runs import Run
 from hone.runs.files import is_complete, new_dir
 from hone.runs.outputs import NAMES, run_info
-from hone.runs.summary import summarize
+from hone.runs.summary import standing
 from hone.trainer.export import export_weights
 
 
@@ -40,7 +40,7 @@ def run(config: ReplayConfig) -> int:
     rebuilt = rebuild(recorded, config.model, replay_only=True)
     start, until = span(recorded, rebuilt, config)
     versions = rebuilt.versions
-    print(f"run           {recorded.path}: {summarize(recorded.path).status}, {recorded.info['id']}")
+    print(f"run           {recorded.path}: {standing(recorded.info, None)}, {recorded.info['id']}")
     print(f"replaying     steps {start} to {until - 1} from {versions.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
     result = replay(

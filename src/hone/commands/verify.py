@@ -20,7 +20,7 @@ from hone.reproduce.certificate import write_certificate
 from hone.reproduce.integrity import Checked
 from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose, unhashed_steps
 from hone.runs import Run
-from hone.runs.summary import summarize
+from hone.runs.summary import standing
 from hone.trainer.fingerprint import fingerprint
 
 _SHOWN = 12
@@ -31,7 +31,7 @@ def run(config: VerifyConfig) -> int:
     """Verifies and writes the certificate; returns the exit code of its verdict."""
     recorded = open_run(config.run)
     info = recorded.info
-    print(f"run           {recorded.path}: hone {info['kind']}, {summarize(recorded.path).status}, {info['id']}")
+    print(f"run           {recorded.path}: hone {info['kind']}, {standing(recorded.info, None)}, {info['id']}")
     verification, here = verify(recorded, config)
     for note in verification.notes:
         print(f"note          {note}")

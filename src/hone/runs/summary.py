@@ -67,13 +67,18 @@ def summarize(path: Path) -> Summary:
     info, pid = _info(path), holder(path)
     if info["status"] in _AT_WORK and pid is None:
         info = _info(path)  # a run writes its last status before it lets go of the lock
-    status = KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
+    status = standing(info, pid)
     config = read_toml(path / "config.toml") if (path / "config.toml").is_file() else {}
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
         progress, taken = _training(path, info["kind"], config.get("max_steps", 0)), spent(path, info)
     return Summary(path, info, config, status, pid, progress, taken)
+
+
+def standing(info: dict[str, Any], pid: int | None) -> str:
+    """The status in run.json; `killed` if it says that a process is at work, but none (`pid` None) holds the run."""
+    return KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
 
 
 def local_time(stamp: str | None) -> str:
