@@ -34,7 +34,7 @@ def checked_changes(
             f"{folder}: {', '.join(edited)} changed or went missing after checkpoint step_{step} was written, so the "
             "run would not be what its records tell: restore it, resume from an earlier step, or add --allow-drift"
         )
-    now = settings.flat(settings.read_toml(folder / "config.toml")), info.get("sources", {})
+    now = settings.settings_of(folder, config), info.get("sources", {})
     then = settings_at(info, step, "settings", now[0]), settings_at(info, step, "sources", now[1])
     found = _changes(config, sources, *then)
     breaking = [change for change in _changes(config, sources, *now) if not change.harmless]

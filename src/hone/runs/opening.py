@@ -140,7 +140,7 @@ def _is_done(folder: Path, info: dict[str, Any], config: RunConfig, step: int, r
     if restored:
         return step == config.max_steps
     assert config.resume is not None
-    before = settings.flat(settings.read_toml(folder / "config.toml"))
+    before = settings.settings_of(folder, config)
     return config.resume.step is None and not settings.changes(before, config, info.get("sources", {}))
 
 

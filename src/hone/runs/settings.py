@@ -61,6 +61,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
 
 
+def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """The flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
+    file = folder / "config.toml"
+    return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
+
+
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
     """The settings in which `config` differs from the flat ones, but for those that don't change the numbers.
 
