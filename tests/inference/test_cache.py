@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hone.inference.cache import GroupLayout, KVCache, PrefillAttention
+from hone.inference.cache import GroupLayout, KVCache
+from hone.inference.prefill import PrefillAttention
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_NEW = 4, 2, 8, 6
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_attention_equals_plain_attention_while_rows_leave(lengths, prompt_of_ro
     prompt_qkv = [random_qkv(generator, sum(lengths)) for _ in range(2)]
     for layer, qkv in enumerate(prompt_qkv):
         prefill(layer, *qkv)
-    cache = KVCache(prefill, lengths, np.array(prompt_of_row), MAX_NEW)
+    cache = KVCache(prefill.layers, lengths, np.array(prompt_of_row), MAX_NEW)
     plain = [PlainRows(k, v, lengths, prompt_of_row) for _, k, v in prompt_qkv]
 
     kept_rows = {2: range(1, len(prompt_of_row)), 4: [len(prompt_of_row) - 2]}
@@ -72,7 +73,7 @@ def test_attention_equals_plain_attention_while_rows_leave(lengths, prompt_of_ro
 def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
     prefill = PrefillAttention([4, 2])
     prefill(0, *random_qkv(torch.Generator().manual_seed(0), 6))
-    cache = KVCache(prefill, [4, 2], np.array([0, 0, 0, 1, 1, 1]), MAX_NEW)
+    cache = KVCache(prefill.layers, [4, 2], np.array([0, 0, 0, 1, 1, 1]), MAX_NEW)
     keys, values = cache.prompts[0]
     assert keys.shape == (KV_HEADS, 2, HEAD_DIM, 4) and values.shape == (KV_HEADS, 2, 4, HEAD_DIM)
     second = keys[:, 1].clone()

@@ -8,8 +8,8 @@ import torch
 
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.inference.engine import Engine, Job
-from hone.inference.types import SamplingParams
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams
 from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
 

@@ -5,6 +5,9 @@ row's own query to the tokens that it has decoded itself; one softmax runs over 
 tokens, so they write to the same column and only a short prompt's padding needs a mask. Keys, values and arithmetic are
 fp32 whatever the model's dtype: with bf16 scores a bf16 model's logprobs are up to 0.04 from its trainer's.
 
+Rows that began later join by standing at the same column as the others, with a mask over the columns before their first
+token; so there is one write and one width for all, and a batch that began together has no mask.
+
 Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads that share one, Dh head size,
 T decoded tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of
 rows are two views of one tensor.
@@ -16,25 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 
 
 def kv_bytes_per_token(config: DecoderConfig) -> int:
     """Bytes of keys and values for one token in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.float32.itemsize
-
-
-class PrefillAttention:
-    """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.packed = PackedAttention(lengths)
-        self.layers: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.layers.append((k, v))
-        return self.packed(layer, q, k, v)
 
 
 class GroupLayout:
@@ -78,17 +68,22 @@ class KVCache:
     """Keys and values of B sequences; acts as the decoder's attention in a decode step.
 
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and what each row has decoded,
-    `[2, K, B, T, Dh]`. `column` is where the next token goes. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on
-    the padding behind a short one; None if all prompts are equally long.
+    `[2, K, B, T, Dh]`. `column` is where the next token goes, the same for all rows: a row that began later has its
+    first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a short one;
+    `began` `[B, T]` is -inf on the columns before a row's first. Each is None where it would be all 0.
     """
 
-    def __init__(self, prefill: PrefillAttention, lengths: list[int], prompt_of_row: np.ndarray, max_new: int) -> None:
-        """`prompt_of_row` `[B]`: the prompt that each row continues."""
-        k = prefill.layers[0][0]
+    def __init__(
+        self, layers: list[tuple[Tensor, Tensor]], lengths: list[int], prompt_of_row: np.ndarray, max_new: int
+    ) -> None:
+        """`layers`: keys and values `[N, K, Dh]` of all prompts end to end. `prompt_of_row` `[B]`: the prompt that each
+        row continues, by at most `max_new` tokens.
+        """
+        k = layers[0][0]
         self.width, self.column = max(lengths), 0
         real = torch.arange(self.width, device=k.device) < torch.tensor(lengths, device=k.device)[:, None]  # [P, width]
         self.prompts, self.decoded = [], []
-        for layer in prefill.layers:
+        for layer in layers:
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:], dtype=torch.float32)
             padded[:, real] = torch.stack(layer).float()
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
@@ -97,6 +92,7 @@ class KVCache:
         self.mask = None
         if min(lengths) < self.width:
             self.mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, float("-inf"))[:, None]
+        self.began: Tensor | None = None
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -113,6 +109,8 @@ class KVCache:
         if self.mask is not None:
             to_prompt.view(k.shape[1], -1, *to_prompt.shape[1:]).add_(self.mask)
         to_decoded = torch.bmm(queries.flatten(0, 1), keys.transpose(1, 2)).unflatten(0, queries.shape[:2])
+        if self.began is not None:
+            to_decoded.add_(self.began[:, None, : self.column + 1])
         scores = torch.cat([self.layout.to_rows(to_prompt, k.shape[1]), to_decoded], dim=-1)
         probs = scores.softmax(-1)
 
@@ -121,10 +119,51 @@ class KVCache:
         out = self.layout.to_rows(of_prompt, k.shape[1]) + of_decoded
         return out.transpose(0, 1).flatten(1, 2).to(q.dtype)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that there is room for: what it costs in `kv_bytes_per_token`."""
+        shape = self.decoded[0].shape
+        return self.prompts[0][0].shape[1] * self.width + shape[2] * shape[3]
+
     def keep(self, rows: Tensor) -> None:
-        """Drops all rows but `rows`, and the prompts that none of them continues."""
+        """Drops all rows but `rows`, the prompts that none of them continues, and columns before the first token."""
         self.decoded = [decoded.index_select(2, rows) for decoded in self.decoded]
+        if self.began is not None:
+            self.began = self.began.index_select(0, rows)
+            first = int((self.began == 0).int().argmax(1).min())
+            self.decoded = [decoded[:, :, :, first:].contiguous() for decoded in self.decoded]
+            self.column -= first
+            self.began = self.began[:, first:]
+            self.began = self.began.contiguous() if bool((self.began[:, 0] != 0).any()) else None
         self._lay_out(self.layout.group_of_row[rows.cpu().numpy()])
+
+    def tokens_joined(self, other: KVCache, max_new: int) -> int:
+        """What `tokens` would be after `join`."""
+        prompts = self.prompts[0][0].shape[1] + other.prompts[0][0].shape[1]
+        rows = self.decoded[0].shape[2] + other.decoded[0].shape[2]
+        return prompts * max(self.width, other.width) + rows * (max(self.column, other.column) + max_new)
+
+    def join(self, other: KVCache, max_new: int) -> None:
+        """Takes in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
+        width, column = max(self.width, other.width), max(self.column, other.column)
+        rows = [cache.decoded[0].shape[2] for cache in (self, other)]
+        self.mask = _joined_mask(self, other, width)
+        self.began = _joined_began(self, other, rows, column, column + max_new)
+        for layer, ((keys, values), (more_keys, more_values)) in enumerate(
+            zip(self.prompts, other.prompts, strict=True)
+        ):
+            keys = torch.cat([_padded(keys, 3, width), _padded(more_keys, 3, width)], dim=1)
+            values = torch.cat([_padded(values, 2, width), _padded(more_values, 2, width)], dim=1)
+            self.prompts[layer] = keys, values
+            mine, theirs = self.decoded[layer], other.decoded[layer]
+            joined = mine.new_zeros(2, mine.shape[1], sum(rows), column + max_new, mine.shape[4])
+            joined[:, :, : rows[0], column - self.column : column] = mine[:, :, :, : self.column]
+            joined[:, :, rows[0] :, column - other.column : column] = theirs[:, :, :, : other.column]
+            self.decoded[layer] = joined
+        groups = len(self.layout.prompt_of_group)
+        prompt_of_row = np.concatenate([self.layout.group_of_row, other.layout.group_of_row + groups])
+        self.width, self.column = width, column
+        self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
         """Groups the rows, and stores a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
@@ -135,3 +174,38 @@ class KVCache:
         groups = torch.from_numpy(self.layout.prompt_of_group).to(device)
         self.prompts = [(keys.index_select(1, groups), values.index_select(1, groups)) for keys, values in self.prompts]
         self.mask = None if self.mask is None else self.mask.index_select(0, groups)
+
+
+def _padded(x: Tensor, dim: int, size: int) -> Tensor:
+    """x with zeros behind it up to `size` in one dimension."""
+    if x.shape[dim] == size:
+        return x
+    shape = list(x.shape)
+    shape[dim] = size - x.shape[dim]
+    return torch.cat([x, x.new_zeros(shape)], dim=dim)
+
+
+def _joined_mask(first: KVCache, second: KVCache, width: int) -> Tensor | None:
+    """The mask of both caches' prompts, padded to `width`."""
+    if first.width == second.width and first.mask is None and second.mask is None:
+        return None
+    parts = []
+    for cache in (first, second):
+        stored, device = cache.prompts[0][0].shape[1], cache.decoded[0].device
+        mask = torch.full((stored, 1, width), float("-inf"), device=device)
+        mask[:, :, : cache.width] = 0.0 if cache.mask is None else cache.mask
+        parts.append(mask)
+    return torch.cat(parts)
+
+
+def _joined_began(first: KVCache, second: KVCache, rows: list[int], column: int, size: int) -> Tensor | None:
+    """The columns before each row's first, once both caches end at `column` and have `size` columns."""
+    if first.column == second.column and first.began is None and second.began is None:
+        return None
+    began = torch.zeros(sum(rows), size, device=first.decoded[0].device)
+    for cache, part in ((first, slice(0, rows[0])), (second, slice(rows[0], None))):
+        shift = column - cache.column
+        began[part, :shift] = float("-inf")
+        if cache.began is not None:
+            began[part, shift:column] = cache.began[:, : cache.column]
+    return began

@@ -1,47 +1,61 @@
-"""The engine: prefill each distinct prompt once, share it with its group, decode in step, drop what has finished.
+"""The engine: continuous batching. Prefill what waits and fits, take the next token of every running sequence, repeat.
 
 It samples with the very parameters that the trainer updates: no copy of the weights, no second implementation of the
-model, so its logprobs are the trainer's up to the rounding of differently shaped products.
+model, so its logprobs are the trainer's up to the rounding of differently shaped products. Each distinct prompt is
+computed once and shared by its group; a new sequence joins while others decode; the layers' products run over all
+sequences at once, attention over each batch of sequences that began together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.cache import KVCache, PrefillAttention, kv_bytes_per_token
-from hone.inference.sampler import sample_tokens
-from hone.inference.types import Completion, SamplingParams
+from hone.inference.batch import Batch, Ticket
+from hone.inference.cache import KVCache, kv_bytes_per_token
+from hone.inference.prefill import Prefill, Prompt
+from hone.inference.types import Completion, Job, SamplingParams, Token
 from hone.model.decoder import Decoder
 
-COMPACT_AT = 0.75
-"""Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One completion to sample: its prompt, the key of its randomness (see `hone.rng.uniforms`), its token limit."""
-
-    prompt: tuple[int, ...]
-    key: int
-    max_tokens: int
+MAX_BATCHES = 4
+"""With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
+ADMIT_AT = 0.25
+"""While others run, what waits is let in once this share of the cache is free, or all of it fits: not one by one."""
 
 
 class Engine:
     """Samples from a `Decoder` in process.
 
-    `kv_bytes` bounds the KV cache; a larger workload runs in waves. A sample's randomness depends on its key and
-    position alone, so the waves don't change which random numbers it sees.
+    `kv_bytes` bounds the KV cache; what does not fit waits. `prefill_tokens` bounds the prompt tokens computed between
+    two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
+    for others that begin like them. A sample's randomness depends on its key and position alone, so none of these
+    changes which random numbers it sees. `version` is stamped on each token, see `weights_changed`.
     """
 
-    def __init__(self, model: Decoder, kv_bytes: int = 4 * 2**30) -> None:
+    def __init__(
+        self, model: Decoder, kv_bytes: int = 4 * 2**30, prefill_tokens: int = 2**15, prefix_bytes: int = 0
+    ) -> None:
         self.model = model
         self.kv_bytes = kv_bytes
+        self.prefill_tokens = prefill_tokens
+        self.version = 0
+        self.prefill = Prefill(model, prefix_bytes)
+        self._waiting: deque[Ticket] = deque()
+        self._starting: tuple[list[Ticket], list[Prompt]] | None = None
+        self._batches: list[Batch] = []
+        self._done: dict[int, Completion] = {}
+        self._count = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job waits or runs."""
+        return bool(self._waiting or self._starting or self._batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[Completion]]:
         """`params.n` completions of each prompt (token ids). Sample i of prompt p is keyed by (seed, "generate", p, i).
@@ -60,17 +74,136 @@ class Engine:
         """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill."""
         for job in jobs:
             self._check(job)
-        budget = self.kv_bytes // kv_bytes_per_token(self.model.config)
-        done: list[Completion] = []
-        wave: list[Job] = []
-        longest = 0
-        for job in jobs:
-            longest = max(longest, len(job.prompt) + job.max_tokens)
-            if wave and longest * (len(wave) + 1) > budget:
-                done += self._wave(wave, params)
-                wave, longest = [], len(job.prompt) + job.max_tokens
-            wave.append(job)
-        return done + (self._wave(wave, params) if wave else [])
+        tickets = [self.add(job, params) for job in jobs]
+        while self.busy:
+            self._step(emit=False)
+        return [self._done.pop(ticket) for ticket in tickets]
+
+    def add(self, job: Job, params: SamplingParams | None = None) -> int:
+        """Queues a job, which is sampled as its own `params` say, else these; returns its ticket.
+
+        Raises UserError for an empty prompt, or one that leaves no room in the model's context.
+        """
+        self._check(job)
+        how = job.params or params or SamplingParams()
+        self._count += 1
+        self._waiting.append(Ticket(self._count, job, how, self._stop_ids(how)))
+        return self._count
+
+    def cancel(self, ticket: int) -> None:
+        """Drops a job, wherever it is; does nothing if it has ended."""
+        self._waiting = deque(other for other in self._waiting if other.number != ticket)
+        if self._starting is not None:
+            tickets, prompts = self._starting
+            left = [other for other in tickets if other.number != ticket]
+            self._starting = (left, prompts) if left else None
+        for batch in self._batches:
+            if batch.cancel(ticket):
+                return
+
+    def weights_changed(self, version: int) -> None:
+        """To be called when the model's parameters were changed: tokens from now on are of this version."""
+        self.version = version
+        self.prefill.prefixes.clear()
+
+    def step(self) -> list[Token]:
+        """Lets in what fits, then takes one token of every running job. Nothing if no job is there."""
+        emitted = self._step(emit=True)
+        self._done.clear()
+        return emitted
+
+    @torch.no_grad()
+    def _step(self, emit: bool) -> list[Token]:
+        self._admit()
+        emitted = []
+        for batch in self._batches:
+            emitted += batch.sample(self.version, emit)
+        for batch in self._batches:
+            self._done |= batch.advance()
+        self._batches = [batch for batch in self._batches if len(batch)]
+        self._decode()
+        return emitted
+
+    def _decode(self) -> None:
+        """One decode step of all batches: pending logits for each."""
+        batches = self._batches
+        if not batches:
+            return
+        sizes = [len(batch) for batch in batches]
+        tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
+        attention = batches[0].cache if len(batches) == 1 else _Side([batch.cache for batch in batches], sizes)
+        logits_BV = self.model.logits(self.model.hidden(tokens, positions, attention))
+        for batch, part in zip(batches, logits_BV.split(sizes), strict=True):
+            batch.logits = part
+            batch.moved()
+
+    def _admit(self) -> None:
+        """Begins what waits and fits; goes on with prompts that are computed in chunks."""
+        if self._starting is None:
+            tickets = self._next_tickets()
+            if not tickets:
+                return
+            distinct = dict.fromkeys(ticket.job.prompt for ticket in tickets)
+            self._starting = tickets, [self.prefill.begin(prompt) for prompt in distinct]
+        tickets, prompts = self._starting
+        self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
+        if all(prompt.done == len(prompt.ids) for prompt in prompts):
+            self._starting = None
+            self._start(tickets, prompts)
+
+    def _next_tickets(self) -> list[Ticket]:
+        """The jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
+        budget = self._budget
+        used = sum(batch.cache.tokens for batch in self._batches)
+        taken: list[Ticket] = []
+        longest_prompt = longest_new = tokens = 0
+        prompts: set[tuple[int, ...]] = set()
+        for ticket in self._waiting:
+            job = ticket.job
+            widths = max(longest_prompt, len(job.prompt)), max(longest_new, job.max_tokens)
+            tokens += 0 if job.prompt in prompts else len(job.prompt)
+            full = used + sum(widths) * (len(taken) + 1) > budget
+            if (full and (taken or self._batches)) or (taken and tokens > self.prefill_tokens):
+                break
+            longest_prompt, longest_new = widths
+            prompts.add(job.prompt)
+            taken.append(ticket)
+        all_fit = len(taken) == len(self._waiting)
+        if self._batches and not all_fit and used > (1 - ADMIT_AT) * budget:
+            return []
+        for _ in taken:
+            self._waiting.popleft()
+        return taken
+
+    @property
+    def _budget(self) -> int:
+        """Tokens that the cache may hold."""
+        return self.kv_bytes // kv_bytes_per_token(self.model.config)
+
+    def _start(self, tickets: list[Ticket], prompts: list[Prompt]) -> None:
+        """A batch of jobs whose prompts are computed; joins the smallest two if there are too many."""
+        device = self.model.device
+        index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
+        prompt_of_row = np.array([index_of[ticket.job.prompt] for ticket in tickets])
+        last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
+        logits_BV = self.model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(device))
+        layers = [
+            (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
+            for parts in zip(*(prompt.layers for prompt in prompts), strict=True)
+        ]
+        longest = max(ticket.job.max_tokens for ticket in tickets)
+        cache = KVCache(layers, [len(prompt.ids) for prompt in prompts], prompt_of_row, longest)
+        self._batches.append(Batch(tickets, cache, logits_BV))
+        if len(self._batches) > MAX_BATCHES:
+            self._join_smallest()
+
+    def _join_smallest(self) -> None:
+        """Joins the two smallest batches, unless the padding between them would go beyond the cache's bounds."""
+        self._batches.sort(key=len, reverse=True)
+        first, second = self._batches[-2:]
+        others = sum(batch.cache.tokens for batch in self._batches[:-2])
+        if others + first.cache.tokens_joined(second.cache, max(first.room, second.room)) <= self._budget:
+            first.join(self._batches.pop())
 
     def _check(self, job: Job) -> None:
         limit = self.model.config.max_position_embeddings
@@ -82,72 +215,17 @@ class Engine:
                 f"{limit}; lower max_tokens or shorten the prompt"
             )
 
-    @torch.no_grad()
-    def _wave(self, jobs: Sequence[Job], params: SamplingParams) -> list[Completion]:
-        device = self.model.device
-        prompts = list(dict.fromkeys(job.prompt for job in jobs))
-        index_of = {prompt: index for index, prompt in enumerate(prompts)}
-        prompt_of_row = np.array([index_of[job.prompt] for job in jobs])
-        limits = np.array([job.max_tokens for job in jobs])
-        max_new = int(limits.max())
-        logits_BV, cache = self._prefill(prompts, prompt_of_row, max_new)
-
-        keys = np.array([job.key for job in jobs], dtype=np.uint64)
-        uniforms_TB = torch.from_numpy(rng.uniforms(keys, 0, max_new).T.copy()).to(device)
-        stops = torch.tensor(self._stop_ids(params), dtype=torch.int64, device=device)
-        tokens_TB = torch.zeros(max_new, len(jobs), dtype=torch.int64, device=device)
-        logprobs_TB = torch.zeros(max_new, len(jobs), device=device)
-
-        batch = torch.arange(len(jobs), device=device)  # the job of each row of the batch
-        last = torch.from_numpy(limits - 1).to(device)  # the index of its last token
-        alive = torch.ones(len(jobs), dtype=torch.bool, device=device)
-        positions = torch.tensor([len(job.prompt) for job in jobs], device=device)
-        for index in range(max_new):
-            next_B, logprobs_B = sample_tokens(logits_BV, uniforms_TB[index].index_select(0, batch), params)
-            tokens_TB[index].scatter_(0, batch, next_B)
-            logprobs_TB[index].scatter_(0, batch, logprobs_B)
-            alive &= ~torch.isin(next_B, stops) & (index < last)
-            remaining = int(alive.sum())
-            if not remaining:
-                break
-            if remaining <= COMPACT_AT * len(batch):
-                kept = alive.nonzero().squeeze(1)
-                cache.keep(kept)
-                batch, last, alive, positions, next_B = (x[kept] for x in (batch, last, alive, positions, next_B))
-            hidden_BD = self.model.hidden(next_B, positions, cache)
-            logits_BV = self.model.logits(hidden_BD)
-            cache.column += 1
-            positions = positions + 1
-        return _completions(tokens_TB.T.cpu().numpy(), logprobs_TB.T.cpu().numpy(), limits, stops.cpu().numpy())
-
-    def _prefill(
-        self, prompts: list[tuple[int, ...]], prompt_of_row: np.ndarray, max_new: int
-    ) -> tuple[torch.Tensor, KVCache]:
-        """Logits `[B, V]` after each job's prompt, and the cache that holds the prompts."""
-        device = self.model.device
-        lengths = [len(prompt) for prompt in prompts]
-        token_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        attention = PrefillAttention(lengths)
-        hidden_ND = self.model.hidden(token_ids, positions, attention)
-        last = torch.tensor(lengths, device=device).cumsum(0) - 1
-        logits_PV = self.model.logits(hidden_ND[last])
-        logits_BV = logits_PV.index_select(0, torch.from_numpy(prompt_of_row).to(device))
-        return logits_BV, KVCache(attention, lengths, prompt_of_row, max_new)
-
-    def _stop_ids(self, params: SamplingParams) -> list[int]:
-        eos = () if params.ignore_eos else self.model.config.eos_token_ids
-        return sorted({*params.stop, *eos})
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        eos: Iterable[int] = () if params.ignore_eos else self.model.config.eos_token_ids
+        return tuple(sorted({*params.stop, *eos}))
 
 
-def _completions(
-    tokens_BT: np.ndarray, logprobs_BT: np.ndarray, limits_B: np.ndarray, stops: np.ndarray
-) -> list[Completion]:
-    """Each row up to its first stop id, or its limit; what a row sampled after that, beside its neighbours, is cut."""
-    stopped_BT = np.isin(tokens_BT, stops)
-    ended_BT = stopped_BT | (np.arange(tokens_BT.shape[1]) == limits_B[:, None] - 1)
-    completions = []
-    for row, count in enumerate(ended_BT.argmax(axis=1) + 1):
-        reason = "stop" if stopped_BT[row, count - 1] else "length"
-        completions.append(Completion(tokens_BT[row, :count].tolist(), logprobs_BT[row, :count].tolist(), reason))
-    return completions
+class _Side:
+    """The attention of several batches side by side."""
+
+    def __init__(self, caches: list[KVCache], sizes: list[int]) -> None:
+        self.caches, self.sizes = caches, sizes
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(self.caches, q.split(self.sizes), k.split(self.sizes), v.split(self.sizes), strict=True)
+        return torch.cat([cache(layer, *qkv) for cache, *qkv in parts])

@@ -15,20 +15,27 @@ def sample_tokens(
     Inverse-CDF sampling: the first token whose cumulative probability exceeds u. The cumulative sum is taken in float64
     along each row alone, so a row's token doesn't depend on its neighbours and a token of probability 0 is never drawn.
     """
+    logprobs_BV = token_distribution(logits_BV, params)
     if params.temperature == 0:
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
         tokens_B = logits_BV.argmax(dim=-1)
     else:
-        scaled_BV = logits_BV if params.temperature == 1 else logits_BV / params.temperature
-        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
         cumulative_BV = _truncate(logprobs_BV, params).exp().cumsum(-1, dtype=torch.float64)
         thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
         tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1)
     return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1)
 
 
+def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Logprobs `[B, V]` of softmax(logits / temperature), of softmax(logits) when greedy."""
+    scaled_BV = logits_BV if params.temperature in (0, 1) else logits_BV / params.temperature
+    return torch.log_softmax(scaled_BV, dim=-1)
+
+
 def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """-inf outside the `top_k` likeliest tokens and outside the smallest set whose probability reaches `top_p`."""
+    """-inf outside what `top_k`, `top_p` and `min_p` leave."""
+    if params.min_p:
+        floor_B1 = logprobs_BV.amax(-1, keepdim=True) + torch.tensor(params.min_p).log()
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < floor_B1, float("-inf"))
     if params.top_k == 0 and params.top_p == 1:
         return logprobs_BV
     sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)

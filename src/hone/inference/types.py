@@ -11,18 +11,22 @@ from hone.errors import UserError
 class SamplingParams:
     """How to sample. `n` completions per prompt; `stop` are token ids that end a completion (kept as its last token).
 
-    `temperature` 0 is greedy. Logprobs are of softmax(logits / temperature) before top-p and top-k cut it (of
-    softmax(logits) when greedy). `seed` keys the randomness of `Engine.generate`.
+    `temperature` 0 is greedy. `top_p`, `top_k` and `min_p` cut the distribution: to the smallest set of tokens whose
+    probability reaches top_p, to the k likeliest, to those at least min_p times as likely as the likeliest. Logprobs
+    are of softmax(logits / temperature) before that (of softmax(logits) when greedy); `top_logprobs` asks for those of
+    this many likeliest tokens as well. `seed` keys the randomness of `Engine.generate`.
     """
 
     max_tokens: int = 128
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     n: int = 1
     seed: int = 0
     stop: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         for ok, text in (
@@ -30,10 +34,17 @@ class SamplingParams:
             (self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more"),
             (0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]"),
             (self.top_k >= 0, f"top_k is {self.top_k}; it must be 0 (off) or more"),
+            (0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]"),
             (self.n >= 1, f"n is {self.n}; it must be at least 1"),
+            (self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 (off) or more"),
         ):
             if not ok:
                 raise UserError(text)
+
+    @property
+    def transform(self) -> tuple[float, float, int, float, int]:
+        """What of it decides how logits become a token: rows that agree in this are sampled together."""
+        return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs
 
 
 @dataclass(frozen=True)
@@ -46,3 +57,31 @@ class Completion:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs) > 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One completion to sample: its prompt, the key of its randomness (see `hone.rng.uniforms`), its token limit.
+
+    `params` say how, but for `max_tokens`, `n` and `seed`; None: as the call that runs it says.
+    """
+
+    prompt: tuple[int, ...]
+    key: int
+    max_tokens: int
+    params: SamplingParams | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of the job with this ticket, and the policy version that sampled it.
+
+    `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one.
+    """
+
+    ticket: int
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    version: int
+    stop_reason: str | None

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hone.inference.engine import Engine, Job
-from hone.inference.types import Completion, SamplingParams
+from hone.inference.engine import Engine
+from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Request
 from hone.types import Trajectory

@@ -1,0 +1,189 @@
+"""A batch of sequences that decode in step: what is known of each row, and its next token.
+
+Shapes: B rows, T tokens of the longest completion, V vocabulary, S stop ids of the row that has the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone import rng
+from hone.inference.cache import KVCache
+from hone.inference.sampler import sample_tokens, token_distribution
+from hone.inference.types import Completion, Job, SamplingParams, Token
+
+COMPACT_AT = 0.75
+"""Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A job in the engine: its number, how it is sampled, and the ids that end it."""
+
+    number: int
+    job: Job
+    params: SamplingParams
+    stops: tuple[int, ...]
+
+
+class Batch:
+    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token."""
+
+    def __init__(self, tickets: Sequence[Ticket], cache: KVCache, logits_BV: Tensor) -> None:
+        device = logits_BV.device
+        self.tickets, self.cache, self.logits = list(tickets), cache, logits_BV
+        limits = np.array([ticket.job.max_tokens for ticket in tickets])
+        keys = np.array([ticket.job.key for ticket in tickets], dtype=np.uint64)
+        longest = int(limits.max())
+        self.uniforms = torch.from_numpy(rng.uniforms(keys, 0, longest)).to(device)
+        self.tokens = torch.zeros(len(tickets), longest, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(len(tickets), longest, device=device)
+        self.index = torch.zeros(len(tickets), dtype=torch.int64, device=device)  # of each row's next token
+        self.last = torch.from_numpy(limits - 1).to(device)
+        self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
+        self.alive = torch.ones(len(tickets), dtype=torch.bool, device=device)
+        self.next = self.index
+        width = max(1, max(len(ticket.stops) for ticket in tickets))
+        stops = [[*ticket.stops, *[_NO_TOKEN] * (width - len(ticket.stops))] for ticket in tickets]
+        self.stops = torch.tensor(stops, dtype=torch.int64, device=device)
+        self._group()
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the row with most of them left may still get."""
+        return int((self.last - self.index).max()) + 1
+
+    def sample(self, version: int, emit: bool) -> list[Token]:
+        """Takes the next token of every row; of rows that are alive they are returned if `emit`."""
+        column = self.index[:, None]
+        uniforms = self.uniforms.gather(1, column).squeeze(1)
+        self.next, logprobs, tops = self._draw(uniforms, emit)
+        self.tokens.scatter_(1, column, self.next[:, None])
+        self.logprobs.scatter_(1, column, logprobs[:, None])
+        stopped = (self.next[:, None] == self.stops).any(1)
+        before = self.alive
+        self.alive = before & ~stopped & (self.index < self.last)
+        return self._emitted(before, stopped, logprobs, tops, version) if emit else []
+
+    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, dict[int, tuple[tuple[int, float], ...]]]:
+        """Tokens `[B]`, logprobs `[B]`, and the likeliest tokens of rows that ask for them."""
+        if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
+            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
+        tokens, logprobs = torch.empty_like(self.index), torch.empty_like(self.logits[:, 0], dtype=torch.float32)
+        tops: dict[int, tuple[tuple[int, float], ...]] = {}
+        for params, rows in self._groups:
+            logits = self.logits.index_select(0, rows)
+            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
+            if params.top_logprobs and emit:
+                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
+                pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                tops |= {row: tuple(zip(*pair, strict=True)) for row, pair in zip(rows.tolist(), pairs, strict=True)}
+        return tokens, logprobs, tops
+
+    def _emitted(
+        self,
+        before: Tensor,
+        stopped: Tensor,
+        logprobs: Tensor,
+        tops: dict[int, tuple[tuple[int, float], ...]],
+        version: int,
+    ) -> list[Token]:
+        columns = (x.tolist() for x in (before, self.alive, stopped, self.next, logprobs))
+        emitted = []
+        for row, (was, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
+            if was:
+                reason = None if goes_on else "stop" if at_stop else "length"
+                ticket = self.tickets[row].number
+                emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason))
+        return emitted
+
+    def advance(self) -> dict[int, Completion]:
+        """Goes on to the next token. Rows that ended are taken out once they are many; returns their completions."""
+        remaining = int(self.alive.sum())
+        ended: dict[int, Completion] = {}
+        if remaining <= COMPACT_AT * len(self):
+            ended = self._completions((~self.alive).nonzero().squeeze(1))
+            self._keep(self.alive.nonzero().squeeze(1))
+        # A row that has ended but is still here writes over its last token's neighbour, which nothing reads.
+        self.index = torch.minimum(self.index + 1, self.last + 1).clamp_(max=self.tokens.shape[1] - 1)
+        return ended
+
+    def moved(self) -> None:
+        """To be called after a decode step."""
+        self.cache.column += 1
+        self.positions = self.positions + 1
+
+    def cancel(self, number: int) -> bool:
+        """Ends the row of this ticket, if it is here."""
+        for row, ticket in enumerate(self.tickets):
+            if ticket.number == number:
+                self.alive = self.alive.clone()
+                self.alive[row] = False
+                return True
+        return False
+
+    def _keep(self, rows: Tensor) -> None:
+        self.tickets = [self.tickets[row] for row in rows.tolist()]
+        if not self.tickets:
+            return
+        self.cache.keep(rows)
+        for name in (
+            "uniforms",
+            "tokens",
+            "logprobs",
+            "index",
+            "last",
+            "positions",
+            "alive",
+            "next",
+            "stops",
+            "logits",
+        ):
+            setattr(self, name, getattr(self, name).index_select(0, rows))
+        self._group()
+
+    def join(self, other: Batch) -> None:
+        """Takes in the rows of another batch."""
+        room = max(self.room, other.room)
+        self.cache.join(other.cache, room)
+        self.tickets += other.tickets
+        for name in ("uniforms", "tokens", "logprobs", "stops"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            width, fill = max(mine.shape[1], theirs.shape[1]), _NO_TOKEN if name == "stops" else 0
+            padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill) for x in (mine, theirs)]
+            setattr(self, name, torch.cat(padded))
+        for name in ("index", "last", "positions", "alive", "next", "logits"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        self._group()
+
+    def _group(self) -> None:
+        """Rows that are sampled in the same way."""
+        order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
+        self._groups: list[tuple[SamplingParams, Tensor]] = []
+        for _, found in groupby(order, key=lambda row: self.tickets[row].params.transform):
+            rows = list(found)
+            self._groups.append((self.tickets[rows[0]].params, torch.tensor(rows, device=self.logits.device)))
+
+    def _completions(self, rows: Tensor) -> dict[int, Completion]:
+        """Completions of rows that have ended: up to the first stop id, or the limit."""
+        tokens_BT, logprobs_BT, stops_BS, last_B = (
+            x.index_select(0, rows).cpu().numpy() for x in (self.tokens, self.logprobs, self.stops, self.last)
+        )
+        at_stop_BT = (tokens_BT[:, :, None] == stops_BS[:, None]).any(2)
+        ended_BT = at_stop_BT | (np.arange(tokens_BT.shape[1]) >= last_B[:, None])
+        found = {}
+        for i, (row, count) in enumerate(zip(rows.tolist(), ended_BT.argmax(axis=1) + 1, strict=True)):
+            reason = "stop" if at_stop_BT[i, count - 1] else "length"
+            completion = Completion(tokens_BT[i, :count].tolist(), logprobs_BT[i, :count].tolist(), reason)
+            found[self.tickets[row].number] = completion
+        return found

@@ -1,0 +1,235 @@
+"""Continuous batching: whatever joins, leaves, waits or is shared, a job gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hone.config.shared import InitConfig
+from hone.errors import UserError
+from hone.inference import engine as engine_module
+from hone.inference.cache import kv_bytes_per_token
+from hone.inference.engine import Engine
+from hone.inference.prefill import BLOCK, PrefixCache
+from hone.inference.types import Job, SamplingParams, Token
+from hone.model.presets import random_decoder, tiny_config
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
+FREE = SamplingParams(ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    decoder = random_decoder(CONFIG, seed=2, precision="fp32")
+    with torch.no_grad():
+        decoder.embed.mul_(8)  # a peaked distribution: different tokens have clearly different logprobs
+    decoder.refresh()
+    return decoder
+
+
+def random_jobs(seed: int, count: int, params: SamplingParams = FREE) -> list[Job]:
+    rng = np.random.default_rng(seed)
+    return [
+        Job(
+            prompt=tuple(rng.integers(4, 250, rng.integers(1, 40)).tolist()),
+            key=1000 + i,
+            max_tokens=int(rng.integers(1, 30)),
+            params=params,
+        )
+        for i in range(count)
+    ]
+
+
+def alone(model, job: Job):
+    (completion,) = Engine(model).run([job], FREE)
+    return completion
+
+
+def collect(engine: Engine, arrivals: dict[int, list[Job]], cancelled: dict[int, int] | None = None):
+    """Tokens of each job by its key; `arrivals` says before which step jobs come, `cancelled` which key leaves then."""
+    keys: dict[int, int] = {}
+    got: dict[int, list[Token]] = {}
+    step = 0
+    while engine.busy or any(at >= step for at in arrivals):
+        for job in arrivals.get(step, []):
+            keys[engine.add(job)] = job.key
+            got[job.key] = []
+        for ticket, key in list(keys.items()):
+            if cancelled and cancelled.get(step) == key:
+                engine.cancel(ticket)
+        for token in engine.step():
+            got[keys[token.ticket]].append(token)
+        step += 1
+    return got
+
+
+def assert_as_alone(model, got: dict[int, list[Token]], jobs: list[Job]) -> None:
+    for job in jobs:
+        expected = alone(model, job)
+        tokens = got[job.key]
+        assert [token.id for token in tokens] == expected.token_ids
+        assert np.abs(np.array([token.logprob for token in tokens]) - expected.logprobs).max() <= 1e-5
+        assert [token.stop_reason for token in tokens[:-1]] == [None] * (len(tokens) - 1)
+        assert tokens[-1].stop_reason == expected.stop_reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_jobs_that_join_at_random_get_their_own_tokens(model, seed):
+    jobs = random_jobs(seed, 24)
+    rng = np.random.default_rng(100 + seed)
+    arrivals: dict[int, list[Job]] = {}
+    for job in jobs:
+        arrivals.setdefault(int(rng.integers(0, 40)), []).append(job)
+    engine = Engine(model)
+    assert_as_alone(model, collect(engine, arrivals), jobs)
+    assert not engine.busy and not engine._batches and not engine._done
+
+
+def test_batches_are_joined_when_there_are_many(model):
+    jobs = [Job(tuple(range(5, 8 + i)), i, 20 + i, FREE) for i in range(12)]
+    engine = Engine(model)
+    most = 0
+    keys = {}
+    got: dict[int, list[Token]] = {job.key: [] for job in jobs}
+    waiting = list(jobs)
+    while waiting or engine.busy:
+        if waiting:
+            job = waiting.pop(0)
+            keys[engine.add(job)] = job.key
+        for token in engine.step():
+            got[keys[token.ticket]].append(token)
+        most = max(most, len(engine._batches))
+    assert most == engine_module.MAX_BATCHES
+    assert_as_alone(model, got, jobs)
+
+
+def test_what_does_not_fit_into_the_cache_waits(model):
+    jobs = random_jobs(7, 20)
+    budget = 3 * 70 * kv_bytes_per_token(CONFIG)
+    engine = Engine(model, kv_bytes=budget)
+    for job in jobs:
+        engine.add(job)
+    running = []
+    while engine.busy:
+        engine.step()
+        running.append(sum(map(len, engine._batches)))
+        assert sum(batch.cache.tokens for batch in engine._batches) <= 3 * 70
+    assert 1 < max(running) < 20
+    assert [c.token_ids for c in Engine(model, kv_bytes=budget).run(jobs, FREE)] == [
+        alone(model, job).token_ids for job in jobs
+    ]
+
+
+def test_a_cancelled_job_leaves_wherever_it_is_and_nobody_else_notices(model):
+    jobs = [Job((5, 6, 7), key, 25, FREE) for key in range(6)]
+    got = collect(Engine(model), {0: jobs[:4], 3: jobs[4:]}, cancelled={0: 1, 5: 2, 6: 4})
+    assert got[1] == [] and len(got[2]) == 5 and len(got[4]) == 3
+    assert_as_alone(model, got, [jobs[i] for i in (0, 3, 5)])
+
+
+def test_each_row_is_sampled_as_its_job_says(model):
+    ways = [
+        SamplingParams(temperature=0, ignore_eos=True),
+        SamplingParams(temperature=0.7, ignore_eos=True),
+        SamplingParams(top_k=3, ignore_eos=True),
+        SamplingParams(top_p=0.8, ignore_eos=True),
+        SamplingParams(min_p=0.2, ignore_eos=True),
+        SamplingParams(top_logprobs=4, ignore_eos=True),
+    ]
+    jobs = [Job((5, 6, 7, 8), key, 15, params) for key, params in enumerate(ways)]
+    got = collect(Engine(model), {0: jobs[:3], 2: jobs[3:]})
+    assert_as_alone(model, got, jobs)
+    for key, tokens in got.items():
+        assert all(len(token.top) == (4 if key == 5 else 0) for token in tokens)
+    for token in got[5]:
+        values = [value for _, value in token.top]
+        assert values == sorted(values, reverse=True)
+        assert dict(token.top).get(token.id, token.logprob) == pytest.approx(token.logprob, abs=1e-6)
+
+
+def test_min_p_leaves_out_what_is_much_less_likely_than_the_likeliest(model):
+    params = SamplingParams(max_tokens=12, n=40, temperature=6, min_p=0.3, ignore_eos=True, top_logprobs=1)
+    engine = Engine(model)
+    tickets = [engine.add(Job((5, 6), key, 12, params)) for key in range(40)]
+    seen = 0
+    while engine.busy:
+        for token in engine.step():
+            assert token.logprob >= token.top[0][1] + np.log(0.3) - 1e-6
+            seen += token.id != token.top[0][0]
+    assert tickets and seen > 20, "more than the likeliest token is drawn"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_prompt_in_chunks_gives_the_same_tokens_while_others_decode(model, chunk):
+    jobs = random_jobs(3, 6)
+    engine = Engine(model, prefill_tokens=chunk)
+    assert_as_alone(model, collect(engine, {0: jobs[:2], 2: jobs[2:]}), jobs)
+
+
+def test_decoding_goes_on_between_the_chunks_of_a_prompt(model):
+    engine = Engine(model, prefill_tokens=8)
+    first, second = Job((5,), 1, 20, FREE), Job(tuple(range(4, 84)), 2, 5, FREE)
+    got = collect(engine, {0: [first], 1: [second]})
+    assert_as_alone(model, got, [first, second])
+    order = []
+    engine = Engine(model, prefill_tokens=8)
+    engine.add(first)
+    engine.step()
+    engine.add(second)
+    while engine.busy:
+        order.append(len(engine.step()))
+    assert order[:9] == [1] * 9 and order[9] == 2, "ten chunks of eight tokens, a token of the other job after each"
+
+
+def test_requests_that_begin_alike_share_what_was_computed(model, monkeypatch):
+    system = tuple(range(10, 10 + 3 * BLOCK + 5))
+    jobs = [Job((*system, 100 + key), key, 10, FREE) for key in range(3)]
+    sizes = []
+    original = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: sizes.append(len(ids)) or original(ids, *rest))
+    engine = Engine(model, prefix_bytes=2**20)
+    got = collect(engine, {0: jobs[:1], 20: jobs[1:2], 40: jobs[2:]})
+    assert [size for size in sizes if size > 1] == [len(system) + 1, 6, 6]
+    monkeypatch.undo()
+    assert_as_alone(model, got, jobs)
+
+
+def test_new_weights_forget_old_prefixes_and_tokens_tell_their_version(model):
+    engine = Engine(model, prefix_bytes=2**20)
+    job = Job(tuple(range(10, 60)), 1, 8, FREE)
+    engine.add(job)
+    versions = [token.version for _ in range(3) for token in engine.step()]
+    assert engine.prefill.prefixes.bytes > 0
+    engine.weights_changed(5)
+    assert engine.prefill.prefixes.bytes == 0
+    while engine.busy:
+        versions += [token.version for token in engine.step()]
+    assert versions == [0] * 3 + [5] * 5
+
+
+def test_the_prefix_cache_keeps_to_its_bytes_and_drops_the_least_used():
+    def layers(tokens: int, value: float):
+        return [(torch.full((tokens, 2, 4), value), torch.full((tokens, 2, 4), -value))]
+
+    size = 2 * 2 * BLOCK * 2 * 4 * 4
+    cache = PrefixCache(2 * size)
+    one, two, three = (tuple(range(start, start + 2 * BLOCK)) for start in (0, 100, 200))
+    cache.add(one, layers(2 * BLOCK, 1.0))
+    cache.add(two, layers(2 * BLOCK, 2.0))
+    found, length = cache.longest((*one[: BLOCK + 3], 999))
+    assert length == BLOCK and found[0][0].shape[0] == BLOCK and float(found[0][0][0, 0, 0]) == 1.0
+    cache.add(three, layers(2 * BLOCK, 3.0))
+    assert cache.longest(two) == ([], 0) and cache.longest(one)[1] == cache.longest(three)[1] == 2 * BLOCK
+    assert cache.bytes == 2 * size
+    cache.add(tuple(range(300, 300 + 8 * BLOCK)), layers(8 * BLOCK, 4.0))
+    assert cache.bytes == 2 * size, "what is larger than the cache is not kept"
+    cache.clear()
+    assert cache.bytes == 0 and cache.longest(one) == ([], 0)
+
+
+def test_a_bad_job_is_refused_before_it_is_queued(model):
+    engine = Engine(model)
+    with pytest.raises(UserError, match="no tokens"):
+        engine.add(Job((), 1, 5))
+    assert not engine.busy
