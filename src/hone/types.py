@@ -97,6 +97,29 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """One completion by a server that tells its text, not its tokens: enough to grade, not to train on.
+
+    `messages` is the conversation including the completion. The token counts are the server's; None if it gave none.
+    `seconds` is how long the answer took.
+    """
+
+    messages: list[Message]
+    stop_reason: str
+    sample_id: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.stop_reason in ("stop", "length"), self.stop_reason
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason == "length"
+
+
+@dataclass(frozen=True)
 class Score:
     """What grading made of one completion: reward = sum over components of weight x value, in the rubric's order.
 

@@ -16,9 +16,9 @@ from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric
 from hone.errors import UserError
 from hone.grading import Work, together
-from hone.types import Example, Message, Score, Trajectory, content_hash
+from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
 
-Completion = str | list[Message] | Trajectory
+Completion = str | list[Message] | Trajectory | Reply
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 COLUMNS = ("prompt", "question", "answer", "info")
 
@@ -159,10 +159,11 @@ class Environment:
         return Example(*content)
 
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
-        """Grades a completion: its text, its messages (with or without the prompt before them), or a trajectory.
+        """Grades a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
-        Only a trajectory says whether the length limit stopped it; text and messages count as ended by themselves.
-        What a reward function draws is decided by `seed`, the example and the trajectory's sample id.
+        Only a rollout (`Trajectory`, `Reply`) says whether the length limit stopped it; text and messages count as
+        ended by themselves.
+        What a reward function draws is decided by `seed`, the example and the rollout's sample id.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
@@ -175,7 +176,7 @@ class Environment:
 
     def _grading(self, example: Example, completion: Completion, seed: int) -> Work[Score]:
         stop_reason, sample_id = "stop", ""
-        if isinstance(completion, Trajectory):
+        if isinstance(completion, Trajectory | Reply):
             stop_reason, sample_id = completion.stop_reason, completion.sample_id
             messages = completion.messages[len(example.prompt) :]
         elif isinstance(completion, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -48,6 +49,9 @@ def show_result(console: Console, result: EvalResult) -> None:
     if result.exact is not None:
         rows.append(("exact match", f"{result.exact:.3f}", _interval(result.exact_interval)))
     rows += [(f"pass@{k}", f"{value:.3f}", "") for k, value in result.pass_at.items() if k > 1]
+    if not result.samples:
+        _show_failures(console, result)
+        return
     _table(console, ("", "mean ± std", "95 % interval of the mean"), rows)
     _table(console, ("component", "weight", "mean", "std", "completions"), _component_rows(result))
     _table(console, ("outcome", "completions", "share"), _outcome_rows(result))
@@ -56,6 +60,20 @@ def show_result(console: Console, result: EvalResult) -> None:
         text = f"{len(result.failures)} completions could not be graded and are in no average. The first:"
         console.print(Text(text, "bold red"))
         console.print(Text(printable(failure.score.detail)))
+    _show_failures(console, result)
+
+
+def _show_failures(console: Console, result: EvalResult) -> None:
+    """Rollouts that the server did not deliver, by their reasons, the most frequent first."""
+    if not result.failed:
+        return
+    total = len(result.samples) + len(result.failed)
+    console.print(Text(f"{len(result.failed)} of {total} rollouts failed and are in no average:", "bold red"))
+    reasons = Counter(failure.reason for failure in result.failed).most_common()
+    for reason, count in reasons[:5]:
+        console.print(Text(f"  {count} x {reason}"), soft_wrap=True)
+    if len(reasons) > 5:
+        console.print(Text(f"  … and {len(reasons) - 5} other reasons"))
 
 
 def _message(message: Message) -> Text:
@@ -84,17 +102,27 @@ def _outcome_rows(result: EvalResult) -> Iterable[tuple[str | Text, ...]]:
 
 
 def _show_cost(console: Console, result: EvalResult) -> None:
-    lengths = np.array([s.trajectory.num_sampled for s in result.samples])
-    prompts = np.array([len(s.trajectory.token_ids) for s in result.samples]) - lengths
-    truncated = sum(s.trajectory.truncated for s in result.samples)
-    seconds = result.seconds
-    speed = lengths.sum() / seconds["sample"] if seconds["sample"] > 0 else 0.0
-    tokens = f"prompt {prompts.mean():.1f} on average, completion {lengths.mean():.1f} (longest {lengths.max()}"
-    lines = (
-        f"tokens      {tokens}, {truncated} of {len(lengths)} cut by the limit)",
-        f"time        sampling {seconds['sample']:.1f} s ({speed:,.0f} completion tokens/s), "
-        f"grading {seconds['grade']:.2f} s",
-    )
+    seconds, count = result.seconds, len(result.samples)
+    cut = f"{sum(s.trajectory.truncated for s in result.samples)} of {count} cut by the limit"
+    if tokens := result.tokens():
+        prompts, lengths = (np.array(counts) for counts in tokens)
+        speed = lengths.sum() / seconds["sample"] if seconds["sample"] > 0 else 0.0
+        rate = f" ({speed:,.0f} completion tokens/s)"
+        of_all = (
+            f"prompt {prompts.mean():.1f} on average, completion {lengths.mean():.1f} (longest {lengths.max()}, {cut})"
+        )
+    else:
+        of_all, rate = f"not counted by the server ({cut})", ""
+    lines = [
+        f"tokens      {of_all}",
+        f"time        sampling {seconds['sample']:.1f} s{rate}, grading {seconds['grade']:.2f} s",
+    ]
+    if result.requests:
+        waits, requests = result.requests.summary(), result.requests
+        lines.append(
+            f"requests    median {waits['median']:.2f} s, 95 % within {waits['p95']:.2f} s, longest {waits['max']:.2f} "
+            f"s; {requests.retries} tried again, up to {requests.concurrency} at a time"
+        )
     for line in lines:
         console.print(Text(line), soft_wrap=True)
 

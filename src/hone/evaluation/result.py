@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from hone.evaluation.intervals import Interval, mean_interval, share_interval
 from hone.evaluation.passk import pass_at_ks
 from hone.orchestrator.metrics import component_means, outcome_shares
-from hone.types import Example, Outcome, Score, Trajectory
+from hone.types import Example, Outcome, Reply, Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,24 @@ class EvalSample:
     index: int
     rollout: int
     example: Example
-    trajectory: Trajectory
+    trajectory: Trajectory | Reply
     score: Score
 
     @property
     def graded(self) -> bool:
         return not self.score.outcome.is_failure
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Tokens that were sampled; None if the server did not say."""
+        rollout = self.trajectory
+        return rollout.completion_tokens if isinstance(rollout, Reply) else rollout.num_sampled
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens before those that were sampled; None if the server did not say."""
+        rollout = self.trajectory
+        return rollout.prompt_tokens if isinstance(rollout, Reply) else len(rollout.token_ids) - rollout.num_sampled
 
     def row(self) -> dict[str, Any]:
         """What `results.jsonl` says about it. The reward is None if grading failed."""
@@ -45,29 +57,91 @@ class EvalSample:
             "outcome": str(score.outcome),
             "detail": score.detail,
             "stop_reason": trajectory.stop_reason,
-            "prompt_tokens": len(trajectory.token_ids) - trajectory.num_sampled,
-            "completion_tokens": trajectory.num_sampled,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        } | ({"seconds": round(trajectory.seconds, 4)} if isinstance(trajectory, Reply) else {})
+
+
+@dataclass(frozen=True)
+class FailedRollout:
+    """A rollout that a server did not deliver: `rollout` of example `index`, and why."""
+
+    index: int
+    rollout: int
+    example: Example
+    reason: str
+
+    def row(self) -> dict[str, Any]:
+        """Its line in `results.jsonl`: the keys of `EvalSample.row`, empty where there is nothing."""
+        return {
+            "example": self.index,
+            "rollout": self.rollout,
+            "example_id": self.example.id,
+            "prompt": self.example.prompt,
+            "completion": [],
+            "answer": self.example.answer,
+            "info": self.example.info,
+            "reward": None,
+            "components": {},
+            "outcome": "rollout_failed",
+            "detail": self.reason,
+            "stop_reason": None,
+            "prompt_tokens": None,
+            "completion_tokens": None,
+            "seconds": None,
         }
 
 
 @dataclass(frozen=True)
+class RequestStats:
+    """The requests to a server: seconds of each that was answered, tries after a first one, most at one time."""
+
+    seconds: list[float]
+    retries: int
+    concurrency: int
+
+    def summary(self) -> dict[str, float]:
+        """Seconds: mean, median, the 95th percentile and the longest; empty without an answer."""
+        if not self.seconds:
+            return {}
+        median, p95 = (float(value) for value in np.quantile(self.seconds, (0.5, 0.95)))
+        return {"mean": float(np.mean(self.seconds)), "median": median, "p95": p95, "max": max(self.seconds)}
+
+
+@dataclass(frozen=True)
 class EvalResult:
-    """The samples of one evaluation, example by example, and what they amount to. `seconds` by phase: sample, grade."""
+    """The samples of one evaluation, example by example, and what they amount to. `seconds` by phase: sample, grade.
+
+    Of a server's: `failed` holds the rollouts that it did not deliver, which are in no average; `requests` how it did.
+    """
 
     env_id: str
     version: int
     rollouts_per_example: int
     samples: list[EvalSample]
     seconds: dict[str, float]
+    failed: list[FailedRollout] = field(default_factory=list)
+    requests: RequestStats | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of `results.jsonl`, by example and rollout."""
+        return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
+
+    def tokens(self) -> tuple[list[int], list[int]] | None:
+        """Tokens of prompts and of completions; None if the server did not count all."""
+        prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
+        completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
+        counted = 0 < len(self.samples) == len(prompts) == len(completions)
+        return (prompts, completions) if counted else None
 
     @cached_property
     def by_example(self) -> list[list[EvalSample]]:
         """The graded samples of each example; empty where all failed."""
-        groups: dict[int, list[EvalSample]] = {}
+        indices = sorted({r.index for r in (*self.samples, *self.failed)})
+        groups: dict[int, list[EvalSample]] = {index: [] for index in indices}
         for sample in self.samples:
-            members = groups.setdefault(sample.index, [])
             if sample.graded:
-                members.append(sample)
+                groups[sample.index].append(sample)
         return list(groups.values())
 
     @cached_property
@@ -119,7 +193,9 @@ class EvalResult:
         if self.exact_interval is not None:
             metrics |= {"exact/ci95/low": self.exact_interval.low, "exact/ci95/high": self.exact_interval.high}
         metrics |= {f"pass@{k}": value for k, value in self.pass_at.items()}
-        metrics |= outcome_shares([s.score.outcome for s in self.samples])
-        metrics["completion/length/mean"] = float(np.mean([s.trajectory.num_sampled for s in self.samples]))
-        metrics["completion/truncated"] = float(np.mean([s.trajectory.truncated for s in self.samples]))
+        if self.samples:
+            metrics |= outcome_shares([s.score.outcome for s in self.samples])
+            metrics["completion/truncated"] = float(np.mean([s.trajectory.truncated for s in self.samples]))
+        if tokens := self.tokens():
+            metrics["completion/length/mean"] = float(np.mean(tokens[1]))
         return {f"eval/{self.env_id}/{name}": value for name, value in metrics.items()}

@@ -35,8 +35,12 @@ def results_folder(config: EvalConfig) -> Path:
     return config.output_dir
 
 
-def make_folder(folder: Path) -> None:
-    """Creates the folder of results. UserError if nothing can be written there: call it before sampling for hours."""
+def make_folder(folder: Path) -> list[Path]:
+    """Creates the folder of results; returns what it made, the innermost first.
+
+    UserError if nothing can be written there: call it before sampling for hours.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -45,38 +49,47 @@ def make_folder(folder: Path) -> None:
         raise UserError(
             f"{folder} cannot be written ({error.strerror}): choose another --output-dir, or --no-save"
         ) from None
+    return made
 
 
 def save_results(folder: Path, config: EvalConfig, result: EvalResult, command: list[str]) -> None:
     """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced."""
     make_folder(folder)
-    write_file(folder / "results.jsonl", "".join(dumps(_plain(s.row())) + "\n" for s in result.samples))
+    write_file(folder / "results.jsonl", "".join(dumps(_plain(row)) + "\n" for row in result.rows()))
     write_file(folder / "config.toml", to_toml(config))
     write_json(folder / "metadata.json", _plain(_metadata(config, result)))
     write_json(folder / "run.json", _run_info(config, command))
 
 
 def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
-    prompt_tokens = sum(len(s.trajectory.token_ids) - s.trajectory.num_sampled for s in result.samples)
+    prompts, completions = result.tokens() or (None, None)
     return {
         "env": config.env,
         "env_args": config.env_args,
         "model": config.model,
         "num_examples": len(result.by_example),
         "rollouts_per_example": config.rollouts_per_example,
-        "sampling": {
-            "max_tokens": config.max_tokens,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "seed": config.seed,
-        },
-        "precision": config.precision,
+        "sampling": config.sampling(),
+        **_source(config, result),
         "metrics": result.metrics(),
         "failures": len(result.failures),
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": sum(s.trajectory.num_sampled for s in result.samples),
+        "failed_rollouts": len(result.failed),
+        "prompt_tokens": None if prompts is None else sum(prompts),
+        "completion_tokens": None if completions is None else sum(completions),
         "seconds": {phase: round(value, 4) for phase, value in result.seconds.items()},
         "date": provenance.now(),
+    }
+
+
+def _source(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
+    """Where the completions came from: this process, in this precision, or a server."""
+    requests = result.requests
+    if requests is None:
+        return {"precision": config.precision}
+    seconds = {name: round(value, 4) for name, value in requests.summary().items()}
+    return {
+        "base_url": config.base_url,
+        "requests": {"concurrency": requests.concurrency, "retries": requests.retries, "seconds": seconds},
     }
 
 
