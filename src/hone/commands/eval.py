@@ -1,21 +1,27 @@
-"""`hone eval ENV -m PATH`: evaluate a checkpoint on held-out examples, in this process."""
+"""`hone eval ENV -m PATH [-b URL]`: evaluate a model on held-out examples, in this process or behind an URL."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
 from hone.commands.machine import configure, device_of
-from hone.config.eval import EvalConfig
+from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment, load_environment
+from hone.errors import UserError
 from hone.evaluation import EvalResult, evaluate
+from hone.evaluation.client import Endpoint
+from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.saving import make_folder, results_folder, save_results
 from hone.inference.engine import Engine
@@ -26,12 +32,18 @@ from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import check_prompts
 
-MAX_TOKENS = 1024
-"""Most new tokens per completion where nothing is said."""
+
+class Counts(TypedDict):
+    """What both ways of evaluating take."""
+
+    num_examples: int
+    rollouts_per_example: int
+    progress: Callable[[int, int], None]
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluates and reports. Returns 0, or 1 if no completion could be graded."""
+    """Evaluates and reports. Returns 0, or 1 if rollouts failed or no completion could be graded."""
+    config, exact_keys = _with_model(config)
     folder = results_folder(config) if config.save else None
     env = load_environment(config.env, **config.env_args)
     available = len(env.split("eval"))
@@ -40,39 +52,110 @@ def run(config: EvalConfig) -> int:
         console.print(
             Text(f"{env.id} has {available} held-out examples: all are used ({config.num_examples} asked for)")
         )
-    if config.model == TINY:
+    if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
-    result = _evaluate(config, env, folder)
-    show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
+    result = _evaluate(config, env, folder, exact_keys)
+    if result.samples:
+        show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
     if folder is not None:
         save_results(folder, config, result, sys.argv)
         console.print(Text(f"saved       {folder}/results.jsonl and metadata.json"), soft_wrap=True)
-    console.print(Text(f"next        {_next_command(config, available)}"), soft_wrap=True)
-    if not len(result.rewards):
+    console.print(Text(f"next        {_next_command(config, available, result)}"), soft_wrap=True)
+    return _exit_code(result)
+
+
+def _exit_code(result: EvalResult) -> int:
+    failed, total = len(result.failed), len(result.failed) + len(result.samples)
+    if failed == total:
+        print(f"error: all {total} rollouts failed, so there is no result", file=sys.stderr)
+    elif not len(result.rewards):
         print("error: no completion could be graded, so there is no result", file=sys.stderr)
-        return 1
-    return 0
+    elif failed:
+        words = f"{failed} of {total} rollouts failed: the averages are over the other {total - failed}"
+        print(f"error: {words}", file=sys.stderr)
+    else:
+        return 0
+    return 1
 
 
-def _evaluate(config: EvalConfig, env: Environment, folder: Path | None) -> EvalResult:
+def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
+    """The config with the model that the server serves, if there is a server, and whether that is hone's own."""
+    if config.base_url is None:
+        return config, False
+    name = config.model if "model" in config.model_fields_set else None
+    model, exact_keys = find_model(_endpoint(config), name)
+    return config.model_copy(update={"model": model}), exact_keys
+
+
+def _endpoint(config: EvalConfig) -> Endpoint:
+    """The server. UserError if the variable of the API key is not set."""
+    assert config.base_url is not None
+    key = None
+    if config.api_key_var is not None:
+        key = os.environ.get(config.api_key_var, "").strip()
+        if not key:
+            raise UserError(
+                f"the environment variable {config.api_key_var} (-k) is not set: put the server's API key into it"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"the environment variable {config.api_key_var} (-k) holds no API key: it must be ASCII")
+    return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)
+
+
+def _evaluate(config: EvalConfig, env: Environment, folder: Path | None, exact_keys: bool) -> EvalResult:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        where = f" at {config.base_url}" if config.base_url else ""
+        task = bar.add_task(f"evaluating {config.model}{where} on {env.id}", total=None)
+        counts: Counts = {
+            "num_examples": config.num_examples,
+            "rollouts_per_example": config.rollouts_per_example,
+            "progress": lambda done, total: bar.update(task, completed=done, total=total),
+        }
+        if config.base_url is None:
+            return _evaluate_here(config, env, folder, counts)
+        return _evaluate_there(config, env, folder, counts, exact_keys)
+
+
+def _evaluate_here(config: EvalConfig, env: Environment, folder: Path | None, counts: Counts) -> EvalResult:
+    sampling = local_sampling(config.sampling())
     policy = load_weights(config.model, config.precision, config.seed, config.chat_template, config.threads)
     if folder is not None:
         make_folder(folder)
-    sampling = SamplingParams(temperature=config.temperature, top_p=config.top_p)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"evaluating {config.model} on {env.id}", total=None)
-        return evaluate_weights(
-            policy,
-            env,
-            sampling,
-            num_examples=config.num_examples,
-            rollouts_per_example=config.rollouts_per_example,
-            max_tokens=config.max_tokens or MAX_TOKENS,
-            seed=config.seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    return evaluate_weights(policy, env, sampling, max_tokens=sampling.max_tokens, seed=sampling.seed, **counts)
+
+
+def _evaluate_there(
+    config: EvalConfig, env: Environment, folder: Path | None, counts: Counts, exact_keys: bool
+) -> EvalResult:
+    body, seed = config.sampling(), config.seed
+    if isinstance(body["seed"], int):
+        seed = body.pop("seed")
+    check_body(body)
+    endpoint = _endpoint(config)
+    made = [] if folder is None else make_folder(folder)
+    try:
+        return evaluate_url(endpoint, config.model, env, body=body, seed=seed, exact_keys=exact_keys, **counts)
+    except UserError:
+        for path in made:  # nothing came of it, and nothing is in there
+            path.rmdir()
+        raise
+
+
+def local_sampling(said: dict[str, Any]) -> SamplingParams:
+    """Sampling arguments for the engine in this process. UserError for what it does not know."""
+    known = [f.name for f in fields(SamplingParams) if f.name not in ("n", "stop", "ignore_eos", "top_logprobs")]
+    for name, value in said.items():
+        if name not in known:
+            raise UserError(f"{name!r} is no sampling argument of a model in this process: it has {', '.join(known)}")
+        whole = name in ("max_tokens", "top_k", "seed")
+        number = isinstance(value, int) or (isinstance(value, float) and not whole)
+        if value is not None and (not number or isinstance(value, bool)):
+            raise UserError(f"{name} is {value!r} (-S), but should be a {'whole ' if whole else ''}number")
+    given: dict[str, Any] = {"max_tokens": MAX_TOKENS}
+    given |= {name: value for name, value in said.items() if value is not None}
+    return SamplingParams(**given)
 
 
 def load_weights(
@@ -120,12 +203,17 @@ def _console() -> Console:
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
 
 
-def _next_command(config: EvalConfig, available: int) -> str:
-    """The evaluation that would say more: more examples, and several completions for pass@k."""
+def _next_command(config: EvalConfig, available: int, result: EvalResult) -> str:
+    """The evaluation that would say more: more examples, and several completions for pass@k; the same, if it failed."""
     words = ["hone", "eval", config.env, "-m", config.model]
-    if config.env_args:
-        words += ["-a", json.dumps(config.env_args)]
-    if config.max_tokens is not None:
-        words += ["-t", str(config.max_tokens)]
-    examples = min(available, max(200, 2 * config.num_examples))
-    return shlex.join([*words, "-n", str(examples), "-r", str(max(8, config.rollouts_per_example))])
+    for flag, value in (("-b", config.base_url), ("-k", config.api_key_var)):
+        words += [flag, value] if value is not None else []
+    for flag, tree in (("-a", config.env_args), ("-S", config.sampling_args)):
+        words += [flag, json.dumps(tree)] if tree else []
+    for flag, name in (("-t", "max_tokens"), ("-T", "temperature"), ("--top-p", "top_p"), ("--seed", "seed")):
+        value = getattr(config, name)
+        words += [flag, str(value)] if value != type(config).model_fields[name].default else []
+    examples, rollouts = min(available, max(200, 2 * config.num_examples)), max(8, config.rollouts_per_example)
+    if result.failed:
+        examples, rollouts = config.num_examples, config.rollouts_per_example
+    return shlex.join([*words, "-n", str(examples), "-r", str(rollouts)])

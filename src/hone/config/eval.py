@@ -1,18 +1,29 @@
-"""`hone eval ENV -m PATH`: the flags of vf-eval."""
+"""`hone eval ENV -m PATH`, `hone eval ENV -m MODEL -b URL`: the flags of vf-eval."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig
 from hone.config.shared import Precision
+from hone.errors import UserError
+
+MAX_TOKENS = 1024
+"""Most new tokens per completion where nothing is said."""
+OF_SERVERS = {"api_key_var": "-k", "concurrency": "-c", "timeout": "--timeout", "max_retries": "--max-retries"}
+"""Fields that mean something with `base_url` alone, and their flags."""
+OF_THIS_PROCESS = {"precision": "--precision", "threads": "--threads", "chat_template": "--chat-template"}
+"""Fields that mean something without `base_url` alone, and their flags."""
+SHORT = {"temperature": "-T", "top_p": "--top-p", "max_tokens": "-t", "seed": "--seed"}
+"""Sampling arguments that have flags of their own."""
 
 
 class EvalConfig(BaseConfig):
-    """Evaluate a local checkpoint on an environment's held-out examples."""
+    """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at an URL."""
 
     positional: ClassVar[str | None] = "env"
 
@@ -21,21 +32,35 @@ class EvalConfig(BaseConfig):
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
     """Keyword arguments of the environment, as JSON."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
-    """A folder in Hugging Face layout, a hub id, or `hone/tiny`."""
+    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, by default the only
+    one it serves."""
+    base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
+    """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
+    api_key_var: str | None = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
+    """Environment variable that holds the server's API key; without it none is sent."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
     """Held-out examples."""
     rollouts_per_example: int = Field(default=3, ge=1, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example."""
+    concurrency: int = Field(default=32, ge=1, validation_alias=AliasChoices("concurrency", "c", "max_concurrent"))
+    """Most requests to the server at one time."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion; by default 1024, or what the model's context leaves if that is less."""
+    """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
+    sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
+    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them as they are; null leaves
+    one out."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results (`--no-save` to skip)."""
     seed: int = Field(default=0, ge=0)
-    """Seed of sampling."""
+    """Seed of sampling; each completion's own derives from it."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a server may take for one completion, before it is asked again."""
+    max_retries: int = Field(default=6, ge=0)
+    """Tries after a first one, for statuses 429 and 5xx and lost connections; 6 take about a minute."""
     output_dir: Path | None = None
     """Where to save; by default `outputs/evals/<env>--<model>/<id>`."""
     precision: Precision = "bf16_linear"
@@ -44,3 +69,49 @@ class EvalConfig(BaseConfig):
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            valid, parts = False, urlsplit("")
+        if not valid:
+            raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
+        if "@" in parts.netloc:
+            raise UserError("the URL holds a password, which would be saved with the results: give the key with -k")
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_flags(self) -> EvalConfig:
+        """Flags that the chosen way of sampling would ignore, and sampling arguments that are said twice."""
+        ignored, why = (
+            (OF_SERVERS, "is for a server: give its URL with -b")
+            if self.base_url is None
+            else (OF_THIS_PROCESS, "is for a model in this process: the server behind -b decides that itself")
+        )
+        # A saved config.toml says all fields: only what differs from its default was meant.
+        meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for name, flag in ignored.items():
+            if name in meant:
+                raise UserError(f"{flag} {why}")
+        for name, flag in SHORT.items():
+            if name in self.sampling_args and name in meant:
+                raise UserError(f"{name} is said twice, by {flag} and in -S: leave one out")
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """All sampling arguments: those of the flags, and over them `sampling_args`."""
+        flags = {
+            "max_tokens": self.max_tokens or MAX_TOKENS,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+        }
+        if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:
+            del flags["max_tokens"]  # the two are names of one thing, and servers refuse both
+        return flags | self.sampling_args

@@ -1,0 +1,313 @@
+"""Completions from any server that speaks OpenAI's chat protocol, with patience for servers that fail now and then.
+
+    replies = asyncio.run(complete_all(Endpoint("http://localhost:8000/v1"), model, requests))
+
+A lost connection, a timeout and the statuses 408, 409, 425, 429 and 5xx are tried again: after 1, 2, 4, … seconds, at
+most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the requests apart; later if the server asks for it
+(Retry-After, at most `LONGEST_RETRY_AFTER`). What is refused otherwise, or once too often, is a `Failure`. A key that
+is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A server that has gone
+for good is not waited for again with each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from hone import rng
+from hone.errors import UserError
+from hone.grading import printable
+from hone.types import Message, Reply
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+LONGEST_WAIT = 60.0
+"""Most seconds between two tries, where the server asks for nothing."""
+LONGEST_RETRY_AFTER = 300.0
+"""Most seconds that a server's Retry-After is obeyed for."""
+_RETRIED = (408, 409, 425, 429)
+_HOPELESS = (401, 403, 404)
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    concurrency: int = 32
+    timeout: float = 600.0
+    max_retries: int = 6
+
+    @property
+    def local(self) -> bool:
+        """True if the server is on this machine."""
+        host = urlsplit(self.url).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One completion to ask for. `body` holds everything but model and messages: `max_tokens`, `temperature`, …"""
+
+    messages: list[Message]
+    body: dict[str, Any]
+    sample_id: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that came to nothing, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that the server lists."""
+
+    id: str
+    owner: str
+
+
+class ChatClient:
+    """Sends requests to one server, inside one event loop; `async with` closes it.
+
+    `retries` counts the tries after a first one; `succeeded` the requests that were answered.
+    """
+
+    def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+
+        self.endpoint = endpoint
+        self.retries = self.succeeded = 0
+        self._sleep = sleep
+        self._gone = ""
+        timeout = Timeout(endpoint.timeout, connect=min(endpoint.timeout, 10.0))
+        # A proxy of the environment's cannot reach a server on this machine.
+        http = DefaultAsyncHttpxClient(timeout=timeout, trust_env=not endpoint.local)
+        key = endpoint.api_key or "none"  # the library wants one; servers without keys ignore it
+        self._openai: AsyncOpenAI = AsyncOpenAI(
+            base_url=endpoint.url, api_key=key, max_retries=0, timeout=timeout, http_client=http
+        )
+
+    async def __aenter__(self) -> ChatClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._openai.close()
+
+    async def served(self, model: str | None) -> list[Served] | None:
+        """The models that the server lists; None if it cannot tell. UserError if nothing answers, or wants a key."""
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
+
+        try:
+            page = await self._openai.models.list(timeout=10.0)
+            return [Served(entry.id, entry.owned_by or "") for entry in page.data] or None
+        except APITimeoutError as error:
+            if _refused(error):
+                raise UserError(self._nothing_answers(model, error)) from None
+        except APIConnectionError as error:
+            raise UserError(self._nothing_answers(model, error)) from None
+        except APIStatusError as error:
+            if error.status_code in (401, 403):
+                raise UserError(self._wants_key(error)) from None
+        except (OpenAIError, ValueError, TypeError, AttributeError):
+            pass  # answers, but has no list of models that could be read: the requests will show what it can do
+        return None
+
+    async def complete(self, model: str, request: ChatRequest) -> Reply | Failure:
+        """The completion, after as many tries as it takes. UserError as said at the top of this module."""
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
+        before, reason = self.succeeded, ""
+        for attempt in range(self.endpoint.max_retries + 1):
+            if self._gone:
+                return Failure(self._gone)
+            try:
+                reply = await self._once(model, request)
+            except APIConnectionError as error:
+                reason, wait = _lost(error, self.endpoint.timeout), None
+            except APIStatusError as error:
+                if not _may_pass(error):
+                    return await self._refusal(model, error)
+                reason, wait = f"status {error.status_code}: {_said(error)}", retry_after(error.response.headers)
+            except (OpenAIError, ValueError, TypeError) as error:
+                return Failure(f"the answer is no chat completion ({_line(str(error))})")
+            else:
+                self.succeeded += isinstance(reply, Reply)
+                return reply
+            if attempt < self.endpoint.max_retries:
+                self.retries += 1
+                await self._sleep(delay(attempt, wait, request.sample_id))
+        if self.succeeded == before and not await self._answers():
+            self._gone = f"the server no longer answers ({reason})"
+        return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
+
+    async def _once(self, model: str, request: ChatRequest) -> Reply | Failure:
+        messages: Any = request.messages
+        began = time.perf_counter()
+        answer = await self._openai.chat.completions.create(model=model, messages=messages, extra_body=request.body)
+        seconds = time.perf_counter() - began
+        choices = getattr(answer, "choices", None)
+        if not choices or choices[0].message is None:
+            return Failure(f"the answer is no chat completion ({_line(str(answer))}): does the URL end in /v1?")
+        message, reason, usage = choices[0].message, choices[0].finish_reason, answer.usage
+        if reason == "content_filter":
+            return Failure("the server's content filter withheld the completion")
+        said: Message = {"role": "assistant", "content": message.content or ""}
+        extra = message.model_extra or {}
+        said |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
+        return Reply(
+            messages=[*request.messages, said],
+            stop_reason="length" if reason == "length" else "stop",
+            sample_id=request.sample_id,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            completion_tokens=usage.completion_tokens if usage else None,
+            seconds=seconds,
+        )
+
+    async def _refusal(self, model: str, error: Any) -> Failure:
+        """What a refusal for good means: all is hopeless (UserError), or this one request failed."""
+        hopeless = error.status_code in _HOPELESS or error.code == "insufficient_quota"
+        if not hopeless or self.succeeded:
+            return Failure(f"status {error.status_code}: {_said(error)}")
+        if error.status_code in (401, 403):
+            raise UserError(self._wants_key(error))
+        if error.status_code != 404:
+            raise UserError(f"{self.endpoint.url} refuses the account: {_said(error)}")
+        names = [entry.id for entry in await self.served(model) or []]
+        if names and model not in names:
+            raise UserError(f"{self.endpoint.url} has no model {model!r}: say -m with one of {', '.join(names[:20])}")
+        raise UserError(
+            f"{self.endpoint.url} answers 404 ({_said(error)}): check that -b ends where `/chat/completions` is to "
+            "follow (mostly in /v1), and the name after -m"
+        )
+
+    def _nothing_answers(self, model: str | None, error: Any) -> str:
+        port = urlsplit(self.endpoint.url).port
+        words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
+        return (
+            f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in another "
+            "terminal, or give the URL of one that runs with -b"
+        )
+
+    def _wants_key(self, error: Any) -> str:
+        given = "does not accept the key" if self.endpoint.api_key else "wants an API key"
+        return (
+            f"{self.endpoint.url} {given} ({_said(error)}): name the environment variable that holds it with -k, as in "
+            "`-k OPENAI_API_KEY`"
+        )
+
+    async def _answers(self) -> bool:
+        """False if the server is not there: no connection, or a gateway that says so."""
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
+        try:
+            await self._openai.models.list(timeout=10.0)
+        except APIConnectionError:
+            return False
+        except APIStatusError as error:
+            return error.status_code < 500
+        except (OpenAIError, ValueError, TypeError, AttributeError):
+            return True
+        return True
+
+
+async def complete_all(
+    client: ChatClient, model: str, requests: Sequence[ChatRequest], progress: Callable[[int], None] = lambda done: None
+) -> list[Reply | Failure]:
+    """One answer per request, in their order, `endpoint.concurrency` at a time. `progress(done)` after each."""
+    results: list[Reply | Failure | None] = [None] * len(requests)
+    waiting = iter(enumerate(requests))
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        for index, request in waiting:
+            results[index] = await client.complete(model, request)
+            done += 1
+            progress(done)
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(client.endpoint.concurrency, len(requests)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [result for result in results if result is not None]
+
+
+def delay(attempt: int, asked: float | None, sample_id: str) -> float:
+    """Seconds to wait after try `attempt` (from 0) has failed; `asked` is what the server's Retry-After says."""
+    factor = 0.5 + 0.5 * rng.key(0, "backoff", sample_id, attempt) / 2**64
+    own = min(LONGEST_WAIT, 2.0**attempt) * factor
+    return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
+
+
+def retry_after(headers: Any) -> float | None:
+    """Seconds that the headers Retry-After (a number or a date) or retry-after-ms ask for; None if they don't."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text) * unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(text).timestamp() - time.time()
+            except ValueError:
+                continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    return None
+
+
+def _may_pass(error: Any) -> bool:
+    """True if another try may succeed."""
+    if error.status_code == 429:
+        return error.code != "insufficient_quota"
+    return error.status_code in _RETRIED or (error.status_code >= 500 and error.status_code != 501)
+
+
+def _refused(error: Any) -> bool:
+    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
+
+
+def _lost(error: Any, timeout: float) -> str:
+    from openai import APITimeoutError
+
+    if _refused(error):
+        return f"nothing answers ({_cause(error)})"
+    if isinstance(error, APITimeoutError):
+        return f"no answer within {timeout:g} s"
+    return f"the connection was lost ({_cause(error)})"
+
+
+def _cause(error: Any) -> str:
+    cause = error.__cause__ or error
+    return _line(str(cause)) or type(cause).__name__
+
+
+def _said(error: Any) -> str:
+    """The server's own words on a refusal, in one line."""
+    body = error.body
+    if isinstance(body, dict):
+        body = body.get("message") or body.get("detail") or body
+    text = body if isinstance(body, str) else json.dumps(body, default=str) if body else ""
+    return _line(text) or "without a reason"
+
+
+def _line(text: str) -> str:
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"

@@ -1,0 +1,128 @@
+"""Evaluation of a model behind an URL: its server samples, the environment grades here.
+
+result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollouts_per_example=4, body={...}, seed=0)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hone import rng
+from hone.environments import Environment
+from hone.errors import UserError
+from hone.evaluation.client import ChatClient, ChatRequest, Endpoint, Failure, complete_all
+from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
+from hone.types import Example, Reply
+
+RESERVED = {
+    "model": "say it with -m",
+    "messages": "the environment says them",
+    "n": "say it with -r",
+    "stream": "answers are read whole",
+}
+"""Keys of a request that are no sampling arguments, and why."""
+HONE = "hone"
+"""Owner of the models that hone's own server lists."""
+
+
+def evaluate_url(
+    endpoint: Endpoint,
+    model: str,
+    env: Environment,
+    *,
+    num_examples: int,
+    rollouts_per_example: int,
+    body: dict[str, Any],
+    seed: int,
+    exact_keys: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> EvalResult:
+    """As `evaluate`, on the same examples, with the completions of `model` behind `endpoint`.
+
+    Each rollout is a request of its own, with `body` and a `seed` of its own (31 bits, of (`seed`, "eval", 0, example,
+    rollout)). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as
+    `key` in place of a seed: hone's server makes the very completions of it that `evaluate` makes of the same weights.
+    `progress(done, total)` counts completions. UserError for an environment without eval split, and for what makes
+    every request hopeless; a request that fails alone is in `EvalResult.failed`.
+    """
+    check_body(body)
+    split = env.split("eval")
+    places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
+    examples = {index: split[index] for index, _ in places}
+    requests = [
+        ChatRequest(examples[i].prompt, request_body(body, seed, i, r, exact_keys), f"0-{i}-{r}") for i, r in places
+    ]
+    began = time.perf_counter()
+    answers, retries = asyncio.run(_sample(endpoint, model, requests, lambda done: progress(done, len(requests))))
+    sampled = time.perf_counter()
+    samples, failed = _grade(env, examples, places, answers, seed)
+    seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
+    waits = [answer.seconds for answer in answers if isinstance(answer, Reply)]
+    return EvalResult(
+        env.id, 0, rollouts_per_example, samples, seconds, failed, RequestStats(waits, retries, endpoint.concurrency)
+    )
+
+
+def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
+    """The model to ask for, and whether hone's own server serves it. UserError if nothing answers.
+
+    Without a name it is the only one that the server lists.
+    """
+
+    async def ask() -> tuple[str, bool]:
+        async with ChatClient(endpoint) as client:
+            served = await client.served(model) or []
+        if model is not None:
+            return model, any(entry.id == model and entry.owner == HONE for entry in served)
+        if len(served) == 1:
+            return served[0].id, served[0].owner == HONE
+        names = ", ".join(entry.id for entry in served[:20])
+        raise UserError(f"{endpoint.url} serves {names or 'models that it does not list'}: name one with -m")
+
+    return asyncio.run(ask())
+
+
+def check_body(body: dict[str, Any]) -> None:
+    """UserError for a key that is no sampling argument."""
+    for name in RESERVED:
+        if name in body:
+            raise UserError(f"{name!r} is no sampling argument: {RESERVED[name]}")
+
+
+def request_body(body: dict[str, Any], seed: int, index: int, rollout: int, exact_keys: bool = False) -> dict[str, Any]:
+    """What is sent for one rollout beside model and messages."""
+    key = rng.key(seed, "eval", 0, index, rollout)
+    # 31 bits are what every server takes for a seed, and no JSON reader rounds.
+    own = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}
+    return {name: value for name, value in (own | body).items() if value is not None}
+
+
+async def _sample(
+    endpoint: Endpoint, model: str, requests: list[ChatRequest], progress: Callable[[int], None]
+) -> tuple[list[Reply | Failure], int]:
+    async with ChatClient(endpoint) as client:
+        return await complete_all(client, model, requests, progress), client.retries
+
+
+def _grade(
+    env: Environment,
+    examples: dict[int, Example],
+    places: list[tuple[int, int]],
+    answers: list[Reply | Failure],
+    seed: int,
+) -> tuple[list[EvalSample], list[FailedRollout]]:
+    failed = [
+        FailedRollout(index, rollout, examples[index], answer.reason)
+        for (index, rollout), answer in zip(places, answers, strict=True)
+        if isinstance(answer, Failure)
+    ]
+    replies = [(p, answer) for p, answer in zip(places, answers, strict=True) if isinstance(answer, Reply)]
+    scores = env.grade_many([(examples[index], reply) for (index, _), reply in replies], seed)
+    samples = [
+        EvalSample(index, rollout, examples[index], reply, score)
+        for ((index, rollout), reply), score in zip(replies, scores, strict=True)
+    ]
+    return samples, failed

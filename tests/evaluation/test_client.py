@@ -1,0 +1,295 @@
+"""The client against a real HTTP server that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
+
+from hone.errors import UserError
+from hone.evaluation.client import (
+    LONGEST_RETRY_AFTER,
+    LONGEST_WAIT,
+    ChatClient,
+    ChatRequest,
+    Endpoint,
+    Failure,
+    complete_all,
+    delay,
+    retry_after,
+)
+from hone.types import Reply
+
+
+def requests(n: int, **body) -> list[ChatRequest]:
+    return [ChatRequest([{"role": "user", "content": str(i)}], body, f"0-{i}-0") for i in range(n)]
+
+
+def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = None, **endpoint):
+    """The answers to n requests, and the client. Waits are noted down, not waited for."""
+
+    async def sleep(seconds: float) -> None:
+        if waits is not None:
+            waits.append(seconds)
+
+    async def run():
+        async with ChatClient(Endpoint(url, **endpoint), sleep) as client:
+            return await complete_all(client, model, requests(n)), client
+
+    return asyncio.run(run())
+
+
+def in_turn(*answers):
+    """A script that gives these answers, whatever is asked."""
+    left = iter(answers)
+    return lambda body: next(left)
+
+
+def test_a_completion_comes_with_its_text_counts_and_reason():
+    with FakeOpenAI(in_turn(Say("abc"), Say("defgh", "length"), Say(None, "tool_calls", usage=False))) as server:
+        answers, client = ask(server.url, 3, concurrency=1)
+    assert [a.messages for a in answers] == [
+        [{"role": "user", "content": str(i)}, {"role": "assistant", "content": text}]
+        for i, text in enumerate(("abc", "defgh", ""))
+    ]
+    assert [(a.stop_reason, a.prompt_tokens, a.completion_tokens) for a in answers] == [
+        ("stop", 11, 3),
+        ("length", 11, 5),
+        ("stop", None, None),
+    ]
+    assert [a.sample_id for a in answers] == ["0-0-0", "0-1-0", "0-2-0"]
+    assert (client.succeeded, client.retries) == (3, 0)
+
+
+def test_reasoning_that_a_server_splits_off_is_kept_beside_the_text():
+    with FakeOpenAI(in_turn(Say("4", extra={"reasoning_content": "2 + 2"}))) as server:
+        (reply,), _ = ask(server.url)
+    assert reply.messages[-1] == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+
+
+def test_the_body_is_sent_as_it_is_and_the_key_as_a_bearer_token(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of somebody else")
+
+    async def run(endpoint):
+        async with ChatClient(endpoint) as client:
+            await client.complete("toy", *requests(1, max_tokens=7, top_k=20, seed=5))
+
+    with FakeOpenAI() as server:
+        asyncio.run(run(Endpoint(server.url, "sk-1")))
+        asyncio.run(run(Endpoint(server.url)))
+    sent = {"model": "toy", "messages": [{"role": "user", "content": "0"}], "max_tokens": 7, "top_k": 20, "seed": 5}
+    assert server.bodies == [sent, sent]
+    assert [h["authorization"] for h in server.headers] == ["Bearer sk-1", "Bearer none"]
+
+
+def test_failures_that_pass_are_tried_again_after_growing_waits():
+    bad = [Status(429), Status(500), Drop(), Status(503), Drop(midway=True), Status(408)]
+    waits: list[float] = []
+    with FakeOpenAI(in_turn(*bad, Say("at last"))) as server:
+        (reply,), client = ask(server.url, waits=waits)
+    assert reply.messages[-1]["content"] == "at last"
+    assert (client.retries, len(server.bodies)) == (6, 7)
+    assert waits == [delay(attempt, None, "0-0-0") for attempt in range(6)]
+    assert all(0.5 * 2**attempt <= wait <= 2**attempt for attempt, wait in enumerate(waits))
+
+
+def test_a_slow_answer_is_given_up_and_asked_for_again():
+    patience = threading.Event()
+    slow = iter([True, False])
+
+    def script(body):
+        if next(slow):
+            patience.wait(30)
+        return Say("in time")
+
+    with FakeOpenAI(script) as server:
+        (reply,), client = ask(server.url, timeout=0.3)
+        patience.set()
+    assert (reply.messages[-1]["content"], client.retries) == ("in time", 1)
+    with FakeOpenAI(lambda body: patience.clear() or (patience.wait(30) and Say("late"))) as server:
+        (failure,), _ = ask(server.url, timeout=0.2, max_retries=0)
+        patience.set()
+    assert failure == Failure("no answer within 0.2 s; gave up after 1 tries")
+
+
+def test_after_the_last_try_it_is_a_failure_that_says_why():
+    with FakeOpenAI(lambda body: Status(503, "overloaded\x1b[31m")) as server:
+        (failure,), client = ask(server.url, max_retries=2)
+    assert failure == Failure("status 503: overloaded\\x1b[31m; gave up after 3 tries")
+    assert (client.retries, len(server.bodies)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            Status(400, "this model's maximum context length is 8"),
+            "status 400: this model's maximum context length is 8",
+        ),
+        (Status(422, "temperature"), "status 422: temperature"),
+        (
+            Raw("<html>welcome</html>", "text/html"),
+            "no chat completion (<html>welcome</html>): does the URL end in /v1?",
+        ),
+        (Raw('{"choices": []}'), "no chat completion"),
+        (Raw('{"choices'), "no chat completion"),
+        (Raw("[]"), "no chat completion"),
+        (Raw('{"choices": [{"index": 0}]}'), "no chat completion"),
+        (Say("", "content_filter"), "the server's content filter withheld the completion"),
+    ],
+)
+def test_what_another_try_cannot_mend_is_not_tried_again(answer, reason: str):
+    with FakeOpenAI(lambda body: Say("fine") if body["messages"][0]["content"] == "1" else answer) as server:
+        (failure, fine), client = ask(server.url, 2)
+    assert isinstance(failure, Failure) and reason in failure.reason
+    assert fine.messages[-1]["content"] == "fine"
+    assert (client.retries, len(server.bodies)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Status(401, "who are you"), "wants an API key (who are you): name the environment variable"),
+        (Status(403, "not you"), "wants an API key (not you)"),
+        (Status(429, "pay first", error_code="insufficient_quota"), "refuses the account: pay first"),
+        (Status(404, "Not Found"), "answers 404 (Not Found): check that -b ends"),
+    ],
+)
+def test_what_is_hopeless_for_every_request_ends_all_at_once(answer: Status, words: str):
+    with FakeOpenAI(lambda body: answer) as server, pytest.raises(UserError) as error:
+        ask(server.url, 50, concurrency=2)
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert len(server.bodies) <= 4
+
+
+def test_a_refusal_after_a_success_costs_only_its_own_request():
+    with FakeOpenAI(in_turn(Say("one"), Status(401, "revoked"), Say("three"))) as server:
+        answers, _ = ask(server.url, 3, concurrency=1)
+    assert answers[1] == Failure("status 401: revoked")
+    assert [a.messages[-1]["content"] for a in (answers[0], answers[2])] == ["one", "three"]
+
+
+def test_a_model_that_is_not_served_is_named_with_those_that_are():
+    with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(UserError, match="'toy': say -m with one of qw"):
+        ask(server.url)
+
+
+def test_a_server_that_went_away_is_not_waited_for_again_with_each_request():
+    servers = []
+
+    def script(body):
+        if body["messages"][0]["content"] == "2":
+            threading.Thread(target=servers[0].stop).start()
+            time.sleep(0.1)
+            return Drop()
+        return Say("fine")
+
+    waits: list[float] = []
+    server = FakeOpenAI(script)
+    servers.append(server)
+    server.__enter__()
+    answers, _ = ask(server.url, 40, waits=waits, concurrency=1)
+    assert [isinstance(a, Reply) for a in answers] == [True] * 2 + [False] * 38
+    assert len(waits) == 6
+    assert "nothing answers" in answers[2].reason and "gave up after 7 tries" in answers[2].reason
+    assert {a.reason for a in answers[3:]} == {answers[3].reason}
+    assert answers[3].reason.startswith("the server no longer answers (nothing answers (")
+
+
+def test_one_request_that_always_fails_does_not_count_as_a_server_that_went_away():
+    poison = "3"
+    with FakeOpenAI(lambda body: Drop() if body["messages"][0]["content"] == poison else Say("fine")) as server:
+        answers, _ = ask(server.url, 6, concurrency=1)
+    assert [isinstance(a, Failure) for a in answers] == [False, False, False, True, False, False]
+    assert "the connection was lost (Server disconnected" in answers[3].reason
+
+
+def test_so_many_requests_are_under_way_as_asked_for_and_no_more():
+    gate = threading.Barrier(4)
+
+    def script(body):
+        gate.wait(30)  # passes only if four are here together
+        return Say("fine")
+
+    seen: list[int] = []
+
+    async def run(url):
+        async with ChatClient(Endpoint(url, concurrency=4)) as client:
+            return await complete_all(client, "toy", requests(12), seen.append)
+
+    with FakeOpenAI(script) as server:
+        answers = asyncio.run(run(server.url))
+    assert server.most_at_once == 4
+    assert [a.sample_id for a in answers] == [f"0-{i}-0" for i in range(12)]
+    assert seen == list(range(1, 13))
+
+
+def test_a_servers_wish_to_wait_is_obeyed_up_to_a_cap():
+    answers = [Status(429, headers={"retry-after": text}) for text in ("17", "100000", "soon", "-5", "nan")]
+    answers.append(Status(503, headers={"retry-after-ms": "90500"}))
+    waits: list[float] = []
+    with FakeOpenAI(in_turn(*answers, Say("fine"))) as server:
+        ask(server.url, waits=waits)
+    own = [delay(attempt, None, "0-0-0") for attempt in range(6)]
+    assert waits == [17.0, LONGEST_RETRY_AFTER, *own[2:5], 90.5]
+
+
+def test_retry_after_may_be_a_date():
+    assert retry_after({"retry-after": formatdate(time.time() + 3600, usegmt=True)}) == pytest.approx(3600, abs=60)
+    assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert retry_after({}) is None
+
+
+def test_own_waits_have_a_cap_and_differ_between_requests():
+    assert LONGEST_WAIT / 2 <= delay(30, None, "0-0-0") <= LONGEST_WAIT
+    assert len({delay(3, None, f"0-{i}-0") for i in range(20)}) == 20
+
+
+def served(url: str, model: str | None = None, **endpoint):
+    async def run():
+        async with ChatClient(Endpoint(url, **endpoint)) as client:
+            return await client.served(model)
+
+    return asyncio.run(run())
+
+
+def test_the_models_are_listed_or_the_server_says_none():
+    with FakeOpenAI(models=("a", "b"), owner="hone") as server:
+        assert [(m.id, m.owner) for m in served(server.url)] == [("a", "hone"), ("b", "hone")]
+    for answer in (Status(404), Status(500), Raw("<html>", "text/html"), Raw("nonsense"), Raw('{"data": null}'), ()):
+        with FakeOpenAI(models=answer) as server:
+            assert served(server.url) is None, answer
+
+
+def test_where_nothing_answers_one_sentence_says_how_to_start_a_server():
+    with FakeOpenAI() as server:
+        url, port = server.url, server.port
+    with pytest.raises(UserError) as error:
+        served(url, "my/model")
+    assert str(error.value).startswith(f"nothing answers at {url} (")
+    assert f"start a server with `inference --model.name my/model --port {port}`" in str(error.value)
+
+
+def test_a_key_that_is_missing_or_wrong_is_said_before_anything_is_sampled():
+    with FakeOpenAI(key="sk-right") as server:
+        with pytest.raises(UserError, match=r"wants an API key .*-k OPENAI_API_KEY"):
+            served(server.url)
+        with pytest.raises(UserError, match=r"does not accept the key \(Incorrect API key provided\.\)"):
+            served(server.url, api_key="sk-wrong")
+        assert [m.id for m in served(server.url, api_key="sk-right")] == ["toy"]
+
+
+def test_the_key_is_not_shown_where_the_endpoint_is():
+    assert "sk-1" not in repr(Endpoint("http://localhost/v1", "sk-1"))
+
+
+def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with FakeOpenAI() as server:
+        assert [m.id for m in served(server.url)] == ["toy"]
