@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -186,6 +189,38 @@ def test_when_every_rollout_fails_there_is_no_result_and_exit_code_1(here: Path,
     assert "2 of 2 rollouts failed" in captured.out and "nan" not in captured.out
     rows, metadata, _ = answers(here)
     assert len(rows) == 2 and metadata["metrics"] == {} and metadata["completion_tokens"] is None
+
+
+def test_ctrl_c_keeps_what_has_come_by_then(here: Path, capsys):
+    came, left = iter(range(1000)), threading.Event()
+
+    def script(body):
+        if next(came) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            left.wait(30)
+        return Say(tag(question(body)[::-1]))
+
+    with FakeOpenAI(script) as server:
+        assert vf_eval("reverse-text", "-b", server.url, "-n", "3", "-r", "2", "-c", "1") == 1
+        left.set()
+    rows, metadata, _ = answers(here)
+    assert [row["outcome"] for row in rows] == ["correct"] * 3 + ["rollout_failed"] * 3
+    assert "  3 x stopped by Ctrl-C before an answer came" in capsys.readouterr().out
+    assert metadata["failed_rollouts"] == 3
+
+
+def test_ctrl_c_before_anything_came_leaves_nothing(here: Path):
+    left = threading.Event()
+
+    def script(body):
+        os.kill(os.getpid(), signal.SIGINT)
+        left.wait(30)
+        return Say("late")
+
+    with FakeOpenAI(script) as server:
+        assert vf_eval("reverse-text", "-b", server.url, "-c", "1") == 130
+        left.set()
+    assert list(here.iterdir()) == []
 
 
 def test_a_server_that_counts_no_tokens_is_said_to(here: Path, capsys):

@@ -215,17 +215,17 @@ def test_so_many_requests_are_under_way_as_asked_for_and_no_more():
         gate.wait(30)  # passes only if four are here together
         return Say("fine")
 
-    seen: list[int] = []
+    seen = {}
 
     async def run(url):
         async with ChatClient(Endpoint(url, concurrency=4)) as client:
-            return await complete_all(client, "toy", requests(12), seen.append)
+            return await complete_all(client, "toy", requests(12), seen.__setitem__)
 
     with FakeOpenAI(script) as server:
         answers = asyncio.run(run(server.url))
     assert server.most_at_once == 4
     assert [a.sample_id for a in answers] == [f"0-{i}-0" for i in range(12)]
-    assert seen == list(range(1, 13))
+    assert seen == dict(enumerate(answers))
 
 
 def test_a_servers_wish_to_wait_is_obeyed_up_to_a_cap():

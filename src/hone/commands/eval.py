@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -137,9 +138,10 @@ def _evaluate_there(
     made = [] if folder is None else make_folder(folder)
     try:
         return evaluate_url(endpoint, config.model, env, body=body, seed=seed, exact_keys=exact_keys, **counts)
-    except UserError:
-        for path in made:  # nothing came of it, and nothing is in there
-            path.rmdir()
+    except (UserError, KeyboardInterrupt):
+        with suppress(OSError):  # another evaluation may have put its folder beside this one
+            for path in made:
+                path.rmdir()
         raise
 
 

@@ -224,19 +224,19 @@ class ChatClient:
 
 
 async def complete_all(
-    client: ChatClient, model: str, requests: Sequence[ChatRequest], progress: Callable[[int], None] = lambda done: None
+    client: ChatClient,
+    model: str,
+    requests: Sequence[ChatRequest],
+    note: Callable[[int, Reply | Failure], None] = lambda index, answer: None,
 ) -> list[Reply | Failure]:
-    """One answer per request, in their order, `endpoint.concurrency` at a time. `progress(done)` after each."""
-    results: list[Reply | Failure | None] = [None] * len(requests)
+    """One answer per request, in their order, `endpoint.concurrency` at a time. `note(index, answer)` after each."""
+    results: dict[int, Reply | Failure] = {}
     waiting = iter(enumerate(requests))
-    done = 0
 
     async def work() -> None:
-        nonlocal done
         for index, request in waiting:
             results[index] = await client.complete(model, request)
-            done += 1
-            progress(done)
+            note(index, results[index])
 
     workers = [asyncio.ensure_future(work()) for _ in range(min(client.endpoint.concurrency, len(requests)))]
     try:
@@ -245,7 +245,7 @@ async def complete_all(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [result for result in results if result is not None]
+    return [results[index] for index in range(len(requests))]
 
 
 def delay(attempt: int, asked: float | None, sample_id: str) -> float:

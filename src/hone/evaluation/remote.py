@@ -46,7 +46,7 @@ def evaluate_url(
     rollout)). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as
     `key` in place of a seed: hone's server makes the very completions of it that `evaluate` makes of the same weights.
     `progress(done, total)` counts completions. UserError for an environment without eval split, and for what makes
-    every request hopeless; a request that fails alone is in `EvalResult.failed`.
+    every request hopeless; a request that fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
     split = env.split("eval")
@@ -103,8 +103,21 @@ def request_body(body: dict[str, Any], seed: int, index: int, rollout: int, exac
 async def _sample(
     endpoint: Endpoint, model: str, requests: list[ChatRequest], progress: Callable[[int], None]
 ) -> tuple[list[Reply | Failure], int]:
+    """The answers, and how many tries came after a first one. After Ctrl-C what has come by then, if anything has."""
+    answers: dict[int, Reply | Failure] = {}
+
+    def note(index: int, answer: Reply | Failure) -> None:
+        answers[index] = answer
+        progress(len(answers))
+
     async with ChatClient(endpoint) as client:
-        return await complete_all(client, model, requests, progress), client.retries
+        try:
+            await complete_all(client, model, requests, note)
+        except asyncio.CancelledError:
+            if not client.succeeded:
+                raise
+    stopped = Failure("stopped by Ctrl-C before an answer came")
+    return [answers.get(index, stopped) for index in range(len(requests))], client.retries
 
 
 def _grade(
