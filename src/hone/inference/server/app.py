@@ -1,0 +1,320 @@
+"""The routes. Everything but `/health` needs the API key, if there is one.
+
+A client that leaves cancels its request: what it asked for is neither sampled nor kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from hone import rng
+from hone.errors import UserError
+from hone.inference.engine import Job
+from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, merged
+from hone.inference.server.generation import Generation
+from hone.inference.server.metrics import Metrics
+from hone.inference.server.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    UpdateRequest,
+    as_api_error,
+    parse,
+)
+from hone.inference.server.service import Service
+from hone.inference.server.weights import WeightsFolder
+from hone.model.chat import ChatRenderer
+
+MAX_BODY = 32 * 2**20
+"""Bytes of a request."""
+LEFT = 499
+"""Status noted for a client that left."""
+
+T = TypeVar("T")
+
+
+class Api:
+    """One served model. `seed` gives requests that bring none their randomness: request k has (seed, "request", k)."""
+
+    def __init__(
+        self, service: Service, renderer: ChatRenderer, name: str, weights: WeightsFolder | None, seed: int
+    ) -> None:
+        self.service, self.renderer, self.name, self.weights, self.seed = service, renderer, name, weights, seed
+        self.metrics = Metrics(service)
+        self.created = int(time.time())
+        self.updating = asyncio.Lock()
+        self._requests = 0
+
+    @property
+    def context(self) -> int:
+        return self.service.engine.model.config.max_position_embeddings
+
+    def card(self) -> dict[str, Any]:
+        facts = {"max_model_len": self.context, "policy_version": self.service.engine.version}
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone", **facts}
+
+    async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self.card()]})
+
+    async def model(self, name: str) -> Response:
+        self._check_model(name)
+        return JSONResponse(self.card())
+
+    async def health(self) -> Response:
+        alive = self.service.alive
+        body = {
+            "status": "ok" if alive else "the engine's thread has ended",
+            "model": self.name,
+            "policy_version": self.service.engine.version,
+            "paused": self.service.paused,
+        }
+        return JSONResponse(body, 200 if alive else 503)
+
+    async def prometheus(self) -> Response:
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def pause(self) -> Response:
+        await asyncio.wrap_future(self.service.pause())
+        return JSONResponse({"status": "paused", "samples": self.service.running})
+
+    async def resume(self) -> Response:
+        await asyncio.wrap_future(self.service.resume())
+        return JSONResponse({"status": "running", "samples": self.service.running})
+
+    async def update_weights(self, request: Request) -> Response:
+        """Loads beside the running engine; the swap itself is between two steps."""
+        if self.weights is None:
+            raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
+        body: UpdateRequest = parse(UpdateRequest, await _body(request))
+        engine = self.service.engine
+        async with self.updating:
+            before = engine.version
+            loaded = await asyncio.to_thread(self.weights.load, body.path, engine.model)
+            await asyncio.wrap_future(self.service.update(loaded, body.version))
+        return JSONResponse({"status": "ok", "policy_version": body.version, "previous_version": before})
+
+    async def completions(self, request: Request) -> Response:
+        body: CompletionRequest = self._checked(parse(CompletionRequest, await _body(request)))
+        prompts = await asyncio.to_thread(lambda: [self._ids(prompt) for prompt in body.prompts()])
+        jobs = body.jobs(prompts, body.max_tokens or 16, body.logprobs or 0, (), self._fresh_seed())
+        return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
+
+    async def chat(self, request: Request) -> Response:
+        body: ChatRequest = self._checked(parse(ChatRequest, await _body(request)))
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
+        prompt = await asyncio.to_thread(self._render, body.conversation())
+        room = self.context - len(prompt)
+        max_tokens = body.max_completion_tokens or body.max_tokens or room
+        if room < 1:
+            raise ApiError(
+                400, f"the conversation has {len(prompt)} tokens, the model's context {self.context}: shorten it"
+            )
+        stop_ids = () if body.ignore_eos else self.renderer.stop_ids
+        jobs = body.jobs([prompt], max_tokens, body.top_logprobs or 0, stop_ids, self._fresh_seed())
+        return await self._answer(request, body, jobs, ChatAnswer, bool(body.logprobs))
+
+    async def _answer(
+        self, request: Request, body: GenerationRequest, jobs: list[Job], kind: type[Answer], logprobs: bool
+    ) -> Response:
+        ident, prompts = uuid.uuid4().hex, [job.prompt for job in jobs]
+        tokenizer = self.renderer.tokenizer
+        answer = kind(ident, int(time.time()), self.name, tokenizer, prompts, logprobs, body.return_token_ids)
+        generation = Generation(self.service, jobs, tokenizer, body.stops, body.stream)
+        prompt_tokens = sum(map(len, prompts)) // body.n
+        if not body.stream:
+            return await _while_connected(request, self._whole(generation, answer, prompt_tokens))
+        try:
+            await generation.start()
+        except BaseException:
+            generation.close()
+            raise
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        return EventStream(self._events(generation, answer, prompt_tokens, with_usage), generation.close)
+
+    async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
+        try:
+            await generation.start()
+            deltas = [delta async for delta in generation.deltas()]
+        finally:
+            generation.close()
+        usage = _usage(prompt_tokens, generation.sampled_tokens)
+        return JSONResponse(answer.complete(merged(deltas, len(generation.samples)), usage))
+
+    async def _events(
+        self, generation: Generation, answer: Answer, prompt_tokens: int, with_usage: bool
+    ) -> AsyncIterator[str]:
+        try:
+            for chunk in answer.opening():
+                yield _event(chunk)
+            async for delta in generation.deltas():
+                yield _event(answer.chunk(delta))
+        except Exception as error:
+            yield _event(as_api_error(error).body())
+        else:
+            if with_usage:
+                yield _event(answer.closing(_usage(prompt_tokens, generation.sampled_tokens)))
+            yield "data: [DONE]\n\n"
+
+    def _checked(self, body: Any) -> Any:
+        self._check_model(body.model)
+        body.check()
+        return body
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"there is no model {name!r} here: this server has {self.name!r}", "model", "model_not_found"
+            )
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.renderer.tokenizer.encode(prompt).ids
+        size = self.service.engine.model.config.vocab_size
+        wrong = next((token for token in prompt if not 0 <= token < size), None)
+        if wrong is not None:
+            raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", "prompt")
+        return prompt
+
+    def _render(self, messages: list[dict[str, Any]]) -> list[int]:
+        from jinja2 import TemplateError
+
+        try:
+            return self.renderer.prompt_ids(messages)
+        except TemplateError as error:
+            raise ApiError(400, f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _fresh_seed(self) -> int:
+        self._requests += 1
+        return rng.key(self.seed, "request", self._requests - 1)
+
+
+def create_app(
+    service: Service,
+    renderer: ChatRenderer,
+    name: str,
+    api_key: str | None = None,
+    weights_root: Path | None = None,
+    seed: int = 0,
+) -> FastAPI:
+    """The application that serves `service` under the model name `name`. It starts and ends the service's thread.
+
+    Weights are taken from folders under `weights_root` only; without it, not at all.
+    """
+    api = Api(service, renderer, name, WeightsFolder(weights_root) if weights_root else None, seed)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        call_sinks = service.deliver
+        service.deliver = lambda deliveries: _post(loop, call_sinks, deliveries)
+        service.start()
+        yield
+        await asyncio.to_thread(service.close)
+
+    def authorised(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
+            raise ApiError(
+                401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", None, "invalid_api_key"
+            )
+
+    app = FastAPI(title="hone", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(UserError, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(api.metrics.counting)
+
+    key = [Depends(authorised)]
+    app.get("/health")(api.health)
+    app.get("/metrics", dependencies=key)(api.prometheus)
+    app.get("/v1/models", dependencies=key)(api.models)
+    app.get("/v1/models/{name:path}", dependencies=key)(api.model)
+    app.post("/v1/completions", dependencies=key)(api.completions)
+    app.post("/v1/chat/completions", dependencies=key)(api.chat)
+    app.post("/update_weights", dependencies=key)(api.update_weights)
+    app.post("/pause", dependencies=key)(api.pause)
+    app.post("/resume", dependencies=key)(api.resume)
+    return app
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; calls `close` when all is sent, or the client has left, or sending failed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache"})
+        self._close = close
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def _body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(400, "the body must be JSON: send the header `Content-Type: application/json`")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
+    """The work's result, unless the client leaves first: then the work is cancelled."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=LEFT)
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], deliveries: Any) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, deliveries)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    told = as_api_error(error)
+    return JSONResponse(told.body(), told.status)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code)
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,231 @@
+"""What a client may send. Every field is checked; a field that hone does not know or cannot honour is refused.
+
+Fields of OpenAI's that have no effect here are accepted at the value that means "off", so that clients which always
+send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `key`.
+
+A sample's randomness has one address. Sample i of prompt p of a request with `seed` s has the key
+`rng.key(s, "generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have
+`rng.key(seed, "rollout", step, draw, sample)`; such a key is sent as `key`, with one prompt and n = 1.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hone import rng
+from hone.errors import UserError
+from hone.inference.engine import Job
+from hone.inference.types import SamplingParams
+
+MAX_SAMPLES = 4096
+"""Samples of one request."""
+
+
+class ApiError(Exception):
+    """An answer that is no success, in the form that OpenAI's clients expect."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 404: "not_found_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationRequest(Strict):
+    """What both kinds of request share."""
+
+    model: str | None = None
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    key: int | None = Field(default=None, ge=0, lt=2**64)
+    # Of no effect here.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    off: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+        "logit_bias": (None, {}),
+    }
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def check(self) -> None:
+        for name, values in self.off.items():
+            if getattr(self, name) not in values:
+                raise ApiError(400, f"{name} is not supported here: leave it out", name)
+        if any(not stop for stop in self.stops):
+            raise ApiError(400, "a stop string is empty: give at least one character", "stop")
+
+    def jobs(self, prompts: list[list[int]], max_tokens: int, top: int, stop_ids: tuple[int, ...], seed: int):
+        """The jobs of the request, `n` for each prompt in turn. `seed` is the one to use where none was sent."""
+        if len(prompts) * self.n > MAX_SAMPLES:
+            raise ApiError(
+                400, f"{len(prompts)} prompts of n = {self.n} are over {MAX_SAMPLES} samples: send fewer", "n"
+            )
+        if self.key is not None and (self.seed is not None or len(prompts) * self.n != 1):
+            raise ApiError(400, "key is that of one sample: send it with one prompt, n = 1 and without seed", "key")
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            n=self.n,
+            seed=seed if self.seed is None else self.seed,
+            stop=tuple(dict.fromkeys((*self.stop_token_ids, *stop_ids))),
+            ignore_eos=self.ignore_eos,
+            top_logprobs=top,
+        )
+        return [
+            Job(
+                tuple(prompt),
+                rng.key(params.seed, "generate", p, i) if self.key is None else self.key,
+                max_tokens,
+                params,
+            )
+            for p, prompt in enumerate(prompts)
+            for i in range(self.n)
+        ]
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: Any
+    max_tokens: int | None = Field(default=16, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    off: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.off,
+        "echo": (None, False),
+        "suffix": (None, ""),
+        "best_of": (None, 1),
+    }
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or several prompts, each a text or a list of token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(x) is int for x in prompt)):
+            return [prompt]
+        if isinstance(prompt, list) and prompt and all(_is_prompt(item) for item in prompt):
+            return prompt
+        raise ApiError(400, "prompt must be a text, a list of token ids, or a list of one kind of these", "prompt")
+
+
+def _is_prompt(item: Any) -> bool:
+    return isinstance(item, str) or (isinstance(item, list) and all(type(x) is int for x in item))
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+
+    off: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.off,
+        "response_format": (None, {"type": "text"}),
+        "tools": (None, []),
+        "tool_choice": (None, "none", "auto"),
+    }
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages, with text in parts joined."""
+        return [_message(i, message) for i, message in enumerate(self.messages)]
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise ApiError(400, f"messages[{index}] has no role: user, assistant or system", "messages")
+    if isinstance(content, list):
+        content = "".join(_text_part(index, part) for part in content)
+    if not isinstance(content, str):
+        raise ApiError(400, f"messages[{index}] has no content: give a text", "messages")
+    return {**message, "content": content}
+
+
+def _text_part(index: int, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise ApiError(400, f"messages[{index}] has a part that is no text: only text is supported", "messages")
+    return text
+
+
+class UpdateRequest(Strict):
+    """`POST /update_weights`."""
+
+    path: str = Field(min_length=1)
+    version: int = Field(ge=0)
+
+
+def parse(cls: type[Strict], body: bytes) -> Any:
+    """The request in `body`. Raises ApiError 400 that names the first thing that is wrong."""
+    try:
+        return cls.model_validate_json(body)
+    except ValidationError as errors:
+        found = errors.errors(include_url=False, include_context=False, include_input=False)
+        # A misspelt field is missing under its right name: say how it is spelt first.
+        error = next((error for error in found if error["type"] == "extra_forbidden"), found[0])
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "json_invalid":
+        raise ApiError(400, f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(name, cls.model_fields, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "leave it out"
+        raise ApiError(400, f"{name} is not a field of this request: {remedy}", name)
+    if error["type"] == "missing":
+        raise ApiError(400, f"{name} is missing", name)
+    raise ApiError(400, f"{name}: {error['msg']}" if name else error["msg"], name or None)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told about an error: all of it if it is the client's, else that it is the server's."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return ApiError(400, str(error))
+    return ApiError(500, "the server failed at this request; its log says why")

@@ -1,0 +1,182 @@
+"""The engine's thread: it alone touches the engine, takes calls between two steps, and hands on what was sampled."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from hone.errors import UserError
+from hone.inference.engine import Engine, Job, Token
+from hone.inference.server.weights import copy_weights
+from hone.model.decoder import Decoder
+
+Sink = Callable[[int, "list[Token] | Exception"], None]
+"""Takes a sample's index within its request and its next tokens, or what ended it."""
+Deliver = Callable[[list[tuple[Sink, int, "list[Token] | Exception"]]], None]
+"""Calls the sinks, on the thread that they belong to."""
+
+
+@dataclass
+class _Route:
+    sink: Sink
+    index: int
+    whole: bool
+    tokens: list[Token] = field(default_factory=list)
+
+
+class Service:
+    """Runs an engine in a thread of its own.
+
+    `deliver` is called once per step. Counters are read by `/metrics`; only the thread writes them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.deliver: Deliver = _call_sinks
+        self.paused = False
+        self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
+        self.seconds = 0.0
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
+        self._routes: dict[int, _Route] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the step that it is at; samples in flight are dropped."""
+        if self._thread.is_alive():
+            self.call(self._close)
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        """Samples that wait or run."""
+        return len(self._routes)
+
+    def call(self, function: Callable[[], Any]) -> Future:
+        """`function()` on the engine's thread, between two steps."""
+        future: Future = Future()
+        self._calls.put((function, future))
+        return future
+
+    def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
+        """Queues the jobs of one request, all or none; the future has their tickets, or the engine's UserError.
+
+        `whole`: each sample is handed on once, when it is complete; else token by token.
+        """
+        return self.call(lambda: self._add(jobs, sink, whole))
+
+    def cancel(self, tickets: Sequence[int]) -> Future:
+        """Drops samples; nothing more of them is delivered. Tickets of finished ones are fine."""
+        return self.call(lambda: self._cancel(tickets))
+
+    def pause(self) -> Future:
+        """No further step until `resume`; requests wait where they are, and new ones queue up."""
+        return self.call(lambda: setattr(self, "paused", True))
+
+    def resume(self) -> Future:
+        return self.call(lambda: setattr(self, "paused", False))
+
+    def update(self, source: Decoder, version: int) -> Future:
+        """Takes over the parameters of `source` as `version`; samples in flight go on with them."""
+
+        def swap() -> None:
+            copy_weights(source, self.engine.model)
+            self.engine.weights_changed(version)
+            self.updates += 1
+
+        return self.call(swap)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._take_calls(wait=self.paused or not self.engine.busy)
+            if self._closing or self.paused or not self.engine.busy:
+                continue
+            start = time.perf_counter()
+            try:
+                tokens = self.engine.step()
+            except Exception as error:
+                # Those in flight are lost, the server is not: it goes on with the next request.
+                traceback.print_exc()
+                self._fail(error)
+                continue
+            self.seconds += time.perf_counter() - start
+            self.steps += 1
+            self.sampled_tokens += len(tokens)
+            self._hand_on(tokens)
+
+    def _take_calls(self, wait: bool) -> None:
+        try:
+            call = self._calls.get() if wait else self._calls.get_nowait()
+            while True:
+                function, future = call
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(function())
+                    except Exception as error:
+                        future.set_exception(error)
+                call = self._calls.get_nowait()
+        except Empty:
+            return
+
+    def _add(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> list[int]:
+        tickets: list[int] = []
+        try:
+            for job in jobs:
+                tickets.append(self.engine.add(job))
+        except UserError:
+            for ticket in tickets:
+                self.engine.cancel(ticket)
+            raise
+        for index, ticket in enumerate(tickets):
+            self._routes[ticket] = _Route(sink, index, whole)
+        self.prompt_tokens += sum(len(job.prompt) for job in jobs)
+        return tickets
+
+    def _cancel(self, tickets: Sequence[int]) -> None:
+        for ticket in tickets:
+            if self._routes.pop(ticket, None) is not None:
+                self.engine.cancel(ticket)
+                self.cancelled += 1
+
+    def _hand_on(self, tokens: list[Token]) -> None:
+        deliveries: list[tuple[Sink, int, list[Token] | Exception]] = []
+        for token in tokens:
+            route = self._routes[token.ticket]  # a cancelled sample has none, and no tokens either
+            route.tokens.append(token)
+            if token.stop_reason is not None:
+                del self._routes[token.ticket]
+            elif route.whole:
+                continue
+            deliveries.append((route.sink, route.index, route.tokens))
+            route.tokens = []
+        if deliveries:
+            self.deliver(deliveries)
+
+    def _fail(self, error: Exception) -> None:
+        self.failures += 1
+        routes = list(self._routes.items())
+        self._routes.clear()
+        for ticket, _ in routes:
+            self.engine.cancel(ticket)
+        self.deliver([(route.sink, route.index, error) for _, route in routes])
+
+    def _close(self) -> None:
+        self._closing = True
+
+
+def _call_sinks(deliveries: list[tuple[Sink, int, list[Token] | Exception]]) -> None:
+    for sink, index, tokens in deliveries:
+        sink(index, tokens)

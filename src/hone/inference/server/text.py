@@ -1,0 +1,83 @@
+"""From sampled ids to the text that may already be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_PARTIAL = "\ufffd"
+"""What a decoder writes for bytes that are not a whole character."""
+
+
+class Detokenizer:
+    """Decodes a growing list of ids; what it has returned never changes, and adds up to the text of all ids.
+
+    Only the last stretch is decoded again: two tokens may join differently than they decode alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = self._shown = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` add; the bytes of a character that is not complete wait for the rest."""
+        self._ids += ids
+        text = self._rest()
+        if not text or text.endswith(_PARTIAL):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text
+
+    def finish(self) -> str:
+        """What still waited."""
+        text = self._rest()
+        self._start, self._shown = self._shown, len(self._ids)
+        return text
+
+    def _rest(self) -> str:
+        return self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._shown])) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+class StopStrings:
+    """Ends a text before the first occurrence of any of `stops`; holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is certain now; "" for good once `found` is set."""
+        if self.found is not None:
+            return ""
+        text = self._held + text
+        hits = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if hits:
+            at, _, self.found = min(hits)
+            self._held = ""
+            return text[:at]
+        keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back, when nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` with which `stop` begins."""
+        longest = min(len(text), len(stop) - 1)
+        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """One token as text; one that is only a part of a character, as the vocabulary spells it."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

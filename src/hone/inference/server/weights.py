@@ -1,0 +1,43 @@
+"""New weights for a model that is being served."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from hone.errors import UserError
+from hone.model.decoder import Decoder
+from hone.model.hf import load_model
+
+
+class WeightsFolder:
+    """The only folder under which weights are taken; links that lead out of it don't count as under it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        if not self.root.is_dir():
+            raise UserError(f"weights_root = {root} is not a folder: give one that exists")
+
+    def load(self, path: str, model: Decoder) -> Decoder:
+        """The model in `path` (relative paths count from the root). UserError unless it is of `model`'s shape."""
+        folder = (self.root / path).resolve()
+        if not folder.is_relative_to(self.root):
+            raise UserError(f"{path} is not under the weights root {self.root}: save the weights there")
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
+        loaded = load_model(folder, device=model.device, precision=model.precision)
+        for field in fields(model.config):
+            ours, theirs = getattr(model.config, field.name), getattr(loaded.config, field.name)
+            if ours != theirs:
+                raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
+        return loaded
+
+
+@torch.no_grad()
+def copy_weights(source: Decoder, target: Decoder) -> None:
+    """Overwrites the parameters of `target` in place."""
+    for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        ours.copy_(theirs)
+    target.refresh()
