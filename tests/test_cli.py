@@ -146,7 +146,7 @@ def test_every_command_has_its_config_and_its_module(name: str) -> None:
     assert run(sys.executable, "-m", "hone.cli", *name.split(), "--help").stdout.startswith(f"usage: hone {name}")
 
 
-@pytest.mark.parametrize("script", ["hone", "sft", "rl", "vf-eval"])
+@pytest.mark.parametrize("script", ["hone", "sft", "rl", "inference", "vf-eval"])
 def test_the_installed_scripts(script: str) -> None:
     done = run(BIN / script, "--help")
     assert (done.returncode, done.stderr) == (0, "")

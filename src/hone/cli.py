@@ -29,6 +29,9 @@ COMMANDS = {
     "sft": Command("hone.config.sft", "SFTConfig", "hone.commands.sft", "imitate a data set or demonstrations"),
     "rl": Command("hone.config.rl", "RLConfig", "hone.commands.rl", "reinforce with a verifiable reward"),
     "eval": Command("hone.config.eval", "EvalConfig", "hone.commands.eval", "measure a model on held-out examples"),
+    "inference": Command(
+        "hone.config.inference", "ServeConfig", "hone.commands.inference", "serve a model over the OpenAI protocol"
+    ),
     "replay": Command(
         "hone.config.reproduce", "ReplayConfig", "hone.commands.replay", "retrain a run from its recorded rollouts"
     ),
@@ -93,6 +96,11 @@ def sft() -> int:
 def rl() -> int:
     """The console script `rl`."""
     return call("rl", sys.argv[1:], "rl")
+
+
+def inference() -> int:
+    """The console script `inference`."""
+    return call("inference", sys.argv[1:], "inference")
 
 
 def vf_eval() -> int:

@@ -1,0 +1,109 @@
+"""`hone inference`: serve a model over the OpenAI protocol until it is told to stop.
+
+inference --model.name outputs/weights/step_100
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import signal
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from hone.commands.machine import configure, device_of
+from hone.config.inference import ServeConfig
+from hone.errors import UserError
+from hone.inference.engine import Engine
+from hone.inference.server.app import create_app
+from hone.inference.server.service import Service
+from hone.model.chat import load_renderer
+from hone.model.decoder import Decoder
+from hone.model.files import TINY
+from hone.model.hf import load_model
+
+GRACE = 5
+"""Seconds that requests in flight have to end when the server is stopped."""
+
+
+def run(config: ServeConfig) -> int:
+    """Serves until SIGINT or SIGTERM; returns 0 then. UserError if the port is taken or the model can't be loaded."""
+    if config.backend != "hone":
+        raise UserError("backend = vllm is not available in this version; leave it at hone, the own engine")
+    with _listen(config.host, config.port) as listener:
+        print(f"Loading {config.model.name} ...", flush=True)
+        device = device_of(config.model.device)
+        model = load_model(
+            config.model.name, device=device, precision=config.precision, seed=config.seed, init=config.model.init
+        )
+        threads = configure(config.threads, model.num_parameters)
+        renderer = load_renderer(config.model.name, config.model.chat_template)
+        service = Service(Engine(model, kv_bytes=int(config.kv_gib * 2**30)))
+        app = create_app(service, renderer, config.model.name, config.api_key, config.weights_root, config.seed)
+        _serve(app, listener, _intro(config, model, threads))
+    print("Stopped.")
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, before the model takes its time to load."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}"
+            ) from error
+        raise UserError(f"cannot listen on {host}, port {port} ({error}): choose others with --host, --port") from error
+    return listener
+
+
+def _serve(app: FastAPI, listener: socket.socket, intro: str) -> None:
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(intro, flush=True)
+
+    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
+    # uvicorn raises the signal that ended it once more when it has shut down; then there is nothing left to end.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        Server(settings).run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _intro(config: ServeConfig, model: Decoder, threads: int) -> str:
+    """What is served, and two lines to try it with."""
+    name, local = (
+        config.model.name,
+        "localhost" if config.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else config.host,
+    )
+    url = f"http://{local}:{config.port}"
+    body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 32, "seed": 0})
+    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    plural = "s" if threads > 1 else ""
+    size = f"{model.num_parameters / 1e6:.2f}M parameters"
+    lines = [
+        f"Serving {name} ({size}, {config.precision}, {model.device}, {threads} thread{plural}) at {url}/v1",
+    ]
+    if name == TINY:
+        lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
+    if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
+        lines.append(f"Anyone who reaches {config.host} can use it: set --api-key, or leave out --host")
+    if config.weights_root is not None:
+        lines.append(f"POST /update_weights takes weights under {config.weights_root}")
+    lines += [
+        f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{' -k KEY_VAR' if key else ''}",
+        "stop        Ctrl-C",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""`hone inference`: the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from hone.config.base import BaseConfig
+from hone.config.shared import CkptConfig, ModelConfig, Precision
+
+
+class ServeConfig(BaseConfig):
+    """Serve a model over the OpenAI protocol: completions and chat, streamed or whole, with logprobs and token ids."""
+
+    shared: ClassVar[tuple[str, ...]] = ("max_steps", "seq_len", "ckpt")
+
+    model: ModelConfig = ModelConfig()
+    """The policy."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port to listen on."""
+    api_key: str | None = None
+    """Answer only to clients that send this key."""
+    weights_root: Path | None = None
+    """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of requests that bring none, and of the weights of `hone/tiny`."""
+    precision: Precision = "bf16_linear"
+    """As in training."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; by default 1 for models under 10M parameters, else one per core."""
+    kv_gib: float = Field(default=4.0, gt=0)
+    """Memory for keys and values, in GiB; what does not fit waits."""
+    backend: Literal["hone", "vllm"] = "hone"
+    """Own engine, or vLLM."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """vLLM's `--dtype`; the own engine follows `precision`."""
+    max_steps: int | None = None
+    """Key of `rl`, accepted so that one file serves both; of no effect here."""
+    seq_len: int | None = None
+    """Key of `rl`, accepted so that one file serves both; of no effect here."""
+    ckpt: CkptConfig | None = None
+    """Key of `rl`, accepted so that one file serves both; of no effect here."""

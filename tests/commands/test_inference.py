@@ -1,0 +1,96 @@
+"""`hone inference`: what it says, and how it begins and ends."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from hone import cli
+from hone.config.inference import ServeConfig
+from hone.config.parse import parse
+
+ROOT = Path(__file__).parent.parent.parent
+QWEN_SFT = "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_example_names_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = parse(ServeConfig, ["@", "examples/reverse_text/rl/infer.toml"], "inference")
+    assert (config.model.name, config.host, config.port, config.api_key) == (QWEN_SFT, "127.0.0.1", 8000, None)
+
+
+def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:
+    file = tmp_path / "infer.toml"
+    file.write_text('max_steps = 3\nseq_len = 64\nport = 9\n[model]\nname = "m"\n[ckpt]\ninterval = 2\n')
+    config = parse(ServeConfig, ["@", str(file), "--model.name", "other"], "inference")
+    assert (config.model.name, config.port) == ("other", 9)
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert cli.main(["inference", "--port", str(port)]) == 2
+    words = (
+        f"error: port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}\n"
+    )
+    assert capsys.readouterr().err == words
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--backend", "vllm"], "vllm is not available"),
+        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["--model.name", "./nowhere"], "there is no model folder ./nowhere"),
+        (["--weights-root", "./nowhere"], "weights_root = nowhere is not a folder"),
+    ],
+)
+def test_what_cannot_be_served(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inference", "--port", str(free_port()), *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error and error.count("\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(tiny_model_dir), "--port", str(port)]
+    with subprocess.Popen(
+        [*command, "--api-key", "sesame"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stderr is not None
+        lines = []
+        while not lines or not lines[-1].startswith("stop"):
+            lines.append(server.stdout.readline())
+            assert lines[-1], server.stderr.read()
+        said = "".join(lines)
+        assert f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread)" in said
+        assert "sesame" not in said
+
+        curl = next(line for line in lines if line.startswith("try")).removeprefix("try")
+        words = shlex.split(curl.replace("KEY", "sesame"))
+        answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
+        assert '"object":"text_completion"' in answer.stdout, answer.stderr
+
+        client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="sesame", max_retries=0)
+        stream = client.completions.create(model=str(tiny_model_dir), prompt="a", max_tokens=50, stream=True)
+        next(stream)
+        server.send_signal(signal.SIGINT)
+        rest, errors = server.communicate(timeout=30)
+        assert (server.returncode, rest.splitlines()[-1], errors) == (0, "Stopped.", "")
