@@ -22,7 +22,7 @@ class ServeConfig(BaseConfig):
     """Address to listen on; 0.0.0.0 lets other machines in."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port to listen on."""
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, min_length=1)
     """Answer only to clients that send this key."""
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""

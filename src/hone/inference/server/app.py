@@ -227,7 +227,7 @@ def create_app(
 
     def authorised(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
+        if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
             raise ApiError(
                 401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", None, "invalid_api_key"
             )

@@ -92,19 +92,29 @@ class Generation:
         """What the samples gain, until all have ended. Raises what the engine raised."""
         unfinished = len(self.samples)
         while unfinished:
-            index, tokens = await self._arrived.get()
+            for index, tokens in (await self._next()).items():
+                delta = self.samples[index].push(tokens)
+                if delta is None:
+                    continue
+                self.sampled_tokens += len(delta.tokens)
+                if delta.finish_reason is not None:
+                    unfinished -= 1
+                    if delta.stop is not None:
+                        self.service.cancel([self._tickets.result()[index]])
+                yield delta
+
+    async def _next(self) -> dict[int, list[Token]]:
+        """The tokens of each sample that have come since: one step's, or several's if this loop is busy."""
+        new: dict[int, list[Token]] = {}
+        arrived = await self._arrived.get()
+        while True:
+            index, tokens = arrived
             if isinstance(tokens, Exception):
                 raise tokens
-            sample = self.samples[index]
-            delta = sample.push(tokens)
-            if delta is None:
-                continue
-            self.sampled_tokens += len(delta.tokens)
-            if delta.finish_reason is not None:
-                unfinished -= 1
-                if delta.stop is not None:
-                    self.service.cancel([self._tickets.result()[index]])
-            yield delta
+            new.setdefault(index, []).extend(tokens)
+            if self._arrived.empty():
+                return new
+            arrived = self._arrived.get_nowait()
 
     def close(self) -> None:
         """Cancels what still runs, also if the engine is only about to take it."""

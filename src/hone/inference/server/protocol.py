@@ -24,6 +24,13 @@ MAX_SAMPLES = 4096
 """Samples of one request."""
 
 
+MESSAGE_FIELDS = {"role", "content", "name"}
+
+
+class ServiceEnded(Exception):
+    """The engine's thread has ended, so nothing can be asked of it."""
+
+
 class ApiError(Exception):
     """An answer that is no success, in the form that OpenAI's clients expect."""
 
@@ -185,7 +192,11 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         content = "".join(_text_part(index, part) for part in content)
     if not isinstance(content, str):
         raise ApiError(400, f"messages[{index}] has no content: give a text", "messages")
-    return {**message, "content": content}
+    # Clients send back what they got, with fields that are null; a template would stumble over others.
+    unknown = next((key for key, value in message.items() if key not in MESSAGE_FIELDS and value is not None), None)
+    if unknown is not None:
+        raise ApiError(400, f"messages[{index}].{unknown} is not supported here: leave it out", "messages")
+    return {"role": role, "content": content}
 
 
 def _text_part(index: int, part: Any) -> str:
@@ -228,4 +239,6 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, UserError):
         return ApiError(400, str(error))
+    if isinstance(error, ServiceEnded):
+        return ApiError(503, "the server is stopping")
     return ApiError(500, "the server failed at this request; its log says why")

@@ -13,6 +13,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.inference.engine import Engine, Job, Token
+from hone.inference.server.protocol import ServiceEnded
 from hone.inference.server.weights import copy_weights
 from hone.model.decoder import Decoder
 
@@ -44,14 +45,15 @@ class Service:
         self.seconds = 0.0
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
         self._routes: dict[int, _Route] = {}
-        self._closing = False
+        self._closing = self._ended = False
+        self._lock = threading.Lock()  # nothing is put among the calls once the thread has ended
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after the step that it is at; samples in flight are dropped."""
+        """Ends the thread after the step that it is at; samples in flight get ServiceEnded."""
         if self._thread.is_alive():
             self.call(self._close)
             self._thread.join()
@@ -66,9 +68,13 @@ class Service:
         return len(self._routes)
 
     def call(self, function: Callable[[], Any]) -> Future:
-        """`function()` on the engine's thread, between two steps."""
+        """`function()` on the engine's thread, between two steps; ServiceEnded if there is none any more."""
         future: Future = Future()
-        self._calls.put((function, future))
+        with self._lock:
+            if self._ended:
+                future.set_exception(ServiceEnded())
+            else:
+                self._calls.put((function, future))
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
@@ -100,6 +106,12 @@ class Service:
         return self.call(swap)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._end()
+
+    def _work(self) -> None:
         while not self._closing:
             self._take_calls(wait=self.paused or not self.engine.busy)
             if self._closing or self.paused or not self.engine.busy:
@@ -169,12 +181,24 @@ class Service:
         self.failures += 1
         routes = list(self._routes.items())
         self._routes.clear()
+        self.deliver([(route.sink, route.index, error) for _, route in routes])
         for ticket, _ in routes:
             self.engine.cancel(ticket)
-        self.deliver([(route.sink, route.index, error) for _, route in routes])
 
     def _close(self) -> None:
         self._closing = True
+
+    def _end(self) -> None:
+        """Leaves nobody waiting: neither for a call nor for a token."""
+        with self._lock:
+            self._ended = True
+        while not self._calls.empty():
+            _, future = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ServiceEnded())
+        routes = list(self._routes.values())
+        self._routes.clear()
+        self.deliver([(route.sink, route.index, ServiceEnded()) for route in routes])
 
 
 def _call_sinks(deliveries: list[tuple[Sink, int, list[Token] | Exception]]) -> None:

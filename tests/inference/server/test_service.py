@@ -1,0 +1,84 @@
+"""The engine's thread, without HTTP: whom it leaves waiting when it ends (nobody)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hone import rng
+from hone.errors import UserError
+from hone.inference.engine import Engine, Job
+from hone.inference.server.protocol import ServiceEnded
+from hone.inference.server.service import Service
+
+from .conftest import random_model, until
+
+
+def job(i: int, max_tokens: int = 5, prompt: tuple[int, ...] = (70, 71)) -> Job:
+    return Job(prompt, rng.key(0, "test", i), max_tokens)
+
+
+class Seen:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, Any]] = []
+
+    def __call__(self, index: int, tokens: Any) -> None:
+        self.got.append((index, tokens))
+
+
+def test_whole_samples_come_once_and_streamed_ones_token_by_token() -> None:
+    service, whole, parts = Service(Engine(random_model())), Seen(), Seen()
+    service.start()
+    service.submit([job(0), job(1, 3)], whole, whole=True)
+    service.submit([job(0), job(1, 3)], parts, whole=False)
+    until(lambda: service.steps and not service.running, "all is sampled")
+    service.close()
+    assert [(index, len(tokens)) for index, tokens in whole.got] == [(1, 3), (0, 5)]
+    assert sorted(index for index, _ in parts.got) == [0] * 5 + [1] * 3
+    for i in (0, 1):
+        (tokens,) = [tokens for index, tokens in whole.got if index == i]
+        assert [t.id for t in tokens] == [t.id for index, (t,) in parts.got if index == i]
+    assert (service.sampled_tokens, service.prompt_tokens, service.cancelled) == (16, 8, 0)
+
+
+def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
+    service = Service(Engine(random_model()))
+    service.start()
+    with pytest.raises(UserError, match="a prompt has no tokens"):
+        service.submit([job(0), job(1, prompt=())], Seen(), whole=True).result(10)
+    assert not service.running and not service.engine.busy
+    service.close()
+
+
+def test_what_waits_when_the_thread_ends_is_told() -> None:
+    service, seen = Service(Engine(random_model())), Seen()
+    service.start()
+    service.pause().result(10)
+    service.submit([job(0), job(1)], seen, whole=True).result(10)
+    service.close()
+    assert [(index, type(error)) for index, error in seen.got] == [(0, ServiceEnded), (1, ServiceEnded)]
+    assert not service.alive
+    with pytest.raises(ServiceEnded):
+        service.resume().result(10)
+
+
+def test_an_engine_that_cannot_be_cleared_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, seen = Service(Engine(random_model())), Seen()
+    errors: list[Any] = []
+    monkeypatch.setattr("threading.excepthook", lambda args: errors.append(args.exc_value))
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(service.engine, "step", broken)
+    monkeypatch.setattr(service.engine, "cancel", broken)
+    service.start()
+    service.submit([job(0)], seen, whole=True).result(10)
+    until(lambda: not service.alive, "the thread has ended")
+    assert len(seen.got) == 1 and isinstance(seen.got[0][1], Exception)
+    assert [str(error) for error in errors] == ["the device is lost"]
+    with pytest.raises(ServiceEnded):
+        service.submit([job(0)], seen, whole=True).result(10)

@@ -1,0 +1,51 @@
+"""The command and the Python of docs/serving.md, run as printed, on a local model and a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "serving.md").read_text()
+
+
+def test_the_server_is_started_and_asked_as_the_page_says(
+    tmp_path: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "hone.cli", *shlex.split(command), "--port", str(port)]
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    env = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            assert server.stdout is not None
+            assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
+            exec(compile(program.replace(":8000", f":{port}"), "serving.md", "exec"), {})
+        finally:
+            server.terminate()
+    lines = re.findall(r"\[[\d, ]+\] \[[0, ]+\]$", capsys.readouterr().out, re.MULTILINE)
+    assert len(lines) == 4
+
+
+def test_the_page_names_every_path_and_every_field_of_our_own() -> None:
+    from hone.inference.server.protocol import ChatRequest, CompletionRequest
+
+    app = (ROOT / "src/hone/inference/server/app.py").read_text()
+    for path in re.findall(r'app\.(?:get|post)\("([^"{]+)"', app):
+        assert f"`GET {path}`" in PAGE or f"`POST {path}`" in PAGE, path
+    without_effect = {*CompletionRequest.off, *ChatRequest.off, "user", "metadata", "store", "service_tier"}
+    for name in {*CompletionRequest.model_fields, *ChatRequest.model_fields} - without_effect:
+        assert f"`{name}`" in PAGE or name in ("model", "max_completion_tokens", "parallel_tool_calls"), name
