@@ -60,7 +60,7 @@ def test_streams_leavers_nonsense_and_updates(seconds: int, weights: Path) -> No
         assert service.updates == max(versions)
         if len(memory) > 30:
             early, late = np.median(memory[5:15]), np.median(memory[-10:])
-            assert late < early * 1.05, f"{early / 2**20:.0f} MiB became {late / 2**20:.0f}"
+            assert late < early * 1.15, f"{early / 2**20:.0f} MiB became {late / 2**20:.0f}"
 
 
 async def crowd(served: Served, end: float) -> tuple[int, int, int, set[int], list[int]]:

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,8 @@ from hone.model.chat import ChatRenderer
 
 MAX_BODY = 32 * 2**20
 """Bytes of a request."""
+SHORT = 4096
+"""Characters that are tokenised in about a millisecond."""
 LEFT = 499
 """Status noted for a client that left."""
 
@@ -57,6 +60,11 @@ class Api:
         self.created = int(time.time())
         self.updating = asyncio.Lock()
         self._requests = 0
+        # One thread: each would keep the memory of the longest text it has met.
+        self._worker = ThreadPoolExecutor(1, "tokenizer")
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     @property
     def context(self) -> int:
@@ -108,15 +116,19 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         body: CompletionRequest = self._checked(parse(CompletionRequest, await _body(request)))
-        prompts = await asyncio.to_thread(lambda: [self._ids(prompt) for prompt in body.prompts()])
-        jobs = body.jobs(prompts, body.max_tokens or 16, body.logprobs or 0, (), self._fresh_seed())
+        prompts = body.prompts()
+        ids = await self._apart(sum(map(len, prompts)), lambda: [self._ids(prompt) for prompt in prompts])
+        top, seed = body.logprobs or 0, self._fresh_seed()
+        jobs = body.jobs(ids, body.max_tokens or 16, context=self.context, seed=seed, top=top)
         return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
 
     async def chat(self, request: Request) -> Response:
         body: ChatRequest = self._checked(parse(ChatRequest, await _body(request)))
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
-        prompt = await asyncio.to_thread(self._render, body.conversation())
+        messages = body.conversation()
+        size = sum(len(message["content"]) for message in messages)
+        prompt = await self._apart(size, lambda: self._render(messages))
         room = self.context - len(prompt)
         max_tokens = body.max_completion_tokens or body.max_tokens or room
         if room < 1:
@@ -124,7 +136,8 @@ class Api:
                 400, f"the conversation has {len(prompt)} tokens, the model's context {self.context}: shorten it"
             )
         stop_ids = () if body.ignore_eos else self.renderer.stop_ids
-        jobs = body.jobs([prompt], max_tokens, body.top_logprobs or 0, stop_ids, self._fresh_seed())
+        top, seed = body.top_logprobs or 0, self._fresh_seed()
+        jobs = body.jobs([prompt], max_tokens, context=self.context, seed=seed, top=top, stop_ids=stop_ids)
         return await self._answer(request, body, jobs, ChatAnswer, bool(body.logprobs))
 
     async def _answer(
@@ -180,6 +193,12 @@ class Api:
                 404, f"there is no model {name!r} here: this server has {self.name!r}", "model", "model_not_found"
             )
 
+    async def _apart(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work` on a text of `size` characters: a long one does not keep other requests waiting."""
+        if size <= SHORT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.renderer.tokenizer.encode(prompt).ids
@@ -224,6 +243,7 @@ def create_app(
         service.start()
         yield
         await asyncio.to_thread(service.close)
+        api.close()
 
     def authorised(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")

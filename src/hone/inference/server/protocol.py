@@ -96,11 +96,28 @@ class GenerationRequest(Strict):
         if any(not stop for stop in self.stops):
             raise ApiError(400, "a stop string is empty: give at least one character", "stop")
 
-    def jobs(self, prompts: list[list[int]], max_tokens: int, top: int, stop_ids: tuple[int, ...], seed: int):
+    def jobs(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        *,
+        context: int,
+        seed: int,
+        top: int,
+        stop_ids: tuple[int, ...] = (),
+    ) -> list[Job]:
         """The jobs of the request, `n` for each prompt in turn. `seed` is the one to use where none was sent."""
         if len(prompts) * self.n > MAX_SAMPLES:
             raise ApiError(
                 400, f"{len(prompts)} prompts of n = {self.n} are over {MAX_SAMPLES} samples: send fewer", "n"
+            )
+        longest = max(map(len, prompts))
+        if longest + max_tokens > context:
+            # The engine would say so too; but a request may hold a million tokens, so it ends as early as it can.
+            raise ApiError(
+                400,
+                f"a prompt of {longest} tokens plus {max_tokens} new ones exceeds the model's context of {context}; "
+                "lower max_tokens or shorten the prompt",
             )
         if self.key is not None and (self.seed is not None or len(prompts) * self.n != 1):
             raise ApiError(400, "key is that of one sample: send it with one prompt, n = 1 and without seed", "key")

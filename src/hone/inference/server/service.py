@@ -131,15 +131,9 @@ class Service:
 
     def _take_calls(self, wait: bool) -> None:
         try:
-            call = self._calls.get() if wait else self._calls.get_nowait()
+            _carry_out(*(self._calls.get() if wait else self._calls.get_nowait()))
             while True:
-                function, future = call
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(function())
-                    except Exception as error:
-                        future.set_exception(error)
-                call = self._calls.get_nowait()
+                _carry_out(*self._calls.get_nowait())
         except Empty:
             return
 
@@ -199,6 +193,17 @@ class Service:
         routes = list(self._routes.values())
         self._routes.clear()
         self.deliver([(route.sink, route.index, ServiceEnded()) for route in routes])
+
+
+def _carry_out(function: Callable[[], Any], future: Future) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)
+        # The error knows this frame: without the future in it, no circle keeps the request in memory.
+        del function, future
 
 
 def _call_sinks(deliveries: list[tuple[Sink, int, list[Token] | Exception]]) -> None:
