@@ -69,7 +69,8 @@ def _serve(app: FastAPI, listener: socket.socket, intro: str) -> None:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            print(intro, flush=True)
+            if self.started:
+                print(intro, flush=True)
 
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
     # uvicorn raises the signal that ended it once more when it has shut down; then there is nothing left to end.

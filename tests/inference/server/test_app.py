@@ -47,6 +47,12 @@ def post(served: Served, path: str, body: bytes, headers: dict[str, str] | None 
     return response.status, json.loads(response.read())
 
 
+def text(served: Served, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("GET", path)
+    return connection.getresponse().read().decode()
+
+
 def test_models(served: Served) -> None:
     (model,) = served.client().models.list()
     assert (model.id, model.owned_by) == ("hone/tiny", "hone")
@@ -243,7 +249,7 @@ def test_a_prompt_of_a_megabyte(served: Served, path: str) -> None:
 
 
 def test_a_body_without_end_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.inference.server.app.MAX_BODY", 2**20)
+    monkeypatch.setattr("hone.inference.server.http.MAX_BODY", 2**20)
     status, answer = post(served, "/v1/completions", b" " * (2**20 + 1))
     assert status == 413 and "larger than 1 MiB" in answer["error"]["message"]
 
@@ -273,6 +279,14 @@ def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, s
         until(lambda: service.running == 3, "the request runs")
     until(lambda: service.running == 0 and not service.engine.busy, "the request is cancelled")
     assert service.cancelled == cancelled + 3
+
+
+def test_a_client_that_leaves_before_it_has_said_all(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(head)
+    until(lambda: '/v1/completions",status="499"' in text(served, "/metrics"), "the server has noticed")
+    assert text(served, "/health") and capfd.readouterr().err == ""
 
 
 def test_a_client_that_leaves_while_the_server_is_paused(served: Served) -> None:

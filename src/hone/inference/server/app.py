@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hone import rng
 from hone.errors import UserError
 from hone.inference.engine import Job
 from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, merged
 from hone.inference.server.generation import Generation
+from hone.inference.server.http import (
+    EventStream,
+    event,
+    on_error,
+    on_http_error,
+    on_leaving,
+    read_body,
+    while_connected,
+)
 from hone.inference.server.metrics import Metrics
 from hone.inference.server.protocol import (
     ApiError,
@@ -39,12 +48,8 @@ from hone.inference.server.service import Service
 from hone.inference.server.weights import WeightsFolder
 from hone.model.chat import ChatRenderer
 
-MAX_BODY = 32 * 2**20
-"""Bytes of a request."""
 SHORT = 4096
 """Characters that are tokenised in about a millisecond."""
-LEFT = 499
-"""Status noted for a client that left."""
 
 T = TypeVar("T")
 
@@ -106,7 +111,7 @@ class Api:
         """Loads beside the running engine; the swap itself is between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
-        body: UpdateRequest = parse(UpdateRequest, await _body(request))
+        body: UpdateRequest = parse(UpdateRequest, await read_body(request))
         engine = self.service.engine
         async with self.updating:
             before = engine.version
@@ -115,7 +120,7 @@ class Api:
         return JSONResponse({"status": "ok", "policy_version": body.version, "previous_version": before})
 
     async def completions(self, request: Request) -> Response:
-        body: CompletionRequest = self._checked(parse(CompletionRequest, await _body(request)))
+        body: CompletionRequest = self._checked(parse(CompletionRequest, await read_body(request)))
         prompts = body.prompts()
         ids = await self._apart(sum(map(len, prompts)), lambda: [self._ids(prompt) for prompt in prompts])
         top, seed = body.logprobs or 0, self._fresh_seed()
@@ -123,7 +128,7 @@ class Api:
         return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
 
     async def chat(self, request: Request) -> Response:
-        body: ChatRequest = self._checked(parse(ChatRequest, await _body(request)))
+        body: ChatRequest = self._checked(parse(ChatRequest, await read_body(request)))
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
         messages = body.conversation()
@@ -149,7 +154,7 @@ class Api:
         generation = Generation(self.service, jobs, tokenizer, body.stops, body.stream)
         prompt_tokens = sum(map(len, prompts)) // body.n
         if not body.stream:
-            return await _while_connected(request, self._whole(generation, answer, prompt_tokens))
+            return await while_connected(request, self._whole(generation, answer, prompt_tokens))
         try:
             await generation.start()
         except BaseException:
@@ -172,14 +177,14 @@ class Api:
     ) -> AsyncIterator[str]:
         try:
             for chunk in answer.opening():
-                yield _event(chunk)
+                yield event(chunk)
             async for delta in generation.deltas():
-                yield _event(answer.chunk(delta))
+                yield event(answer.chunk(delta))
         except Exception as error:
-            yield _event(as_api_error(error).body())
+            yield event(as_api_error(error).body())
         else:
             if with_usage:
-                yield _event(answer.closing(_usage(prompt_tokens, generation.sampled_tokens)))
+                yield event(answer.closing(_usage(prompt_tokens, generation.sampled_tokens)))
             yield "data: [DONE]\n\n"
 
     def _checked(self, body: Any) -> Any:
@@ -245,7 +250,7 @@ def create_app(
         await asyncio.to_thread(service.close)
         api.close()
 
-    def authorised(request: Request) -> None:
+    async def authorised(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
             raise ApiError(
@@ -253,10 +258,11 @@ def create_app(
             )
 
     app = FastAPI(title="hone", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(UserError, _on_error)
-    app.add_exception_handler(Exception, _on_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ApiError, on_error)
+    app.add_exception_handler(UserError, on_error)
+    app.add_exception_handler(Exception, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_leaving)
     app.add_middleware(api.metrics.counting)
 
     key = [Depends(authorised)]
@@ -272,68 +278,9 @@ def create_app(
     return app
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events; calls `close` when all is sent, or the client has left, or sending failed."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache"})
-        self._close = close
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._close()
-
-
-async def _body(request: Request) -> bytes:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(400, "the body must be JSON: send the header `Content-Type: application/json`")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """The work's result, unless the client leaves first: then the work is cancelled."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=LEFT)
-    finally:
-        task.cancel()
-        left.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], deliveries: Any) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, deliveries)
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    told = as_api_error(error)
-    return JSONResponse(told.body(), told.status)
-
-
-async def _on_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code)
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def _usage(prompt: int, completion: int) -> dict[str, int]:
