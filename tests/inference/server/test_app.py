@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from hone import rng
-from hone.inference.engine import Engine, Job
-from hone.inference.types import SamplingParams
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
 
 from .conftest import Served, random_model, serving, until

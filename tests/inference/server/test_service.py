@@ -8,9 +8,10 @@ import pytest
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.engine import Engine, Job
+from hone.inference.engine import Engine
 from hone.inference.server.protocol import ServiceEnded
 from hone.inference.server.service import Service
+from hone.inference.types import Job
 
 from .conftest import random_model, until
 

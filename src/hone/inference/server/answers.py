@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hone.inference.engine import Token
 from hone.inference.server.generation import Delta
 from hone.inference.server.text import token_text
+from hone.inference.types import Token
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write; OpenAI's own convention."""

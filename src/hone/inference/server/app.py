@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.engine import Job
 from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, merged
 from hone.inference.server.generation import Generation
 from hone.inference.server.http import (
@@ -46,6 +45,7 @@ from hone.inference.server.protocol import (
 )
 from hone.inference.server.service import Service
 from hone.inference.server.weights import WeightsFolder
+from hone.inference.types import Job
 from hone.model.chat import ChatRenderer
 
 SHORT = 4096

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from hone.inference.engine import Job, Token
 from hone.inference.server.service import Service
 from hone.inference.server.text import Detokenizer, StopStrings
+from hone.inference.types import Job, Token
 
 
 @dataclass(frozen=True)

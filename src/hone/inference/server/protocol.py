@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.engine import Job
-from hone.inference.types import SamplingParams
+from hone.inference.types import Job, SamplingParams
 
 MAX_SAMPLES = 4096
 """Samples of one request."""

@@ -12,9 +12,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from hone.errors import UserError
-from hone.inference.engine import Engine, Job, Token
+from hone.inference.engine import Engine
 from hone.inference.server.protocol import ServiceEnded
 from hone.inference.server.weights import copy_weights
+from hone.inference.types import Job, Token
 from hone.model.decoder import Decoder
 
 Sink = Callable[[int, "list[Token] | Exception"], None]
