@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,15 @@ class Say:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that left before its answer
+            super().handle_error(request, client_address)
+
+
 class FakeOpenAI:
     """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many together.
 
@@ -63,8 +73,7 @@ class FakeOpenAI:
         self.headers: list[dict[str, str]] = []
         self.lists = self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
 

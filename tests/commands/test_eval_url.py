@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(client, "delay", lambda *_: 0.0)
     monkeypatch.setattr(command, "load_weights", lambda *_: pytest.fail("no model may be loaded here"))
     return tmp_path
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT means Ctrl-C, also where these tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def question(body) -> str:
@@ -135,7 +144,9 @@ def test_other_names_of_flags_and_of_max_tokens_work(here: Path):
     args = '{"max_completion_tokens": 50, "top_p": null}'
     words = ("--api-base-url", "--max-concurrent", "--sampling-args")
     with FakeOpenAI() as server:
-        assert vf_eval("reverse-text", words[0], server.url, words[1], "1", words[2], args, "-n", "1") == 0
+        assert vf_eval("reverse-text", words[0], f"{server.url}/", words[1], "1", words[2], args, "-n", "1") == 0
+    _, metadata, _ = answers(here)
+    assert metadata["base_url"] == server.url
     assert {"max_tokens", "top_p"}.isdisjoint(server.bodies[0]) and server.bodies[0]["max_completion_tokens"] == 50
 
 
@@ -191,13 +202,13 @@ def test_when_every_rollout_fails_there_is_no_result_and_exit_code_1(here: Path,
     assert len(rows) == 2 and metadata["metrics"] == {} and metadata["completion_tokens"] is None
 
 
-def test_ctrl_c_keeps_what_has_come_by_then(here: Path, capsys):
+def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
     came, left = iter(range(1000)), threading.Event()
 
     def script(body):
         if next(came) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            left.wait(30)
+            left.wait(10)
         return Say(tag(question(body)[::-1]))
 
     with FakeOpenAI(script) as server:
@@ -209,12 +220,12 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, capsys):
     assert metadata["failed_rollouts"] == 3
 
 
-def test_ctrl_c_before_anything_came_leaves_nothing(here: Path):
+def test_ctrl_c_before_anything_came_leaves_nothing(here: Path, interruptible):
     left = threading.Event()
 
     def script(body):
         os.kill(os.getpid(), signal.SIGINT)
-        left.wait(30)
+        left.wait(10)
         return Say("late")
 
     with FakeOpenAI(script) as server:
@@ -249,6 +260,7 @@ def test_where_nothing_answers_one_sentence_says_how_to_start_inference(here: Pa
         (Status(404), (), "serves models that it does not list: name one with -m"),
         (("a", "b"), ("-m", "c"), "has no model 'c': say -m with one of a, b"),
         (("a",), ("-k", "NO_SUCH_KEY"), "the environment variable NO_SUCH_KEY (-k) is not set"),
+        (("a",), ("-k", "sk-123"), "-k takes the name of the environment variable that holds the API key, not the key"),
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
         (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: say it with -r"),
         (("a",), ("-S", '{"stream": true}'), "'stream' is no sampling argument"),
@@ -262,7 +274,7 @@ def test_mistakes_are_one_sentence_and_exit_2(here: Path, models, words, why: st
     with FakeOpenAI(models=models) as server:
         assert vf_eval("reverse-text", "-b", server.url, *words) == 2
     err = capsys.readouterr().err
-    assert why in err and err.startswith("error: ") and err.count("\n") == 1
+    assert why in err and err.startswith("error: ") and err.count("\n") == 1 and "sk-123" not in err
     assert list(here.iterdir()) == []
 
 

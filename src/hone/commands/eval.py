@@ -94,6 +94,8 @@ def _endpoint(config: EvalConfig) -> Endpoint:
     assert config.base_url is not None
     key = None
     if config.api_key_var is not None:
+        if not config.api_key_var.isidentifier():  # not shown: it may be the key
+            raise UserError("-k takes the name of the environment variable that holds the API key, not the key itself")
         key = os.environ.get(config.api_key_var, "").strip()
         if not key:
             raise UserError(
