@@ -188,7 +188,7 @@ def test_a_fault_while_resuming(rl, tmp_path):
 
 
 MEMORY = {
-    "sampling": Call("hone.inference.engine.sample_tokens", 60),
+    "sampling": Call("hone.inference.batch.sample_tokens", 60),
     "backward": Call("torch.Tensor.backward", 6),
     "between steps": At("write", "metrics.jsonl", 6, "after"),
     "saving": At("mkdir", "checkpoints/.tmp-hone-new-step_6", 1, "after"),

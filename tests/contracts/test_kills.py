@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 # In a step. The count is chosen so that there is something before it, and something after.
 COMPUTE = {
-    "sampling": Call("hone.inference.engine.sample_tokens", 40),
+    "sampling": Call("hone.inference.batch.sample_tokens", 40),
     "sampled": Call("hone.orchestrator.colocated.EnginePolicy.sample", 5, "after"),
     "grading": Call("hone.environments.rubric.Rubric._no_reward", 40),
     "packing": Call("hone.orchestrator.loop.pack_groups", 4),
