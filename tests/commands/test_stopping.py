@@ -246,10 +246,15 @@ def test_a_resume_without_the_initial_model_takes_the_runs_own(command, tmp_path
     assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight") and Run(tmp_path / "out").info["exact"]
 
 
-def test_a_failed_run_says_why(command, tmp_path, monkeypatch):
+def test_a_failed_run_says_why_until_it_is_resumed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "step", lambda self, batches: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(command("rl"))
     run = Run(tmp_path / "out")
     assert run.info["status"] == "failed" and run.info["failure"] == "ZeroDivisionError: division by zero"
     assert run.events()[-1]["cause"] == "ZeroDivisionError: division by zero"
+    assert main(["runs", "show", str(tmp_path / "out")]) == 0
+    assert "failed       ZeroDivisionError: division by zero" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main([*command("rl"), "--resume"]) == 0
+    assert "failure" not in Run(tmp_path / "out").info and Run(tmp_path / "out").info["status"] == "done"

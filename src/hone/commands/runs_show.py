@@ -50,6 +50,8 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
     if settings := _settings(one):
         yield "settings", ", ".join(settings) + " (the rest are defaults)"
     yield from _when(one)
+    if "failure" in info:
+        yield "failed", info["failure"]
     yield from _machine(info)
     if one.kind == "eval":
         yield from (("result", line) for line in one.progress.evaluation())

@@ -294,27 +294,20 @@ class JsonlLog:
             self._hash.update(line)
         return line
 
-    def rewind(
-        self, goes: int | Callable[[dict[str, Any]], bool], moved_to: Path | None = None
-    ) -> list[dict[str, Any]]:
-        """Remove the lines of step `goes` and later (or those for which `goes(record)`), and return them.
+    def rewind(self, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
+        """Move the lines for which `goes(record)` to the file `moved_to`.
 
-        With `moved_to` they are written to that file before they are removed here, so that a crash loses none of them
-        and doing it again gives the same two files.
+        They are written there before they are removed here, so that a crash loses none of them and doing it again gives
+        the same two files. Without such lines nothing is written.
         """
-        if isinstance(goes, int):
-            first = goes
-            goes = lambda record: record["step"] >= first  # noqa: E731
         kept, removed = [], []
         for number, line in enumerate(whole_lines(self.path), 1):
             (removed if goes(_record(self.path, number, line)) else kept).append(line)
         if removed:
-            if moved_to is not None:
-                write_file(moved_to, b"".join(removed))
+            write_file(moved_to, b"".join(removed))
             write_file(self.path, b"".join(kept))
             self.close()
             self._open()
-        return [json.loads(line) for line in removed]
 
     def sync(self) -> None:
         """Flush to the disk."""
