@@ -233,3 +233,23 @@ def test_a_bad_job_is_refused_before_it_is_queued(model):
     with pytest.raises(UserError, match="no tokens"):
         engine.add(Job((), 1, 5))
     assert not engine.busy
+
+
+def test_a_call_that_was_broken_off_leaves_nothing_behind(model, monkeypatch):
+    job = Job((5, 6, 7), 1, 6, FREE)
+    engine = Engine(model)
+    steps = []
+
+    def interrupted(*args):
+        steps.append(args)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    original = model.hidden
+    monkeypatch.setattr(model, "hidden", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([job, Job((9,), 2, 20, FREE)], FREE)
+    monkeypatch.undo()
+    assert not engine.busy
+    assert engine.run([job], FREE)[0].token_ids == alone(model, job).token_ids

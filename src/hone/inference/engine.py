@@ -75,8 +75,12 @@ class Engine:
         for job in jobs:
             self._check(job)
         tickets = [self.add(job, params) for job in jobs]
-        while self.busy:
-            self._step(emit=False)
+        try:
+            while self.busy:
+                self._step(emit=False)
+        except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
+            self._forget()
+            raise
         return [self._done.pop(ticket) for ticket in tickets]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
@@ -100,6 +104,13 @@ class Engine:
         for batch in self._batches:
             if batch.cancel(ticket):
                 return
+
+    def _forget(self) -> None:
+        """Drops all jobs."""
+        self._waiting.clear()
+        self._batches.clear()
+        self._done.clear()
+        self._starting = None
 
     def weights_changed(self, version: int) -> None:
         """To be called when the model's parameters were changed: tokens from now on are of this version."""
