@@ -66,8 +66,13 @@ def run(config: RLConfig) -> int:
 
         def loop(saver: Saver) -> Ending:
             recorder = RunRecorder(writer, saver)
+
+            def publish(version: int) -> dict[str, float]:
+                policy.load(version)
+                return {}
+
             evaluation = make_evaluate(config, env, renderer, policy, recorder.phase)
-            return train(config, sampler, trainer, ledger, recorder, evaluation)
+            return train(config, sampler, trainer, ledger, recorder, publish, evaluation)
 
         ending, code = run_loop(config, writer, trainer, renderer, lambda step: card(config, step), ledger.state, loop)
     print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env.id))

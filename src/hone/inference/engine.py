@@ -20,6 +20,7 @@ from hone.errors import UserError
 from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import KVCache, kv_bytes_per_token
 from hone.inference.prefill import Prefill, Prompt
+from hone.inference.sampler import target_logprobs
 from hone.inference.types import Completion, Job, SamplingParams, Token
 from hone.model.decoder import Decoder
 
@@ -116,6 +117,24 @@ class Engine:
         """To be called when the model's parameters were changed: tokens from now on are of this version."""
         self.version = version
         self.prefill.prefixes.clear()
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Logprobs of each sequence's tokens but the first, given those before: of softmax(logits / temperature).
+
+        The sequences go through the same prefill as prompts do. Raises UserError for one that is empty or too long.
+        """
+        scores = []
+        for ids in map(tuple, sequences):
+            self._check(Job(ids, 0, 0))
+            prompt = self.prefill.begin(ids, all_hidden=True)
+            while prompt.done < len(ids):
+                self.prefill.advance([prompt], self.prefill_tokens)
+            assert prompt.all_hidden is not None
+            hidden_ND = torch.cat(prompt.all_hidden)[:-1]
+            targets_N = torch.tensor(ids[1:], device=self.model.device)
+            scores.append(target_logprobs(self.model, hidden_ND, targets_N, temperature).tolist())
+        return scores
 
     def step(self) -> list[Token]:
         """Lets in what fits, then takes one token of every running job. Nothing if no job is there."""

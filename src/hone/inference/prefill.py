@@ -55,12 +55,22 @@ class ContinuedAttention:
 
 @dataclass
 class Prompt:
-    """A prompt on its way through the model: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last."""
+    """A prompt on its way through the model: `layers` hold its first `done` tokens, `hidden` `[D]` is of the last.
+
+    `all_hidden`, if wanted, collects those of all tokens `[tokens, D]`, chunk by chunk.
+    """
 
     ids: tuple[int, ...]
     layers: Layers
     done: int = 0
     hidden: Tensor | None = None
+    all_hidden: list[Tensor] | None = None
+
+    def computed(self, hidden_ND: Tensor) -> None:
+        """Takes the hidden states of its next tokens."""
+        self.hidden = hidden_ND[-1]
+        if self.all_hidden is not None:
+            self.all_hidden.append(hidden_ND)
 
 
 class Prefill:
@@ -70,8 +80,13 @@ class Prefill:
         self.model = model
         self.prefixes = PrefixCache(prefix_bytes)
 
-    def begin(self, ids: tuple[int, ...]) -> Prompt:
-        """The prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed."""
+    def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
+        """The prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
+
+        `all_hidden`: every token's hidden state is wanted, so nothing is taken from the cache.
+        """
+        if all_hidden:
+            return Prompt(ids, [], all_hidden=[])
         layers, done = self.prefixes.longest(ids[:-1])
         return Prompt(ids, layers, done)
 
@@ -100,7 +115,8 @@ class Prefill:
         for prompt, length in zip(prompts, lengths, strict=True):
             part = slice(start, start + length)
             prompt.layers = [(k[part], v[part]) for k, v in attention.layers]
-            prompt.done, prompt.hidden = length, hidden_ND[start + length - 1]
+            prompt.done = length
+            prompt.computed(hidden_ND[part])
             start += length
 
     def _chunk(self, prompt: Prompt, budget: int) -> None:
@@ -109,7 +125,8 @@ class Prefill:
         positions = torch.arange(prompt.done, end, device=device)
         attention = ContinuedAttention(prompt.layers) if prompt.done else PrefillAttention([end])
         hidden_ND = self.model.hidden(token_ids, positions, attention)
-        prompt.layers, prompt.done, prompt.hidden = attention.layers, end, hidden_ND[-1]
+        prompt.layers, prompt.done = attention.layers, end
+        prompt.computed(hidden_ND)
 
 
 class PrefixCache:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 
 from hone.inference.types import SamplingParams
+from hone.model.decoder import Decoder
+
+MAX_LOGITS = 2**25
+"""Logits of prompts held at once: 128 MiB."""
 
 
 def sample_tokens(
@@ -46,3 +50,16 @@ def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor
         probs_BV = sorted_BV.exp()
         keep_BV &= probs_BV.cumsum(-1, dtype=torch.float64) - probs_BV < params.top_p
     return logprobs_BV.masked_fill(~torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV), float("-inf"))
+
+
+def target_logprobs(
+    model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Logprobs `[N]` of these tokens after these hidden states; the logits of few rows are held at once."""
+    rows = max(1, MAX_LOGITS // model.config.vocab_size)
+    params = SamplingParams(temperature=temperature)
+    parts = [
+        token_distribution(model.logits(hidden), params).gather(1, targets[:, None]).squeeze(1)
+        for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+    ]
+    return torch.cat(parts)

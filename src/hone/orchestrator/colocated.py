@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +34,14 @@ class EnginePolicy:
         jobs = [Job(r.prompt_ids, r.key, r.max_tokens) for r in requests]
         completions = self.engine.run(jobs, params)
         return [self._trajectory(r, c) for r, c in zip(requests, completions, strict=True)]
+
+    def load(self, version: int, path: Path | None = None) -> None:
+        """The weights are the trainer's and already there: forgets what was computed with older ones."""
+        assert path is None, "the engine in this process samples with the trainer's own parameters"
+        self.engine.weights_changed(version)
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        return self.engine.score(sequences, temperature)
 
     def _trajectory(self, request: Request, completion: Completion) -> Trajectory:
         prompt, sampled = len(request.prompt_ids), len(completion.token_ids)

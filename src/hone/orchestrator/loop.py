@@ -25,16 +25,27 @@ from hone.types import Group
 Evaluate = Callable[[int, bool], dict[str, float]]
 """(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""
 
+Publish = Callable[[int], dict[str, float]]
+"""(version) -> metrics: puts that version of the weights into the sampler, and judges how far the two are apart."""
+
 
 def train(
-    config: RLConfig, sampler: GroupSampler, trainer: Trainer, ledger: Ledger, recorder: RunRecorder, evaluate: Evaluate
+    config: RLConfig,
+    sampler: GroupSampler,
+    trainer: Trainer,
+    ledger: Ledger,
+    recorder: RunRecorder,
+    publish: Publish,
+    evaluate: Evaluate,
 ) -> Ending:
     """Runs from `trainer.version` to `max_steps`, or until a stop is asked for or the budget ends; tells which."""
     orch = config.orchestrator
     while trainer.version < config.max_steps and not recorder.stopping:
         step, weights = trainer.version, trainer.fingerprint()
         recorder.saver.save(step)
-        metrics = evaluate(step, False)
+        with recorder.phase("publish"):
+            metrics = publish(step)
+        metrics |= evaluate(step, False)
         draws = range(ledger.next_draw, ledger.next_draw + sampler.prompts)
         examples = sampler.examples(draws)
         with recorder.phase("sample"):
@@ -48,7 +59,7 @@ def train(
         recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups, weights)
     ending = recorder.saver.ending(trainer.version, config.max_steps)
     recorder.saver.save(trainer.version, last=True)
-    metrics = {} if ending == "stopped" else evaluate(trainer.version, True)
+    metrics = {} if ending == "stopped" else publish(trainer.version) | evaluate(trainer.version, True)
     recorder.record(trainer.version, metrics, [], trainer.fingerprint())
     return ending
 

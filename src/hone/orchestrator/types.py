@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hone.inference.types import SamplingParams
@@ -31,4 +32,12 @@ class Policy(Protocol):
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
         """One trajectory per request, in their order."""
+        ...
+
+    def load(self, version: int, path: Path | None = None) -> None:
+        """Samples from version `version` from now on: the weights in `path`, or those that it shares (None)."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """The sampler's own logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
         ...
