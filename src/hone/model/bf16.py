@@ -1,8 +1,6 @@
 """Matrix products in bf16 around an fp32 residual stream, as autograd functions with hand-written gradients.
 
-On a CPU rows of zeros are appended to the bf16 operands: oneDNN compiles a kernel for every shape that it meets, and
-keeps a thousand of them. With a new number of tokens each step that doubles the time of a product and costs 20 MB a
-step (measured: [1500, 128] x [128, 768], 1.4 ms with a known shape, 2.7 ms with a new one).
+On a CPU rows of zeros are appended to the bf16 operands, see `padded_rows`.
 
 Shapes: N tokens of all sequences end to end, K input size, F intermediate size.
 """
@@ -17,17 +15,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.model.ops import swiglu_forward, swiglu_grad
+from hone.model.packed import padded_rows
 
 
-def _padded_rows(rows: int) -> int:
-    """`rows` rounded up so that few different numbers occur: by at most 1/8, to a multiple of 16."""
-    granule = max(16, (1 << (rows - 1).bit_length()) // 16)
-    return -(-rows // granule) * granule
-
-
-def _to_bf16(x: Tensor) -> Tensor:
+def to_bf16(x: Tensor) -> Tensor:
     """[N, K] in bf16, on a CPU with rows of zeros appended: the cast makes a copy in any case, so they are free."""
-    rows = _padded_rows(x.shape[0])
+    rows = padded_rows(x.shape[0])
     if x.device.type != "cpu" or rows == x.shape[0]:
         return x.bfloat16()
     padded = x.new_empty(rows, x.shape[1], dtype=torch.bfloat16)
@@ -38,7 +31,7 @@ def _to_bf16(x: Tensor) -> Tensor:
 
 def _bf16_linear(x: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> tuple[Tensor, Tensor]:
     """The product in fp32, and the bf16 input that its gradient needs."""
-    x_bf16 = _to_bf16(x)
+    x_bf16 = to_bf16(x)
     y = F.linear(x_bf16, weight_bf16)[: x.shape[0]].float()
     return (y if bias is None else y.add_(bias)), x_bf16
 
@@ -55,7 +48,7 @@ class _Bf16Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_bf16, weight_bf16 = ctx.saved_tensors
-        grad_bf16 = _to_bf16(grad)
+        grad_bf16 = to_bf16(grad)
         grad_x = (grad_bf16 @ weight_bf16)[: grad.shape[0]].float() if ctx.needs_input_grad[0] else None
         grad_weight = (grad_bf16.T @ x_bf16).float() if ctx.needs_input_grad[1] else None
         grad_bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
@@ -67,14 +60,12 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Ten
 
     `weight_bf16` is the cast of `weight`, which the caller keeps, for it changes only once a step.
     """
-    if not torch.is_grad_enabled():
-        return _bf16_linear(x, bias, weight_bf16)[0]
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
 
 def _bf16_mlp(x: Tensor, gate_up_bf16: Tensor, down_bf16: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The MLP's result in fp32, and what its gradient needs: input, fused projection and activation, all bf16."""
-    x_bf16 = _to_bf16(x)
+    x_bf16 = to_bf16(x)
     gate_up = F.linear(x_bf16, gate_up_bf16)
     activation = swiglu_forward(gate_up)
     return F.linear(activation, down_bf16)[: x.shape[0]].float(), x_bf16, gate_up, activation
@@ -91,7 +82,7 @@ class _Bf16MLP(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_bf16, gate_up, activation, gate_up_bf16, down_bf16 = ctx.saved_tensors
-        grad_bf16 = _to_bf16(grad)
+        grad_bf16 = to_bf16(grad)
         grad_down = (grad_bf16.T @ activation).float()
         grad_gate_up = swiglu_grad(grad_bf16 @ down_bf16, gate_up)
         grad_x = (grad_gate_up @ gate_up_bf16)[: grad.shape[0]].float()
@@ -104,6 +95,4 @@ def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor, dow
     The activation is the input of a bf16 product in any case; computing it in bf16 too saves casting [N, 2F] to fp32
     and back, forward and backward. `…_bf16` are the kept casts of the weights.
     """
-    if not torch.is_grad_enabled():
-        return _bf16_mlp(x, gate_up_bf16, down_bf16)[0]
     return _Bf16MLP.apply(x, gate_up, down, gate_up_bf16, down_bf16)  # pyright: ignore[reportReturnType]

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hone.model.bf16 import bf16_linear, bf16_mlp
+from hone.model.bf16 import bf16_linear, bf16_mlp, to_bf16
 from hone.model.config import DecoderConfig
-from hone.model.ops import rms_norm, split_and_rotate, swiglu
+from hone.model.ops import rms_norm, split_and_rotate, swiglu, swiglu_forward
+from hone.model.packed import MAX_PACKED_BYTES, PackedWeight
 from hone.model.rope import RotaryTable
 
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
@@ -34,11 +35,24 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_size, dtype=dtype)) if bias else None
         self.bf16_product = bf16_product
         self._weight_bf16: Tensor | None = None
+        self.packed = PackedWeight()
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._sampled(x)
+        if self.bf16_product:
+            return bf16_linear(x, self.weight, self.bias, self.weight_bf16)
+        return F.linear(x, self.weight, self.bias)
+
+    def _sampled(self, x: Tensor) -> Tensor:
         if not self.bf16_product:
-            return F.linear(x, self.weight, self.bias)
-        return bf16_linear(x, self.weight, self.bias, self.weight_bf16)
+            return self.packed.product(x, self.weight, self.bias)
+        y = self.bf16(to_bf16(x))[: x.shape[0]].float()
+        return y if self.bias is None else y.add_(self.bias)
+
+    def bf16(self, x_bf16: Tensor) -> Tensor:
+        """The product in bf16 without bias and gradient."""
+        return self.packed.product(x_bf16, self.weight_bf16)
 
     @property
     def weight_bf16(self) -> Tensor:
@@ -90,6 +104,8 @@ class DecoderLayer(nn.Module):
     def _mlp(self, x_ND: Tensor) -> Tensor:
         up, down = self.gate_up_proj, self.down_proj
         if up.bf16_product and up.bias is None:
+            if not torch.is_grad_enabled():
+                return down.bf16(swiglu_forward(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
             return bf16_mlp(x_ND, up.weight, down.weight, up.weight_bf16, down.weight_bf16)
         return down(swiglu(up(x_ND)))
 
@@ -119,8 +135,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, bf16_product) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = None if config.tie_word_embeddings else nn.Parameter(torch.empty_like(self.embed))
+        self.packed_head = PackedWeight()
         self.rotary = RotaryTable(config)
         self.generation_config = _generation_config(config)
+        if self.num_parameters * dtype.itemsize > MAX_PACKED_BYTES:
+            for packed in (self.packed_head, *(m.packed for m in self.modules() if isinstance(m, Linear))):
+                packed.enabled = False
 
     @property
     def head_weight(self) -> Tensor:
@@ -146,7 +166,9 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits `[M, V]` in float32 of any selection of hidden states."""
-        return F.linear(hidden_MD, self.head_weight).float()
+        if torch.is_grad_enabled():
+            return F.linear(hidden_MD, self.head_weight).float()
+        return self.packed_head.product(hidden_MD, self.head_weight).float()
 
     def refresh(self) -> None:
         """Call after parameters changed in place: re-casts the bf16 copies of the linear weights."""
