@@ -8,7 +8,7 @@ import torch
 
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.inference import engine as engine_module
+from hone.inference import runner as runner_module
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.engine import Engine
 from hone.inference.prefill import BLOCK, PrefixCache
@@ -100,7 +100,7 @@ def test_batches_are_joined_when_there_are_many(model):
         for token in engine.step():
             got[keys[token.ticket]].append(token)
         most = max(most, len(engine._batches))
-    assert most == engine_module.MAX_BATCHES
+    assert most == runner_module.MAX_BATCHES
     assert_as_alone(model, got, jobs)
 
 

@@ -8,19 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hone import rng
-from hone.inference.cache import KVCache
 from hone.inference.sampler import sample_tokens, token_distribution
 from hone.inference.types import Completion, Job, SamplingParams, Token
 
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
 _NO_TOKEN = -1
+
+
+class Cache(Protocol):
+    """Keys and values of the rows of a batch."""
+
+    @property
+    def tokens(self) -> int: ...
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def moved(self) -> None: ...
+    def keep(self, rows: Tensor) -> None: ...
+    def tokens_joined(self, other: Any, max_new: int) -> int: ...
+    def join(self, other: Any, max_new: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class Ticket:
 class Batch:
     """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token."""
 
-    def __init__(self, tickets: Sequence[Ticket], cache: KVCache, logits_BV: Tensor) -> None:
+    def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
         device = logits_BV.device
         self.tickets, self.cache, self.logits = list(tickets), cache, logits_BV
         limits = np.array([ticket.job.max_tokens for ticket in tickets])
@@ -118,9 +130,10 @@ class Batch:
         self.index = torch.minimum(self.index + 1, self.last + 1).clamp_(max=self.tokens.shape[1] - 1)
         return ended
 
-    def moved(self) -> None:
-        """To be called after a decode step."""
-        self.cache.column += 1
+    def moved(self, logits_BV: Tensor) -> None:
+        """To be called after a decode step, with the logits that it gave."""
+        self.logits = logits_BV
+        self.cache.moved()
         self.positions = self.positions + 1
 
     def cancel(self, number: int) -> bool:

@@ -134,6 +134,10 @@ class KVCache:
         blocks[index][0, :, :, column] = k.transpose(0, 1)
         blocks[index][1, :, :, column] = v.transpose(0, 1)
 
+    def moved(self) -> None:
+        """To be called after a decode step."""
+        self.column += 1
+
     @property
     def rows(self) -> int:
         return len(self.layout.group_of_row)

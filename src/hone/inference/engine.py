@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from hone import rng
 from hone.errors import UserError
 from hone.inference.batch import Batch, Ticket
-from hone.inference.cache import KVCache, kv_bytes_per_token
-from hone.inference.prefill import Prefill, Prompt
+from hone.inference.cache import kv_bytes_per_token
+from hone.inference.invariant import InvariantRunner
+from hone.inference.prefill import Prompt
+from hone.inference.runner import GroupedRunner, Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.types import Completion, Job, SamplingParams, Token
 from hone.model.decoder import Decoder
 
-MAX_BATCHES = 4
-"""With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
 ADMIT_AT = 0.25
 """While others run, what waits is let in once this share of the cache is free, or all of it fits: not one by one."""
 
@@ -36,17 +34,24 @@ class Engine:
     `kv_bytes` bounds the KV cache; what does not fit waits. `prefill_tokens` bounds the prompt tokens computed between
     two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
     for others that begin like them. A sample's randomness depends on its key and position alone, so none of these
-    changes which random numbers it sees. `version` is stamped on each token, see `weights_changed`.
+    changes which random numbers it sees. With `batch_invariant` none of these, and no other job, changes a bit of it:
+    see `hone.inference.invariant`. `version` is stamped on each token, see `weights_changed`.
     """
 
     def __init__(
-        self, model: Decoder, kv_bytes: int = 4 * 2**30, prefill_tokens: int = 2**15, prefix_bytes: int = 0
+        self,
+        model: Decoder,
+        kv_bytes: int = 4 * 2**30,
+        prefill_tokens: int = 2**15,
+        prefix_bytes: int = 0,
+        batch_invariant: bool = False,
     ) -> None:
         self.model = model
         self.kv_bytes = kv_bytes
         self.prefill_tokens = prefill_tokens
         self.version = 0
-        self.prefill = Prefill(model, prefix_bytes)
+        self.runner: Runner = (InvariantRunner if batch_invariant else GroupedRunner)(model, prefix_bytes)
+        self.prefill = self.runner.prefill
         self._waiting: deque[Ticket] = deque()
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None
         self._batches: list[Batch] = []
@@ -151,21 +156,10 @@ class Engine:
         for batch in self._batches:
             self._done |= batch.advance()
         self._batches = [batch for batch in self._batches if len(batch)]
-        self._decode()
+        if self._batches:
+            self.runner.join(self._batches, self._budget)
+            self.runner.decode(self._batches)
         return emitted
-
-    def _decode(self) -> None:
-        """One decode step of all batches: pending logits for each."""
-        batches = self._batches
-        if not batches:
-            return
-        sizes = [len(batch) for batch in batches]
-        tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
-        attention = batches[0].cache if len(batches) == 1 else _Side([batch.cache for batch in batches], sizes)
-        logits_BV = self.model.logits(self.model.hidden(tokens, positions, attention))
-        for batch, part in zip(batches, logits_BV.split(sizes), strict=True):
-            batch.logits = part
-            batch.moved()
 
     def _admit(self) -> None:
         """Begins what waits and fits; goes on with prompts that are computed in chunks."""
@@ -179,7 +173,7 @@ class Engine:
         self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
         if all(prompt.done == len(prompt.ids) for prompt in prompts):
             self._starting = None
-            self._start(tickets, prompts)
+            self._batches += self.runner.start(tickets, prompts)
 
     def _next_tickets(self) -> list[Ticket]:
         """The jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
@@ -210,31 +204,6 @@ class Engine:
         """Tokens that the cache may hold."""
         return self.kv_bytes // kv_bytes_per_token(self.model.config)
 
-    def _start(self, tickets: list[Ticket], prompts: list[Prompt]) -> None:
-        """A batch of jobs whose prompts are computed; joins the smallest two if there are too many."""
-        device = self.model.device
-        index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
-        prompt_of_row = np.array([index_of[ticket.job.prompt] for ticket in tickets])
-        last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
-        logits_BV = self.model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(device))
-        layers = [
-            (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
-            for parts in zip(*(prompt.layers for prompt in prompts), strict=True)
-        ]
-        longest = max(ticket.job.max_tokens for ticket in tickets)
-        cache = KVCache(layers, [len(prompt.ids) for prompt in prompts], prompt_of_row, longest)
-        self._batches.append(Batch(tickets, cache, logits_BV))
-        if len(self._batches) > MAX_BATCHES:
-            self._join_smallest()
-
-    def _join_smallest(self) -> None:
-        """Joins the two smallest batches, unless the padding between them would go beyond the cache's bounds."""
-        self._batches.sort(key=len, reverse=True)
-        first, second = self._batches[-2:]
-        others = sum(batch.cache.tokens for batch in self._batches[:-2])
-        if others + first.cache.tokens_joined(second.cache, max(first.room, second.room)) <= self._budget:
-            first.join(self._batches.pop())
-
     def _check(self, job: Job) -> None:
         limit = self.model.config.max_position_embeddings
         if not job.prompt:
@@ -248,14 +217,3 @@ class Engine:
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         eos: Iterable[int] = () if params.ignore_eos else self.model.config.eos_token_ids
         return tuple(sorted({*params.stop, *eos}))
-
-
-class _Side:
-    """The attention of several batches side by side."""
-
-    def __init__(self, caches: list[KVCache], sizes: list[int]) -> None:
-        self.caches, self.sizes = caches, sizes
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(self.caches, q.split(self.sizes), k.split(self.sizes), v.split(self.sizes), strict=True)
-        return torch.cat([cache(layer, *qkv) for cache, *qkv in parts])

@@ -17,7 +17,7 @@ from hone.model.attention import PackedAttention
 from hone.model.decoder import Decoder
 
 BLOCK = 16
-"""A cached prefix is a multiple of this many tokens long."""
+"""A cached prefix is a multiple of this many tokens long, unless told otherwise."""
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values `[tokens, K, Dh]` of each layer."""
@@ -76,9 +76,9 @@ class Prompt:
 class Prefill:
     """Computes prompts with the model, and remembers prefixes in at most `prefix_bytes`."""
 
-    def __init__(self, model: Decoder, prefix_bytes: int = 0) -> None:
+    def __init__(self, model: Decoder, prefix_bytes: int = 0, block: int = BLOCK) -> None:
         self.model = model
-        self.prefixes = PrefixCache(prefix_bytes)
+        self.prefixes = PrefixCache(prefix_bytes, block)
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
         """The prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
@@ -135,15 +135,15 @@ class PrefixCache:
     Valid for one version of the weights: `clear` it when they change.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, block: int = BLOCK) -> None:
+        self.max_bytes, self.block = max_bytes, block
         self.bytes = 0
         self._prompts: OrderedDict[tuple[int, ...], Layers] = OrderedDict()
         self._owner: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
         """Keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
-        for length in range(len(ids) // BLOCK * BLOCK, 0, -BLOCK):
+        for length in range(len(ids) // self.block * self.block, 0, -self.block):
             owner = self._owner.get(ids[:length])
             if owner is not None:
                 self._prompts.move_to_end(owner)
@@ -153,14 +153,14 @@ class PrefixCache:
     def add(self, ids: tuple[int, ...], layers: Layers) -> None:
         """Remembers a prompt, unless it is longer than the cache or too short for a block."""
         size = _bytes(layers)
-        if size > self.max_bytes or len(ids) < BLOCK or ids in self._prompts:
+        if size > self.max_bytes or len(ids) < self.block or ids in self._prompts:
             return
         while self.bytes + size > self.max_bytes:
             self._drop(next(iter(self._prompts)))
         # A copy: a slice would keep all prompts that were computed together in memory.
         self._prompts[ids] = [(k.clone(), v.clone()) for k, v in layers]
         self.bytes += size
-        for length in range(BLOCK, len(ids) + 1, BLOCK):
+        for length in range(self.block, len(ids) + 1, self.block):
             self._owner[ids[:length]] = ids
 
     def clear(self) -> None:
@@ -171,7 +171,7 @@ class PrefixCache:
 
     def _drop(self, ids: tuple[int, ...]) -> None:
         self.bytes -= _bytes(self._prompts.pop(ids))
-        for length in range(BLOCK, len(ids) + 1, BLOCK):
+        for length in range(self.block, len(ids) + 1, self.block):
             if self._owner.get(ids[:length]) == ids:
                 del self._owner[ids[:length]]
 

@@ -1,0 +1,244 @@
+"""Batch-invariant sampling: a sample's tokens and logprobs do not depend on its neighbours, bit for bit.
+
+Floating-point sums depend on their order, and kernels choose it by the shapes that they meet. So here every shape is
+fixed: the model only ever sees `TILE` rows, and attention one block of `TILE` tokens at a time, counted from a
+sequence's own beginning. Neighbours, empty rows and blocks behind a sequence's end then change nothing, for what they
+add is an exact zero. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached
+prefix changes them. That a kernel treats the rows of a tile alike is no promise of anybody's: it is tried when the
+engine is made, and where it fails a tile has one row.
+
+Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh head size, T tokens of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hone.inference.batch import Batch, Ticket
+from hone.inference.prefill import Layers, Prefill, Prompt
+from hone.inference.runner import rows_of
+from hone.model.attention import PackedAttention
+from hone.model.decoder import Decoder
+
+TILE = 32
+"""Rows of a decode step, tokens of a prompt's chunk, and tokens of an attention block."""
+
+
+class InvariantRunner:
+    """Decodes batches of at most `tile` rows, one after the other; each is padded to exactly that many."""
+
+    def __init__(self, model: Decoder, prefix_bytes: int) -> None:
+        self.model = model
+        self.tile = TILE if rows_are_alike(model) else 1
+        self.prefill = InvariantPrefill(model, prefix_bytes)
+
+    def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        prompt_of_row = rows_of(tickets, prompts).tolist()
+        batches = []
+        for begin in range(0, len(tickets), self.tile):
+            mine = [prompts[row] for row in prompt_of_row[begin : begin + self.tile]]
+            hidden = torch.stack([prompt.hidden for prompt in mine if prompt.hidden is not None])
+            logits_BV = self.model.logits(_padded(hidden, self.tile))[: len(mine)]
+            part = tickets[begin : begin + self.tile]
+            cache = RowCache(mine, self.tile, max(ticket.job.max_tokens for ticket in part))
+            batches.append(Batch(part, cache, logits_BV))
+        return batches
+
+    def join(self, batches: list[Batch], budget: int) -> None:
+        """The two smallest, as long as they fit into one tile."""
+        batches.sort(key=len, reverse=True)
+        while len(batches) > 1 and len(batches[-1]) + len(batches[-2]) <= self.tile:
+            last = batches.pop()
+            batches[-1].join(last)
+            batches.sort(key=len, reverse=True)
+
+    def decode(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            tokens, positions = _padded(batch.next, self.tile), _padded(batch.positions, self.tile)
+            hidden_BD = self.model.hidden(tokens, positions, batch.cache)
+            batch.moved(self.model.logits(hidden_BD)[: len(batch)])
+
+
+class RowCache:
+    """Keys and values of at most `tile` sequences, each from its own first token on: no prompt is shared.
+
+    `layers`: per layer `[2, tile, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[tile]`: tokens so far. The rest is
+    zero. Acts as the decoder's attention in a decode step.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], tile: int, max_new: int) -> None:
+        k = prompts[0].layers[0][0]
+        self.tile, self.rows, self.room = tile, len(prompts), max_new
+        self.longest = max(len(prompt.ids) for prompt in prompts)
+        self.lengths = _padded(torch.tensor([len(prompt.ids) for prompt in prompts], device=k.device), tile)
+        self.layers = [
+            k.new_zeros(2, tile, k.shape[1], _blocks(self.longest) * TILE, k.shape[2], dtype=torch.float32)
+            for _ in prompts[0].layers
+        ]
+        for row, prompt in enumerate(prompts):
+            for layer, (keys, values) in zip(self.layers, prompt.layers, strict=True):
+                layer[0, row, :, : len(prompt.ids)] = keys.transpose(0, 1)
+                layer[1, row, :, : len(prompt.ids)] = values.transpose(0, 1)
+        self._all_rows = torch.arange(tile, device=k.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q `[tile, H, Dh]`, k and v `[tile, K, Dh]` of one new token per row; stores k, v, attends to all so far."""
+        if layer == 0:
+            self._make_room()
+        stored = self.layers[layer]
+        stored[0, self._all_rows, :, self.lengths] = k.float()
+        stored[1, self._all_rows, :, self.lengths] = v.float()
+        queries = (q.float() * q.shape[-1] ** -0.5).view(-1, q.shape[1] // k.shape[1], q.shape[2])  # [tile K, G, Dh]
+        blocks = [block.flatten(1, 2) for block in stored.split(TILE, dim=3)]
+        masks = [mask.repeat_interleave(k.shape[1], dim=0)[:, None] for mask in self.mask.split(TILE, dim=1)]
+        return _attend(queries, blocks, masks).view(q.shape).to(q.dtype)
+
+    def _make_room(self) -> None:
+        """For the new token, and `mask` `[tile, T]`: 0 up to it, -inf behind it."""
+        missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
+        if missing > 0:
+            self.layers = [F.pad(layer, (0, 0, 0, missing)) for layer in self.layers]
+        columns = torch.arange(self.layers[0].shape[3], device=self.lengths.device)
+        self.mask = _minus_infinity(columns > self.lengths[:, None])
+
+    def moved(self) -> None:
+        """To be called after a decode step."""
+        self.lengths = self.lengths + (self._all_rows < self.rows)
+        self.longest += 1
+        self.room -= 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that there is room for: what it costs in `kv_bytes_per_token`."""
+        return self.tile * (self.longest + max(self.room, 0))
+
+    def tokens_joined(self, other: RowCache, max_new: int) -> int:
+        """What `tokens` would be after `join`."""
+        return self.tile * (max(self.longest, other.longest) + max_new)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but `rows`."""
+        self.rows = len(rows)
+        self.lengths = _padded(self.lengths.index_select(0, rows), self.tile)
+        self.longest = int(self.lengths.max())
+        size = _blocks(self.longest) * TILE
+        self.layers = [_padded(layer.index_select(1, rows)[:, :, :, :size], self.tile, 1) for layer in self.layers]
+
+    def join(self, other: RowCache, max_new: int) -> None:
+        """Takes in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
+        rows = self.rows + other.rows
+        assert rows <= self.tile
+        self.longest, self.room = max(self.longest, other.longest), max_new
+        size = max(self.layers[0].shape[3], other.layers[0].shape[3])
+        for index, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
+            mine, theirs = (F.pad(x, (0, 0, 0, size - x.shape[3])) for x in (mine, theirs))
+            joined = torch.cat([mine[:, : self.rows], theirs[:, : other.rows]], dim=1)
+            self.layers[index] = _padded(joined, self.tile, 1)
+        self.lengths = _padded(torch.cat([self.lengths[: self.rows], other.lengths[: other.rows]]), self.tile)
+        self.rows = rows
+
+
+class InvariantPrefill(Prefill):
+    """Computes each prompt alone, in chunks of `TILE` tokens from its beginning; a cached prefix ends between two."""
+
+    def __init__(self, model: Decoder, prefix_bytes: int) -> None:
+        super().__init__(model, prefix_bytes, block=TILE)
+
+    def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
+        for prompt in prompts:
+            end = prompt.done + max(TILE, budget // TILE * TILE)
+            while prompt.done < min(end, len(prompt.ids)):
+                self._chunk(prompt, TILE)
+            if prompt.done == len(prompt.ids):
+                self.prefixes.add(prompt.ids, prompt.layers)
+
+    def _chunk(self, prompt: Prompt, budget: int) -> None:
+        assert prompt.done % TILE == 0 and budget == TILE
+        device, ids = self.model.device, prompt.ids[prompt.done : prompt.done + TILE]
+        attention = _ChunkAttention(prompt.layers)
+        token_ids = _padded(torch.tensor(ids, device=device), TILE)
+        positions = torch.arange(prompt.done, prompt.done + TILE, device=device)
+        hidden_ND = self.model.hidden(token_ids, positions, attention)
+        past = prompt.layers or [None] * len(attention.layers)
+        prompt.layers = [_behind(old, new, len(ids)) for old, new in zip(past, attention.layers, strict=True)]
+        prompt.done += len(ids)
+        prompt.computed(hidden_ND[: len(ids)])
+
+
+class _ChunkAttention:
+    """Causal attention of one chunk of a prompt, of whose earlier tokens these are the keys and values."""
+
+    def __init__(self, past: Layers) -> None:
+        self.past = past
+        self.layers: Layers = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.layers.append((k, v))
+        kv = torch.stack([k, v]).float()
+        if self.past:
+            kv = torch.cat([torch.stack(self.past[layer]).float(), kv], dim=1)
+        blocks = list(kv.transpose(1, 2).split(TILE, dim=2))  # each [2, K, TILE, Dh]
+        group = q.shape[1] // k.shape[1]
+        queries = (q.float() * q.shape[-1] ** -0.5).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [K, G, TILE, Dh]
+        order = torch.arange(TILE, device=q.device)
+        future = _minus_infinity(order > order[:, None]).repeat(group, 1)
+        masks = [torch.zeros_like(future)] * (len(blocks) - 1) + [future]
+        out = _attend(queries.flatten(1, 2), blocks, masks)
+        return out.unflatten(1, (group, TILE)).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+
+
+def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
+    """Softmax attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, summed in order."""
+    scores = [torch.bmm(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
+    top = torch.stack([score.amax(-1, keepdim=True) for score in scores]).amax(0)
+    out = torch.zeros_like(queries)
+    total = torch.zeros_like(top)
+    for score, (_, values) in zip(scores, blocks, strict=True):
+        weights = (score - top).exp_()
+        total = total + weights.sum(-1, keepdim=True)
+        out = torch.baddbmm(out, weights, values)
+    return out / total
+
+
+@torch.no_grad()
+def rows_are_alike(model: Decoder, trials: int = 4) -> bool:
+    """Whether this machine's kernels give a row the same bits wherever it lies in a tile, whatever lies beside it."""
+    device, generator = model.device, torch.Generator().manual_seed(0)
+
+    def run(token_ids: Tensor, positions: Tensor) -> Tensor:
+        attention: Any = PackedAttention([1] * TILE)
+        return model.logits(model.hidden(token_ids.to(device), positions.to(device), attention))
+
+    for _ in range(trials):
+        token_ids = torch.randint(model.config.vocab_size, (TILE,), generator=generator)
+        positions = torch.randint(64, (TILE,), generator=generator)
+        order = torch.randperm(TILE, generator=generator)
+        if not torch.equal(run(token_ids[order], positions[order]), run(token_ids, positions)[order.to(device)]):
+            return False
+    return True
+
+
+def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` new tokens' keys and values behind the old ones."""
+    k, v = new[0][:count], new[1][:count]
+    return (k, v) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
+
+
+def _padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
+    """x with zeros behind it up to `size` in one dimension."""
+    shape = list(x.shape)
+    shape[dim] = size - shape[dim]
+    return torch.cat([x, x.new_zeros(shape)], dim=dim)
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // TILE)
+
+
+def _minus_infinity(where: Tensor) -> Tensor:
+    return torch.zeros(where.shape, device=where.device).masked_fill_(where, float("-inf"))

@@ -1,0 +1,94 @@
+"""How admitted jobs are computed: the layout of their batches, and one decode step of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone.inference.batch import Batch, Cache, Ticket
+from hone.inference.cache import KVCache
+from hone.inference.prefill import Prefill, Prompt
+from hone.model.decoder import Decoder
+
+MAX_BATCHES = 4
+"""With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
+
+
+class Runner(Protocol):
+    """What the engine schedules on."""
+
+    @property
+    def prefill(self) -> Prefill:
+        """Computes the prompts."""
+        ...
+
+    def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        """Batches of jobs whose prompts are computed."""
+        ...
+
+    def join(self, batches: list[Batch], budget: int) -> None:
+        """Joins those that had better be one, in place, as long as all caches together have at most `budget` tokens."""
+        ...
+
+    def decode(self, batches: Sequence[Batch]) -> None:
+        """One step of all batches: new `logits` for each."""
+        ...
+
+
+class GroupedRunner:
+    """The fast one: a prompt is stored once for its group, and the layers' products run over all batches at once."""
+
+    def __init__(self, model: Decoder, prefix_bytes: int) -> None:
+        self.model = model
+        self.prefill = Prefill(model, prefix_bytes)
+
+    def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        prompt_of_row = rows_of(tickets, prompts)
+        last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
+        logits_BV = self.model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(last.device))
+        layers = [
+            (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
+            for parts in zip(*(prompt.layers for prompt in prompts), strict=True)
+        ]
+        longest = max(ticket.job.max_tokens for ticket in tickets)
+        cache = KVCache(layers, [len(prompt.ids) for prompt in prompts], prompt_of_row, longest)
+        return [Batch(tickets, cache, logits_BV)]
+
+    def join(self, batches: list[Batch], budget: int) -> None:
+        """The two smallest when there are many, unless the padding between them would go beyond the bounds."""
+        if len(batches) <= MAX_BATCHES:
+            return
+        batches.sort(key=len, reverse=True)
+        first, second = batches[-2:]
+        others = sum(batch.cache.tokens for batch in batches[:-2])
+        if others + first.cache.tokens_joined(second.cache, max(first.room, second.room)) <= budget:
+            first.join(batches.pop())
+
+    def decode(self, batches: Sequence[Batch]) -> None:
+        sizes = [len(batch) for batch in batches]
+        tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
+        attention = batches[0].cache if len(batches) == 1 else _Side([batch.cache for batch in batches], sizes)
+        logits_BV = self.model.logits(self.model.hidden(tokens, positions, attention))
+        for batch, part in zip(batches, logits_BV.split(sizes), strict=True):
+            batch.moved(part)
+
+
+class _Side:
+    """The attention of several batches side by side."""
+
+    def __init__(self, caches: list[Cache], sizes: list[int]) -> None:
+        self.caches, self.sizes = caches, sizes
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(self.caches, q.split(self.sizes), k.split(self.sizes), v.split(self.sizes), strict=True)
+        return torch.cat([cache(layer, *qkv) for cache, *qkv in parts])
+
+
+def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
+    """Which of the prompts each job continues, `[B]`."""
+    index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
+    return np.array([index_of[ticket.job.prompt] for ticket in tickets])

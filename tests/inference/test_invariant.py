@@ -1,0 +1,93 @@
+"""Batch invariance: whatever else is sampled, however prompts are computed, a job has the same tokens, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hone.config.shared import InitConfig
+from hone.inference import invariant
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams
+from hone.model.presets import random_decoder, tiny_config
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
+FREE = SamplingParams(ignore_eos=True)
+
+
+def peaked(precision: str):
+    decoder = random_decoder(CONFIG, seed=2, precision=precision)
+    with torch.no_grad():
+        decoder.embed.mul_(8)
+    decoder.refresh()
+    return decoder
+
+
+def jobs(count: int, seed: int = 0, shared: int = 40) -> list[Job]:
+    """Jobs of different lengths; half of them begin with the same 40 tokens, some have equal prompts."""
+    draw = np.random.default_rng(seed)
+    system = tuple(draw.integers(4, 250, shared).tolist())
+    found: list[Job] = []
+    for i in range(count):
+        prompt = tuple(draw.integers(4, 250, draw.integers(1, 70)).tolist())
+        prompt = system + prompt if i % 2 else prompt
+        prompt = found[-1].prompt if i % 5 == 4 else prompt
+        found.append(Job(prompt, key=1000 + i, max_tokens=int(draw.integers(1, 50)), params=FREE))
+    return found
+
+
+def sampled(engine: Engine, order: list[Job], arrivals: np.random.Generator | None = None) -> dict[int, list]:
+    """(token, logprob) of each job by its key; with `arrivals`, the jobs come a few at a time while others run."""
+    waiting, keys, got = list(order), {}, {job.key: [] for job in order}
+    while waiting or engine.busy:
+        for _ in range(len(waiting) if arrivals is None else arrivals.integers(0, 4)):
+            if waiting:
+                job = waiting.pop(0)
+                keys[engine.add(job)] = job.key
+        for token in engine.step():
+            got[keys[token.ticket]].append((token.id, token.logprob))
+    return got
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_a_job_is_the_same_alone_and_among_others(precision):
+    """Alone, all at once, in random order and arrival, in chunks, behind cached prefixes, and in a small cache."""
+    model, all_jobs = peaked(precision), jobs(70)
+    alone = {}
+    for job in all_jobs:
+        alone |= sampled(Engine(model, batch_invariant=True), [job])
+    draw = np.random.default_rng(3)
+    assert sampled(Engine(model, batch_invariant=True), all_jobs) == alone
+    for options in ({}, {"prefill_tokens": 33}, {"prefix_bytes": 2**24}, {"kv_bytes": 2**21, "prefix_bytes": 2**20}):
+        engine = Engine(model, batch_invariant=True, **options)
+        order = [all_jobs[i] for i in draw.permutation(len(all_jobs))]
+        assert sampled(engine, order, draw) == alone, options
+        if "prefix_bytes" in options:
+            assert sampled(engine, order, draw) == alone, "with prompts that are all cached"
+
+
+def test_rows_that_end_early_leave_the_others_as_they_are():
+    model = peaked("fp32")
+    order = [Job(job.prompt, job.key, 4 if i % 3 else 120, FREE) for i, job in enumerate(jobs(30))]
+    together = sampled(Engine(model, batch_invariant=True), order)
+    for job in order[::3]:
+        assert sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key]
+
+
+def test_where_kernels_treat_rows_differently_a_tile_has_one(monkeypatch):
+    """Slow, and still invariant."""
+    monkeypatch.setattr(invariant, "rows_are_alike", lambda model: False)
+    model, few = peaked("fp32"), jobs(6)
+    engine = Engine(model, batch_invariant=True)
+    together = sampled(engine, few)
+    assert engine.runner.tile == 1
+    assert all(sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key] for job in few)
+
+
+def test_logprobs_are_those_of_the_other_engine():
+    model, some = peaked("fp32"), jobs(12)
+    invariant_tokens, usual = (sampled(Engine(model, batch_invariant=b), some) for b in (True, False))
+    for key, pairs in usual.items():
+        assert [token for token, _ in pairs] == [token for token, _ in invariant_tokens[key]]
+        np.testing.assert_allclose([p for _, p in pairs], [p for _, p in invariant_tokens[key]], atol=1e-5)
