@@ -1,5 +1,6 @@
 """The engine's contract with the trainer: same tokens, same logprobs, whatever is sampled beside them."""
 
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -12,6 +13,7 @@ from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
+from hone.model.tokenizer import build_tiny_tokenizer
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 10, 11], [12], [5, 6, 7, 8]]
@@ -134,3 +136,26 @@ def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
         Engine(model()).generate([[5] * 2044], SamplingParams(max_tokens=5))
     with pytest.raises(UserError, match="no tokens"):
         Engine(model()).generate([[]], SamplingParams(max_tokens=5))
+
+
+def test_stop_strings_end_a_completion_wherever_tokens_begin():
+    """The token that completes the string is the last one; others are as without it; reasons are told apart."""
+    decoder, tokenizer = model(), build_tiny_tokenizer()
+    free = SamplingParams(max_tokens=60, n=8, ignore_eos=True)
+    engine = Engine(decoder, tokenizer=tokenizer)
+    plain = list(chain(*engine.generate(PROMPTS, free)))
+    text = tokenizer.decode(plain[0].token_ids[:20])
+    stop = text[10:12]
+    stopped = list(chain(*engine.generate(PROMPTS, replace(free, stop=(stop,)))))
+    assert stopped[0].stop_reason == "stop" and len(stopped[0].token_ids) <= 20
+    for before, after in zip(plain, stopped, strict=True):
+        count = len(after.token_ids)
+        assert after.token_ids == before.token_ids[:count]
+        at_end = stop in tokenizer.decode(after.token_ids)
+        assert at_end == (after.stop_reason == "stop") == (count < 60 or at_end)
+        assert stop not in tokenizer.decode(after.token_ids[:-1])
+
+
+def test_stop_strings_need_a_tokenizer():
+    with pytest.raises(UserError, match=r"stop has the string 'END', for which the engine needs .*tokenizer"):
+        Engine(model()).generate(PROMPTS, SamplingParams(stop=("END",)))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hone import rng
 from hone.inference.sampler import sample_tokens, token_distribution
+from hone.inference.text import StopWatch
 from hone.inference.types import Completion, Job, SamplingParams, Token
 
 COMPACT_AT = 0.75
@@ -37,12 +38,13 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A job in the engine: its number, how it is sampled, and the ids that end it."""
+    """A job in the engine: its number, how it is sampled, the ids that end it, and what looks out for stop strings."""
 
     number: int
     job: Job
     params: SamplingParams
     stops: tuple[int, ...]
+    watch: StopWatch | None = None
 
 
 class Batch:
@@ -62,6 +64,7 @@ class Batch:
         self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
         self.alive = torch.ones(len(tickets), dtype=torch.bool, device=device)
         self.next = self.index
+        self.cut = ~self.alive  # rows ended by a stop string
         width = max(1, max(len(ticket.stops) for ticket in tickets))
         stops = [[*ticket.stops, *[_NO_TOKEN] * (width - len(ticket.stops))] for ticket in tickets]
         self.stops = torch.tensor(stops, dtype=torch.int64, device=device)
@@ -84,8 +87,20 @@ class Batch:
         self.logprobs.scatter_(1, column, logprobs[:, None])
         stopped = (self.next[:, None] == self.stops).any(1)
         before = self.alive
+        if self._watched:
+            stopped |= self._at_stop_string(before)
         self.alive = before & ~stopped & (self.index < self.last)
         return self._emitted(before, stopped, logprobs, tops, version) if emit else []
+
+    def _at_stop_string(self, alive: Tensor) -> Tensor:
+        """Rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
+        found = torch.zeros_like(alive)
+        for row in self._watched:
+            watch = self.tickets[row].watch
+            if watch is not None and alive[row] and watch.push(int(self.next[row])):
+                found[row] = self.cut[row] = True
+                self.last[row] = self.index[row]
+        return found
 
     def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, dict[int, tuple[tuple[int, float], ...]]]:
         """Tokens `[B]`, logprobs `[B]`, and the likeliest tokens of rows that ask for them."""
@@ -158,6 +173,7 @@ class Batch:
             "last",
             "positions",
             "alive",
+            "cut",
             "next",
             "stops",
             "logits",
@@ -175,12 +191,13 @@ class Batch:
             width, fill = max(mine.shape[1], theirs.shape[1]), _NO_TOKEN if name == "stops" else 0
             padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill) for x in (mine, theirs)]
             setattr(self, name, torch.cat(padded))
-        for name in ("index", "last", "positions", "alive", "next", "logits"):
+        for name in ("index", "last", "positions", "alive", "cut", "next", "logits"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         self._group()
 
     def _group(self) -> None:
-        """Rows that are sampled in the same way."""
+        """Rows that are sampled in the same way, and those whose text is watched."""
+        self._watched = [row for row, ticket in enumerate(self.tickets) if ticket.watch is not None]
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
         for _, found in groupby(order, key=lambda row: self.tickets[row].params.transform):
@@ -189,14 +206,14 @@ class Batch:
 
     def _completions(self, rows: Tensor) -> dict[int, Completion]:
         """Completions of rows that have ended: up to the first stop id, or the limit."""
-        tokens_BT, logprobs_BT, stops_BS, last_B = (
-            x.index_select(0, rows).cpu().numpy() for x in (self.tokens, self.logprobs, self.stops, self.last)
+        tokens_BT, logprobs_BT, stops_BS, last_B, cut_B = (
+            x.index_select(0, rows).cpu().numpy() for x in (self.tokens, self.logprobs, self.stops, self.last, self.cut)
         )
         at_stop_BT = (tokens_BT[:, :, None] == stops_BS[:, None]).any(2)
         ended_BT = at_stop_BT | (np.arange(tokens_BT.shape[1]) >= last_B[:, None])
         found = {}
         for i, (row, count) in enumerate(zip(rows.tolist(), ended_BT.argmax(axis=1) + 1, strict=True)):
-            reason = "stop" if at_stop_BT[i, count - 1] else "length"
+            reason = "stop" if at_stop_BT[i, count - 1] or cut_B[i] else "length"
             completion = Completion(tokens_BT[i, :count].tolist(), logprobs_BT[i, :count].tolist(), reason)
             found[self.tickets[row].number] = completion
         return found

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
+from tokenizers import Tokenizer
 
 from hone import rng
 from hone.errors import UserError
@@ -21,6 +22,7 @@ from hone.inference.invariant import InvariantRunner
 from hone.inference.prefill import Prompt
 from hone.inference.runner import GroupedRunner, Runner
 from hone.inference.sampler import target_logprobs
+from hone.inference.text import StopWatch
 from hone.inference.types import Completion, Job, SamplingParams, Token
 from hone.model.decoder import Decoder
 
@@ -35,7 +37,8 @@ class Engine:
     two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
     for others that begin like them. A sample's randomness depends on its key and position alone, so none of these
     changes which random numbers it sees. With `batch_invariant` none of these, and no other job, changes a bit of it:
-    see `hone.inference.invariant`. `version` is stamped on each token, see `weights_changed`.
+    see `hone.inference.invariant`. Stop strings need the `tokenizer`. `version` is stamped on each token, see
+    `weights_changed`.
     """
 
     def __init__(
@@ -45,8 +48,9 @@ class Engine:
         prefill_tokens: int = 2**15,
         prefix_bytes: int = 0,
         batch_invariant: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.tokenizer = model, tokenizer
         self.kv_bytes = kv_bytes
         self.prefill_tokens = prefill_tokens
         self.version = 0
@@ -97,7 +101,7 @@ class Engine:
         self._check(job)
         how = job.params or params or SamplingParams()
         self._count += 1
-        self._waiting.append(Ticket(self._count, job, how, self._stop_ids(how)))
+        self._waiting.append(Ticket(self._count, job, how, self._stop_ids(how), self._stop_watch(how)))
         return self._count
 
     def cancel(self, ticket: int) -> None:
@@ -216,4 +220,10 @@ class Engine:
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         eos: Iterable[int] = () if params.ignore_eos else self.model.config.eos_token_ids
-        return tuple(sorted({*params.stop, *eos}))
+        return tuple(sorted({*(stop for stop in params.stop if isinstance(stop, int)), *eos}))
+
+    def _stop_watch(self, params: SamplingParams) -> StopWatch | None:
+        strings = [stop for stop in params.stop if isinstance(stop, str)]
+        if strings and self.tokenizer is None:
+            raise UserError(f"stop has the string {strings[0]!r}, for which the engine needs Engine(…, tokenizer=…)")
+        return StopWatch(self.tokenizer, strings) if self.tokenizer and strings else None

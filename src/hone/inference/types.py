@@ -9,7 +9,8 @@ from hone.errors import UserError
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. `n` completions per prompt; `stop` are token ids that end a completion (kept as its last token).
+    """How to sample. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id, or the
+    token that completed the string wherever it began, is kept as its last token.
 
     `temperature` 0 is greedy. `top_p`, `top_k` and `min_p` cut the distribution: to the smallest set of tokens whose
     probability reaches top_p, to the k likeliest, to those at least min_p times as likely as the likeliest. Logprobs
@@ -24,7 +25,7 @@ class SamplingParams:
     min_p: float = 0.0
     n: int = 1
     seed: int = 0
-    stop: tuple[int, ...] = ()
+    stop: tuple[int | str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int = 0
 
@@ -37,6 +38,7 @@ class SamplingParams:
             (0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]"),
             (self.n >= 1, f"n is {self.n}; it must be at least 1"),
             (self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 (off) or more"),
+            ("" not in self.stop, "stop has an empty string, which would end every completion: take it out"),
         ):
             if not ok:
                 raise UserError(text)

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hone.inference.server.generation import Delta
-from hone.inference.server.text import token_text
+from hone.inference.text import token_text
 from hone.inference.types import Token
 
 LOWEST = -9999.0

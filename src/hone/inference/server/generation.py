@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from hone.inference.server.service import Service
-from hone.inference.server.text import Detokenizer, StopStrings
+from hone.inference.text import Detokenizer, StopStrings
 from hone.inference.types import Job, Token
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hone.inference.server.text import Detokenizer, StopStrings, token_text
+from hone.inference.text import Detokenizer, StopStrings, token_text
 from hone.model.tokenizer import build_tiny_tokenizer
 
 TEXT = "naïve 你好 👩‍👩‍👧 end"

@@ -77,6 +77,18 @@ class StopStrings:
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
+class StopWatch:
+    """Whether the text of a growing list of ids has come to one of the stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._text, self._stops = Detokenizer(tokenizer), StopStrings(stops)
+
+    def push(self, token: int) -> bool:
+        """True once a stop string is complete."""
+        self._stops.push(self._text.push([token]))
+        return self._stops.found is not None
+
+
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """One token as text; one that is only a part of a character, as the vocabulary spells it."""
     text = tokenizer.decode([token], skip_special_tokens=False)
