@@ -8,7 +8,6 @@ group, or from a cached prefix; whole or in chunks; for jobs that come at once o
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from dataclasses import replace
 
@@ -183,12 +182,6 @@ def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing
     assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
-invariant = pytest.mark.skipif(
-    "batch_invariant" not in inspect.signature(Engine).parameters, reason="the engine has no batch_invariant yet"
-)
-
-
-@invariant
 @pytest.mark.parametrize("prefill", ["whole", "chunks"])
 @pytest.mark.parametrize("sharing", ["none", "group", "prefix"])
 @pytest.mark.parametrize("precision", BOUNDS)
@@ -199,7 +192,7 @@ def test_a_batch_invariant_sample_is_the_same_to_the_bit_alone_and_among_others(
     model = models(name, precision)
 
     def alone(job: Job) -> list[tuple[int, float]]:
-        (completion,) = Engine(model, batch_invariant=True).run([job], SamplingParams())  # pyright: ignore
+        (completion,) = Engine(model, batch_invariant=True).run([job], SamplingParams())
         return list(zip(completion.token_ids, completion.logprobs, strict=True))
 
     rng = np.random.default_rng(6)

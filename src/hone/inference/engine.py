@@ -189,10 +189,11 @@ class Engine:
         for ticket in self._waiting:
             job = ticket.job
             widths = max(longest_prompt, len(job.prompt)), max(longest_new, job.max_tokens)
-            tokens += 0 if job.prompt in prompts else len(job.prompt)
+            new = 0 if job.prompt in prompts else len(job.prompt)
             full = used + sum(widths) * (len(taken) + 1) > budget
-            if (full and (taken or self._batches)) or (taken and tokens > self.prefill_tokens):
+            if (full and (taken or self._batches)) or (taken and new and tokens + new > self.prefill_tokens):
                 break
+            tokens += new
             longest_prompt, longest_new = widths
             prompts.add(job.prompt)
             taken.append(ticket)
