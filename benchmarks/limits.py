@@ -13,7 +13,7 @@ from hone.model.decoder import Decoder
 
 
 def gemm_gflops(dtype: torch.dtype, device: str = "cpu", size: int = 1024) -> float:
-    """GFLOP/s of a product large enough to be bound by arithmetic, on the threads that torch now has."""
+    """GFLOP/s of [size, size] x [size, size], which is bound by arithmetic, on the threads that torch has now."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / _fastest(lambda: a @ b, device) / 1e9
 
@@ -24,7 +24,7 @@ def read_gigabytes(device: str = "cpu", mebibytes: int = 512) -> float:
     return 4 * x.numel() / _fastest(x.amax, device) / 1e9
 
 
-def _fastest(work: Callable[[], Any], device: str, repeats: int = 8) -> float:
+def _fastest(work: Callable[[], Any], device: str, repeats: int = 20) -> float:
     times = []
     for _ in range(repeats + 2):
         start = time.perf_counter()
@@ -44,11 +44,11 @@ def sampling_limits(
     gflops: dict[str, float],
     gigabytes: float,
 ) -> dict[str, float]:
-    """Tokens/s that the measured rates leave possible; no sampler on the same threads and precision is faster.
+    """Tokens/s that the measured rates leave possible on the same threads, in the same precision.
 
-    Arithmetic: 2 FLOP per weight and token (the head only where a token is sampled), 4 per head, channel and token
-    attended to. Bandwidth: each decode step reads every weight that it uses once, and the keys and values of every
-    sequence; weights that stay in a cache between steps can beat it. `gflops` by "float32" and "bfloat16".
+    Arithmetic: 2 FLOP per weight and token (the head only where a token is sampled), 4 per query channel and token
+    attended to. Bandwidth: each decode step reads all weights once, and the keys and values of every sequence; what
+    stays in a cache from step to step, as a small model does, can beat it. `gflops` by "float32" and "bfloat16".
     """
     c = config
     with torch.device("meta"):

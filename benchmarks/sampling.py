@@ -284,23 +284,28 @@ def make_model(folder: Path, config: DecoderConfig, precision: str) -> Path:
     return folder
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["tiny", "large", "group"], choices=["tiny", "large", "group"])
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side that count, tiny preset")
     parser.add_argument("--large-rounds", type=int, default=3, help="the same, Qwen3-0.6B's shape")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the large model")
     parser.add_argument("--vllm-python", type=Path, help="the Python of vLLM's environment (default: .venv-vllm's)")
-    parser.add_argument("--vllm-modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
+    modes = ("eager", "compiled")
+    parser.add_argument("--vllm-modes", nargs="*", default=modes, help=f"of {', '.join(modes)}; none leaves vLLM out")
     parser.add_argument("--vllm-log", type=Path, help="file for what vLLM prints (default: thrown away)")
     parser.add_argument("--quick", action="store_true", help="a toy of everything: says nothing but that it runs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.vllm_log = args.vllm_log or Path(os.devnull)
     here = ROOT / ".venv-vllm/bin/python"
     args.vllm_python = args.vllm_python or (here if here.exists() else None)
-    if args.vllm_python is None:
-        print(f"vLLM is left out: there is no {here.relative_to(ROOT)} (make it, or name one with --vllm-python)")
+    if not set(args.vllm_modes) <= set(modes):
+        parser.error(f"--vllm-modes takes {' and '.join(modes)}")
+    if not args.vllm_modes:
+        args.vllm_python = None
+    elif args.vllm_python is None:
+        print(f"vLLM is left out: there is no {here} (make vllm-env makes it, or name one with --vllm-python)")
     configure(1, 0, deterministic=False)  # as the commands do; transformers runs in this process too
     with tempfile.TemporaryDirectory() as tmp:
         result = run(args, Path(tmp))

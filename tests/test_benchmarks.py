@@ -1,0 +1,96 @@
+"""The benchmarks run, on a toy of their workloads, and the limits that they state are those of the arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sampling
+import serving
+from limits import sampling_limits
+
+from hone.model.config import DecoderConfig
+
+TOY = DecoderConfig(
+    family="llama",
+    vocab_size=100,
+    hidden_size=10,
+    intermediate_size=20,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+)
+LAYERS, HEAD = 2 * (10 * (8 + 4 + 4) + 8 * 10 + 3 * 10 * 20 + 2 * 10), 100 * 10
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """(benchmark's main, flags) -> what it wrote, which is also what it showed last."""
+
+    def of(main: Callable[[list[str]], None], *flags: str) -> dict:
+        out = tmp_path / "results" / "out.json"
+        main([*flags, "--out", str(out)])
+        result = json.loads(out.read_text())
+        assert capsys.readouterr().out.endswith(json.dumps(result, indent=2) + "\n")
+        return result
+
+    return of
+
+
+def test_sampling(run) -> None:
+    flags = ("--quick", "--vllm-modes", "--cases", "tiny", "large", "group", "--threads", "1")
+    result = run(sampling.main, *flags)
+    tiny, large, group = result["tiny"], result["large_1"], result["group"]
+    assert set(tiny["tokens_per_second"]) == {"hone_fp32", "hone_bf16_linear", "transformers_float32"}
+    assert set(large["tokens_per_second"]) == {"hone_bf16", "transformers_bfloat16"}
+    (row,) = tiny["rounds"]
+    assert tiny["tokens_per_second"] == row and min(row.values()) > 0
+    assert tiny["speedup"] == {"hone_fp32_vs_transformers_float32": row["hone_fp32"] / row["transformers_float32"]}
+    for case, precisions in ((tiny, {"fp32", "bf16_linear"}), (large, {"bf16"})):
+        assert set(case["limits_tokens_per_second"]) == precisions
+    for precision in ("fp32", "bf16_linear"):
+        seconds = group[precision]["seconds"]
+        assert group[precision]["cheaper"] == seconds["separate"] / seconds["shared"]
+
+
+def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:
+    rounds = [
+        {"hone_bf16": 30.0, "vllm_a": 10.0, "vllm_b": 5.0, "vllm_a_no_logprobs": 20.0},
+        {"hone_bf16": 30.0, "vllm_a": 10.0, "vllm_b": 15.0, "vllm_a_no_logprobs": 30.0},
+        {"hone_bf16": 50.0, "vllm_a": 10.0, "vllm_b": 5.0, "vllm_a_no_logprobs": 40.0},
+    ]
+    assert sampling.speedups(rounds, "hone_bf16", "vllm") == {
+        "hone_bf16_vs_vllm": 3.0,
+        "hone_bf16_vs_vllm_no_logprobs": 1.25,
+    }
+    assert sampling.speedups(rounds, "hone_bf16", "transformers") == {}
+
+
+def test_serving(run) -> None:
+    flags = ("--servers", "hone", "--clients", "4", "--rounds", "1", "--warm", "0.2", "--seconds", "1")
+    figures = run(serving.main, *flags)["medians"]["hone"]
+    assert figures["tokens_per_second"] > 0
+    assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "seconds", "weight_bytes", "kv_bytes"),
+    [
+        ("fp32", (2 * LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 1e9, 4 * (LAYERS + HEAD), 4),
+        ("bf16_linear", (LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 1e9, 2 * LAYERS + 4 * HEAD, 4),
+        ("bf16", (2 * LAYERS * 27 + 2 * HEAD * 24 + 4 * 8 * 2 * 150) / 2e9, 2 * (LAYERS + HEAD), 2),
+    ],
+)
+def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int) -> None:
+    """3 prompts of 2 tokens, 8 new ones: 3 · (2 + 8 - 1) tokens go through the layers, 3 · 8 are sampled."""
+    rates = {"float32": 1.0, "bfloat16": 2.0}
+    found = sampling_limits(TOY, precision, 3, 2, 8, rates, 0.5)
+    assert found["arithmetic"] == pytest.approx(24 / seconds)
+    kv = 3 * (2 + 8 / 2) * 2 * 2 * 4 * kv_bytes
+    assert found["bandwidth"] == pytest.approx(3 / ((weight_bytes + kv) / 0.5e9))
+    untied = replace(TOY, tie_word_embeddings=False)
+    assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
