@@ -8,8 +8,8 @@ group, or from a cached prefix; whole or in chunks; for jobs that come at once o
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -44,7 +44,13 @@ CONFIGS = TIED | {f"{name}-untied": replace(config, tie_word_embeddings=False) f
 BOUNDS = {"fp32": (1e-5, 1e-5), "bf16_linear": (2e-3, 5e-2), "bf16": (2e-3, 5e-2)}
 """Mean and maximum of |Δ| in nats."""
 CHUNK = 8
+SHARING, PREFILL, ARRIVAL = ("none", "group", "prefix"), ("whole", "chunks"), ("at once", "at random")
 WAYS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)]
+
+
+def cells(*names: tuple[str, ...], quick: list[tuple[str, ...]]):
+    """All combinations; those that are not in `quick` run with the contracts that take long."""
+    return [pytest.param(*cell, marks=() if cell in quick else pytest.mark.long) for cell in product(*names)]
 
 
 def peaked(config: DecoderConfig, precision: str) -> Decoder:
@@ -88,9 +94,9 @@ def jobs_of(sharing: str, rng: np.random.Generator) -> list[Job]:
     return [Job(ids, 100 + i, int(rng.integers(1, 17)), WAYS[i % 2]) for i, ids in enumerate(prompts)]
 
 
-def arrivals(count: int, arrival: str, rng: np.random.Generator) -> list[int]:
+def arrivals(jobs: int, arrival: str, rng: np.random.Generator) -> list[int]:
     """Before which step of the engine each job comes."""
-    return [0] * count if arrival == "at once" else rng.integers(0, 12, count).tolist()
+    return [0] * jobs if arrival == "at once" else rng.integers(0, 12, jobs).tolist()
 
 
 def sample(engine: Engine, jobs: list[Job], arrival: str, rng: np.random.Generator) -> dict[int, list[Token]]:
@@ -103,7 +109,7 @@ def run(engine: Engine, jobs: list[Job], when: list[int]) -> dict[int, list[Toke
     """The tokens of each job, by its key."""
     keys: dict[int, int] = {}
     got: dict[int, list[Token]] = {job.key: [] for job in jobs}
-    for step in itertools.count():
+    for step in count():
         keys |= {engine.add(job): job.key for job, at in zip(jobs, when, strict=True) if at == step}
         for token in engine.step():
             got[keys[token.ticket]].append(token)
@@ -159,9 +165,10 @@ def gaps(model: Decoder, jobs: list[Job], got: dict[int, list[Token]]) -> np.nda
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("arrival", ["at once", "at random"])
-@pytest.mark.parametrize("prefill", ["whole", "chunks"])
-@pytest.mark.parametrize("sharing", ["none", "group", "prefix"])
+@pytest.mark.parametrize(
+    ("sharing", "prefill", "arrival"),
+    cells(SHARING, PREFILL, ARRIVAL, quick=[("group", "whole", "at once"), ("prefix", "chunks", "at random")]),
+)
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing, prefill, arrival):
@@ -182,24 +189,33 @@ def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing
     assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
-@pytest.mark.parametrize("prefill", ["whole", "chunks"])
-@pytest.mark.parametrize("sharing", ["none", "group", "prefix"])
+@pytest.fixture(scope="module")
+def alone(models):
+    """(family, precision, job) -> ids and logprobs that the job gets when nobody else is there, computed once."""
+    engines: dict[tuple[str, str], Engine] = {}
+    got: dict[tuple[str, str, Job], list[tuple[int, float]]] = {}
+
+    def of(name: str, precision: str, job: Job) -> list[tuple[int, float]]:
+        if (name, precision) not in engines:
+            engines[name, precision] = Engine(models(name, precision), batch_invariant=True)
+        if (name, precision, job) not in got:
+            (completion,) = engines[name, precision].run([job], SamplingParams())
+            got[name, precision, job] = list(zip(completion.token_ids, completion.logprobs, strict=True))
+        return got[name, precision, job]
+
+    return of
+
+
+@pytest.mark.parametrize(("sharing", "prefill"), cells(SHARING, PREFILL, quick=[("prefix", "chunks")]))
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_invariant_sample_is_the_same_to_the_bit_alone_and_among_others(
-    models, name, precision, sharing, prefill
+    models, alone, name, precision, sharing, prefill
 ):
-    model = models(name, precision)
-
-    def alone(job: Job) -> list[tuple[int, float]]:
-        (completion,) = Engine(model, batch_invariant=True).run([job], SamplingParams())
-        return list(zip(completion.token_ids, completion.logprobs, strict=True))
-
-    rng = np.random.default_rng(6)
-    jobs = jobs_of(sharing, rng)
-    jobs += [replace(job, key=job.key + 100) for job in jobs_of("none", rng)]
-    engine = watched_engine(model, sharing, prefill, batch_invariant=True)
-    got = sample(engine, jobs, "at random", rng)
+    jobs = jobs_of(sharing, np.random.default_rng(6))
+    neighbours = [replace(job, key=job.key + 100) for job in jobs_of("none", np.random.default_rng(7))]
+    engine = watched_engine(models(name, precision), sharing, prefill, batch_invariant=True)
+    got = sample(engine, jobs + neighbours, "at random", np.random.default_rng(8))
     assert engine.spared == (6 * 32 if sharing == "prefix" else 0) and (engine.cut > 0) == (prefill == "chunks")
     for job in jobs:
-        assert [(token.id, token.logprob) for token in got[job.key]] == alone(job), job
+        assert [(token.id, token.logprob) for token in got[job.key]] == alone(name, precision, job), job
