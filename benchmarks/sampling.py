@@ -89,8 +89,9 @@ GROUP, GROUP_PROMPT = 16, 256
 class HoneSide:
     """hone's engine in this process."""
 
-    def __init__(self, folder: Path, precision: str) -> None:
-        self.engine = Engine(load_model(folder, dtype=_parameter_dtype(precision), precision=precision))
+    def __init__(self, folder: Path, precision: str, device: str = "cpu", **options: Any) -> None:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.engine = Engine(load_model(folder, dtype=dtype, device=device, precision=precision), **options)
 
     def __call__(self, prompts: Prompts, new_tokens: int) -> float:
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
@@ -104,21 +105,21 @@ class HoneSide:
 class TransformersSide:
     """`generate` in this process, without any logits processor or stop token."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         self.model.generation_config = GenerationConfig(pad_token_id=0)
 
     def __call__(self, prompts: Prompts, new_tokens: int) -> float:
-        ids = torch.tensor(prompts)
         start = time.perf_counter()
+        ids = torch.tensor(prompts, device=self.model.device)
         out = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0, max_new_tokens=new_tokens
-        )
+        ).cpu()
         seconds = time.perf_counter() - start
         assert out.shape[1] == ids.shape[1] + new_tokens
         return seconds
@@ -178,10 +179,6 @@ class VllmSide:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
-
-
-def _parameter_dtype(precision: str) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def take_turns(sides: dict[str, Side], work: Workload, vocab_size: int, rounds: int, title: str) -> list[dict]:

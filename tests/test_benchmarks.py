@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import sampling
 import serving
+import torch
+from gpu import sampling as gpu_sampling
 from limits import sampling_limits
 
 from hone.model.config import DecoderConfig
@@ -75,6 +77,23 @@ def test_serving(run) -> None:
     figures = run(serving.main, *flags)["medians"]["hone"]
     assert figures["tokens_per_second"] > 0
     assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]
+
+
+def test_sampling_on_a_gpu_on_the_cpu(run) -> None:
+    result = run(gpu_sampling.main, "--quick", "--batches", "2", "3", "--rounds", "1")
+    assert set(result["batches"]) == {"2", "3"}
+    for batch in result["batches"].values():
+        assert set(batch["decoded_tokens_per_second"]) == {"hone", "transformers"}
+    gaps = result["logprob_gap"]
+    assert all(gap["tokens"] == 16 * 5 for gap in gaps.values())
+    assert gaps["fp32"]["max"] <= 1e-5 and gaps["bf16"]["max"] <= 5e-2 and gaps["bf16_linear"]["max"] <= 5e-2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_sampling.main(["--out", str(tmp_path / "out.json")])
+    assert capsys.readouterr().out == "Nothing is measured: torch finds no CUDA device here.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
