@@ -2,6 +2,21 @@
 traceback.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 
 class UserError(ValueError):
     """What was wrong, and what to do instead, in one sentence."""
+
+
+class Halt(UserError):
+    """Ends a run that must not go on as it is. The loop saves what it has first; `metrics` are those of that version.
+
+    The sentence ends without a full stop: how to go on is added.
+    """
+
+    def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(text)
+        self.metrics = dict(metrics or {})

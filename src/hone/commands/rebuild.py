@@ -26,8 +26,10 @@ from hone.inference.engine import Engine
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
+from hone.orchestrator.canary import Canary
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import GroupSampler
+from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
 from hone.reproduce.execution import Execution, RLExecution, SFTExecution
 from hone.reproduce.records import Records
@@ -168,7 +170,13 @@ def _rl(
     policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy)
-    execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True))
+    canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
+
+    def publish(version: int) -> dict[str, float]:
+        policy.load(version)
+        return canary.measure(version).metrics()
+
+    execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True), publish)
     return execution, task_digests(config, env)
 
 

@@ -31,11 +31,13 @@ from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
+from hone.orchestrator.canary import Canary
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.saving import Ending, Saver
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
@@ -65,11 +67,13 @@ def run(config: RLConfig) -> int:
         writer.note(pool=sampler.pool)
 
         def loop(saver: Saver) -> Ending:
-            recorder = RunRecorder(writer, saver)
+            canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
+            watch = GapWatch(canary, config.gap.action, writer)
+            recorder = RunRecorder(writer, saver, watch)
 
             def publish(version: int) -> dict[str, float]:
                 policy.load(version)
-                return {}
+                return watch.published(version)
 
             evaluation = make_evaluate(config, env, renderer, policy, recorder.phase)
             return train(config, sampler, trainer, ledger, recorder, publish, evaluation)

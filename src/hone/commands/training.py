@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hone.commands.detach import hand_over
 from hone.commands.machine import device_of
 from hone.config.shared import RunConfig
+from hone.errors import Halt, UserError
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
@@ -104,6 +105,7 @@ def run_loop(
     Versions are saved in Hugging Face layout, with the model card `card(step)`; a checkpoint holds the trainer's
     tensors and the loop's state. `state()` takes that and returns a function that gives it as a record, which a thread
     may call later. SIGINT and SIGTERM end the loop after its step; if it gives that up, the version before it is saved.
+    So is the version that a Halt came at: then UserError says how to go on.
     """
 
     def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
@@ -119,6 +121,14 @@ def run_loop(
             saver.save(trainer.version, last=True)
             run.log_step(trainer.version, {}, weights=trainer.fingerprint())
             ending = "stopped"
+        except Halt as halt:
+            saver.halted = True
+            saver.save(trainer.version, last=True)
+            run.log_step(trainer.version, halt.metrics, weights=trainer.fingerprint())
+            raise UserError(
+                f"{halt}. Saved: {run.checkpoints.path(trainer.version)}; go on with: "
+                f"{resume_command(run.folder, run.info['kind'])}"
+            ) from halt
         finally:
             saver.close()
         run.finish(ending)

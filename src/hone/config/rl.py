@@ -161,6 +161,19 @@ class InferenceConfig(SectionConfig):
     """vLLM's `--dtype`; the own engine follows `precision`."""
 
 
+class GapConfig(BaseConfig):
+    """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
+
+    action: Literal["stop", "warn"] = "stop"
+    """What a gap beyond `stop` does: save and end the run, or warn."""
+    mean: float | None = Field(default=None, gt=0)
+    """A larger mean of |sampler's logprob - trainer's| is a warning."""
+    max: float | None = Field(default=None, gt=0)
+    """A larger one of a single token is a warning."""
+    stop: float | None = Field(default=None, gt=0)
+    """A larger mean stops the run."""
+
+
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
@@ -174,6 +187,8 @@ class RLConfig(RunConfig):
     """The orchestrator."""
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
+    gap: GapConfig = GapConfig()
+    """How far sampler and trainer may be apart."""
 
     @classmethod
     def compose(cls, sources: Sources) -> dict[str, Any]:

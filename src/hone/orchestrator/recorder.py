@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from hone.errors import UserError
 from hone.grading import printable
 from hone.orchestrator.groups import group_state
+from hone.orchestrator.watch import GapWatch
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
@@ -17,9 +18,10 @@ from hone.types import Group
 class RunRecorder:
     """Records a colocated run."""
 
-    def __init__(self, run: RunWriter, saver: Saver) -> None:
+    def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch) -> None:
         self.run = run
         self.saver = saver
+        self.watch = watch
         self._told_failure = False
 
     @property
@@ -38,7 +40,7 @@ class RunRecorder:
 
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. The first completion that
         could not be graded is told, with an event; of later ones the metrics tell. UserError after a step without a
-        single graded completion: there is nothing to learn from.
+        single graded completion: there is nothing to learn from. Halt if sampler and trainer were too far apart.
         """
         if groups:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
@@ -48,6 +50,7 @@ class RunRecorder:
         timings = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None
         self.run.log_step(step, metrics, timings, weights)
         self._tell_failures(step, groups)
+        self.watch.trained(step, metrics)
 
     def _tell_failures(self, step: int, groups: list[Group]) -> None:
         scores = [score for group in groups for score in group.scores]

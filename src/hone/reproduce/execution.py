@@ -22,8 +22,8 @@ from hone.trainer.sft_data import Source, next_batch
 from hone.trainer.step import Trainer
 from hone.types import Group, PackedBatch
 
-Evaluate = Callable[[int], dict[str, float]]
-"""version -> its evaluation metrics."""
+Measure = Callable[[int], dict[str, float]]
+"""version -> metrics of it: of its evaluation, or of its publication."""
 
 
 class Execution(Protocol):
@@ -45,11 +45,11 @@ class Execution(Protocol):
 
     @property
     def evaluates(self) -> bool:
-        """True if the run was to evaluate, and so to end with an evaluation."""
+        """True if the run was to measure versions, and so to end with measuring the last one."""
         ...
 
     def evaluation(self) -> StepRecord:
-        """The evaluation of the current version, as at the end of a run."""
+        """What is measured of the current version, as at the end of a run."""
         ...
 
 
@@ -62,13 +62,15 @@ class RLExecution:
         trainer: Trainer,
         records: Records,
         sampler: GroupSampler | None = None,
-        evaluate: Evaluate | None = None,
+        evaluate: Measure | None = None,
+        publish: Measure | None = None,
     ) -> None:
         self.config = config
         self.trainer = trainer
         self.records = records
         self.sampler = sampler
         self.evaluate = evaluate
+        self.publish = publish
         self.next_draw = self.tokens = 0
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
@@ -91,9 +93,11 @@ class RLExecution:
 
     def repeat(self, step: int) -> StepRecord:
         sampler = self.sampler
-        assert sampler is not None
+        assert sampler is not None and self.publish is not None
         due = self.config.orchestrator.eval and step % self.config.orchestrator.eval.interval == 0
-        metrics = self.evaluate(step) if self.evaluate and (due or self.records.was_evaluated(step)) else {}
+        metrics = self.publish(step)
+        if self.evaluate and (due or self.records.was_evaluated(step)):
+            metrics |= self.evaluate(step)
         draws = range(self.next_draw, self.next_draw + sampler.prompts)
         examples = sampler.examples(draws)
         groups = sampler.grade(examples, draws, sampler.sample(examples, draws, step))
@@ -101,12 +105,13 @@ class RLExecution:
 
     @property
     def evaluates(self) -> bool:
-        return self.config.orchestrator.eval is not None
+        return self.publish is not None
 
     def evaluation(self) -> StepRecord:
-        assert self.evaluate is not None
+        assert self.evaluate is not None and self.publish is not None
         version = self.trainer.version
-        return StepRecord(version, None, _finite(self.evaluate(version)), self.trainer.fingerprint())
+        metrics = self.publish(version) | self.evaluate(version)
+        return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint())
 
     def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
         before = self.trainer.fingerprint()

@@ -16,6 +16,9 @@ from hone.runs.reader import Run
 
 EVALUATIONS = ("eval/", "val/")
 """Metrics of version N that are measured before step N, at some steps."""
+CANARY = ("canary/",)
+"""Metrics of version N that are measured before step N, at each, on what the sampler says: training has no part in it.
+"""
 
 
 class Records:
@@ -67,11 +70,11 @@ class Records:
         """The completions of a step; None if it has none."""
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
-    def record(self, step: int, evaluations: bool = True) -> StepRecord:
-        """All that is recorded of a step; without the metrics of `evaluations` if they are not wanted."""
+    def record(self, step: int, without: tuple[str, ...] = ()) -> StepRecord:
+        """All that is recorded of a step, but for the metrics whose names begin like one of `without`."""
         metrics = self.metrics.get(step)
-        if metrics is not None and not evaluations:
-            metrics = {name: value for name, value in metrics.items() if not name.startswith(EVALUATIONS)}
+        if metrics is not None:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}
         before, after = self.recorded_fingerprint(step), self.recorded_fingerprint(step + 1)
         return StepRecord(step, self.rows(step), metrics, before, after)
 

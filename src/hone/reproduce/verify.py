@@ -135,7 +135,7 @@ def _check(checked: Checked, versions: Versions, step: int, replaying: Tell, rep
     repeating(step)
     again = versions.execution.repeat(step)
     evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-    found = first_difference(versions.records.record(step, evaluations=evaluated), again)
+    found = first_difference(versions.records.record(step, without=() if evaluated else EVALUATIONS), again)
     damage = None
     if found is None:
         found, damage = _changed_weights(checked, again)

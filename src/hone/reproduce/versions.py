@@ -9,7 +9,7 @@ import torch
 from hone.errors import UserError
 from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.execution import Execution
-from hone.reproduce.records import Records
+from hone.reproduce.records import CANARY, EVALUATIONS, Records
 from hone.runs.checkpoint import Tensors
 from hone.trainer.optim import Optimizer
 
@@ -107,7 +107,7 @@ class Versions:
     def replayed(self, step: int) -> tuple[StepRecord, StepRecord]:
         """(recorded, taken again from the recorded rollouts) of the next step."""
         again = self.execution.replay(step)
-        return self.records.record(step, evaluations=False), again
+        return self.records.record(step, without=(*EVALUATIONS, *CANARY)), again
 
     def differs_from_checkpoint(self) -> tuple[str, str] | None:
         """(file, tensor) of the first one in which the current version is not its checkpoint; None if all are equal."""

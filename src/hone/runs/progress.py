@@ -51,11 +51,11 @@ class Progress:
         self.doing, self.doing_since = _DOING.get(phase, phase), self.clock()
 
     def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        """Take in the lines of one step. A line with evaluations only leaves the training numbers as they were."""
+        """Take in the lines of one step. One without an update leaves the training numbers as they were."""
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.evals, self.eval_step = evals, step
-        if len(metrics) - len(evals) > ("step" in metrics):
+        if any(name != "step" and not name.startswith(("eval/", "val/", "canary/")) for name in metrics):
             if self.step is None:
                 self.first_seconds = self.elapsed
             self.step, self.metrics, self.timings = step, metrics, timings

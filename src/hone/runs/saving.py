@@ -57,6 +57,8 @@ class Saver:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._writing: Future[None] | None = None
         self._saved: tuple[int, bool] | None = None
+        self.halted = False
+        """Set when the run must not go on: what is saved then is a checkpoint."""
 
     @property
     def stopping(self) -> bool:
@@ -108,7 +110,7 @@ class Saver:
 
     @property
     def _with_checkpoint(self) -> bool:
-        return self.ckpt is not None or self.stopping
+        return self.ckpt is not None or self.stopping or self.halted
 
     def _start(self, step: int, in_background: bool) -> None:
         snapshot, positions, checkpoint = self.snapshot(), self.run.log_positions(), self._with_checkpoint

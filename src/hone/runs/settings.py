@@ -16,7 +16,7 @@ from hone.runs.files import RESTORE
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", *START}
+_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", *START}
 """Settings that don't change what a run computes."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
@@ -86,7 +86,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     """
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     free = () if names_matter else _BY_DIGEST
-    return [name for name in names if name.split(".")[0] not in _FREE and not name.startswith(free)]
+    return [name for name in names if not {name, name.split(".")[0]} & _FREE and not name.startswith(free)]
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:

@@ -24,6 +24,13 @@ def segment_lengths(batch: PackedBatch) -> list[int]:
     return torch.bincount(batch.segment_ids).tolist()
 
 
+def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
+    """Hidden states `[M, D]` from which the tokens at `indices_M` are predicted: those of the tokens before them."""
+    attention = PackedAttention(segment_lengths(batch), batch.parents)
+    hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
+    return hidden_ND.index_select(0, batch.previous[indices_M])
+
+
 def token_logprobs(
     model: Decoder, batch: PackedBatch, indices_M: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,9 +38,7 @@ def token_logprobs(
 
     Both are of softmax(logits / temperature), in nats; the logprobs carry gradient, the entropies do not.
     """
-    attention = PackedAttention(segment_lengths(batch), batch.parents)
-    hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
-    hidden_MD = hidden_ND.index_select(0, batch.previous[indices_M])
+    hidden_MD = token_hidden(model, batch, indices_M)
     targets_M = batch.token_ids[indices_M]
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,80 @@
+"""What is done about a gap between sampler and trainer: told once, written down, and, if it is far too wide, an end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hone.algorithms.gap import BANDS, Band, Gap, Verdict
+from hone.config.rl import RLConfig
+from hone.errors import Halt
+from hone.orchestrator.canary import Canary
+from hone.orchestrator.diagnosis import Diagnosis
+from hone.runs.writer import RunWriter
+
+
+def band_of(config: RLConfig, backend: str | None = None) -> Band:
+    """What the run allows: that of the backend (by default the configured one) and of the coarser precision of the two,
+    but for what `gap` sets.
+    """
+    backend = backend or config.inference.backend
+    coarse = backend == "vllm" and config.inference.dtype == "bfloat16"
+    band = BANDS[backend, "bf16" if coarse else config.precision]
+    given = {"mean": config.gap.mean, "max": config.gap.max, "stop": config.gap.stop}
+    return replace(band, **{name: value for name, value in given.items() if value is not None})
+
+
+class GapWatch:
+    """Judges every publication by a canary, and every step's own samples. A verdict is told when it, or its cause,
+    changes; `stop` raises Halt, unless `gap.action` is "warn".
+    """
+
+    def __init__(self, canary: Canary, action: str, run: RunWriter) -> None:
+        self.canary, self.action, self.run = canary, action, run
+        self.diagnosis = Diagnosis(canary)
+        self._told: dict[str, tuple[Verdict, str]] = {}
+
+    def published(self, version: int) -> dict[str, float]:
+        """The canary's metrics of the version that sampler and trainer have now."""
+        measured = self.canary.measure(version)
+        metrics = measured.metrics()
+        name = text = ""
+        if measured.verdict != Verdict.OK:
+            cause = self.diagnosis.cause(measured)
+            name, text = cause.name, str(cause)
+        self.diagnosis.remember(measured)
+        self._judge("canary", version, measured.verdict, measured.gap, name, text, metrics)
+        return metrics
+
+    def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The gap of the tokens that a step was trained on, if it was."""
+        if (mean := metrics.get("logprob_gap/mean")) is None:
+            return
+        gap = Gap(float(mean), float(metrics["logprob_gap/max"]))
+        text = "on the step's own samples, while the canary of its weights was fine: long completions, or what is "
+        text += "sampled beside them, change the sampler's numbers"
+        _, known = self._told.get("canary", (Verdict.OK, ""))
+        if known:
+            text = f"on the step's own samples, as on the canary ({known})"
+        self._judge("samples", step, self.canary.band.verdict(gap), gap, known or "samples only", text, {})
+
+    def _judge(
+        self, what: str, version: int, verdict: Verdict, gap: Gap, name: str, text: str, metrics: Mapping[str, float]
+    ) -> None:
+        new = self._told.get(what, (Verdict.OK, "")) != (verdict, name if verdict else "")
+        self._told[what] = verdict, name if verdict else ""
+        if verdict == Verdict.OK:
+            return
+        band = self.canary.band
+        if new:
+            facts = {"verdict": verdict.name.lower(), "of": what, "cause": name, "mean": gap.mean, "max": gap.max}
+            self.run.event("gap", version, **facts, band=[band.mean, band.max, band.stop], text=text)
+        found = (
+            f"sampler and trainer disagree at version {version} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}; "
+        )
+        if verdict == Verdict.STOP and self.action == "stop":
+            limit = f"the run stops beyond {band.stop:g}, or with --gap.action warn goes on)"
+            raise Halt(f"{found}{limit}: {text}", metrics)
+        if new:
+            self.run.display.message(f"Warning: {found}fine up to {band.mean:g} and {band.max:g}): {text}.")
