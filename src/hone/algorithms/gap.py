@@ -71,15 +71,18 @@ kernels (fp32 measured within 6e-5)."""
 
 def fit_temperature(
     logits_MV: torch.Tensor, tokens_M: torch.Tensor, logprobs_M: torch.Tensor, low: float = 0.1, high: float = 10.0
-) -> tuple[float, float]:
-    """The T for which log softmax(logits / T) is nearest to these logprobs of the tokens, and the mean |Δ| left then.
+) -> tuple[float, torch.Tensor]:
+    """The T for which log softmax(logits / T) is nearest to these logprobs of the tokens, and the |Δ| `[M]` left then.
 
     A grid, then golden sections around its best point; 1e-4 of T is left open.
     """
 
-    def left(temperature: float) -> float:
+    def left_M(temperature: float) -> torch.Tensor:
         scaled_MV = torch.log_softmax(logits_MV / temperature, dim=-1)
-        return float((scaled_MV.gather(1, tokens_M[:, None]).squeeze(1) - logprobs_M).abs().mean())
+        return (scaled_MV.gather(1, tokens_M[:, None]).squeeze(1) - logprobs_M).abs()
+
+    def left(temperature: float) -> float:
+        return float(left_M(temperature).mean())
 
     grid = np.geomspace(low, high, 65)
     best = int(np.argmin([left(float(t)) for t in grid]))
@@ -89,13 +92,13 @@ def fit_temperature(
         c, d = b - golden * (b - a), a + golden * (b - a)
         a, b = (a, d) if left(c) < left(d) else (c, b)
     temperature = (a + b) / 2
-    return temperature, left(temperature)
+    return temperature, left_M(temperature)
 
 
 def fit_truncation(
     logprobs_MV: torch.Tensor, tokens_M: torch.Tensor, sampled_M: torch.Tensor
-) -> tuple[str, float, float]:
-    """(`top_k`, `top_p` or `min_p`, its value, the mean |Δ| left) of the cut whose renormalised logprobs are nearest.
+) -> tuple[str, float, torch.Tensor]:
+    """(`top_k`, `top_p` or `min_p`, its value, the |Δ| `[M]` left) of the cut whose renormalised logprobs are nearest.
 
     With what a cut leaves of a distribution being m of its mass, a token's logprob rises by -log m: at each position by
     the same for all tokens. `logprobs_MV` are the trainer's, `sampled_M` the sampler's of `tokens_M`.
@@ -105,9 +108,8 @@ def fit_truncation(
     rise_M = sampled_M - logprobs_MV.gather(1, tokens_M[:, None]).squeeze(1)
     ratio_MV = (sorted_MV - sorted_MV[:, :1]).exp()
 
-    def left(kept_M: torch.Tensor) -> float:
-        log_mass_M = mass_MV.gather(1, kept_M[:, None] - 1).squeeze(1).log()
-        return float((rise_M + log_mass_M).abs().mean())
+    def left_M(kept_M: torch.Tensor) -> torch.Tensor:
+        return (rise_M + mass_MV.gather(1, kept_M[:, None] - 1).squeeze(1).log()).abs()
 
     count = mass_MV.shape[1]
     tries: list[tuple[str, float, torch.Tensor]] = []
@@ -117,7 +119,5 @@ def fit_truncation(
         tries.append(("top_p", share, ((mass_MV < share).sum(-1) + 1).clamp(max=count)))
     for floor in (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5):
         tries.append(("min_p", floor, (ratio_MV >= floor).sum(-1)))
-    results = [left(kept_M) for *_, kept_M in tries]
-    best = int(np.argmin(results))
-    name, value, _ = tries[best]
-    return name, value, results[best]
+    name, value, kept_M = min(tries, key=lambda this: float(left_M(this[2]).mean()))
+    return name, value, left_M(kept_M)

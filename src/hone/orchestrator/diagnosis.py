@@ -17,10 +17,12 @@ import torch
 
 from hone import rng
 from hone.algorithms.gap import Gap, Verdict, fit_temperature, fit_truncation
-from hone.orchestrator.canary import Canary, Measurement, completed
+from hone.orchestrator.canary import Canary, Measurement, Part, completed
 
 EXPLAINED = 0.2
-"""A cause is found if what it leaves unexplained is at most this share of the gap."""
+"""A cause is found if what it leaves unexplained is at most this share of the gap, also without the worst token: of
+rounding, one token may make most, and anything explains one token.
+"""
 ROUNDING = 0.1
 """More than this, as a mean in nats, is no rounding in any dtype."""
 
@@ -76,11 +78,9 @@ class Diagnosis:
         if measured.fixed is not None:
             if self.canary.band.verdict(measured.fixed.gap) == Verdict.OK:
                 return None
-            left = {v: Gap.of(measured.fixed.sampler - old).mean for v, old in self._fixed.items()}
-            version = min(left, key=lambda v: left[v], default=None)
-            if version is None or version == measured.version:
-                return None
-            found = left[version] <= EXPLAINED * measured.fixed.gap.mean
+            left = {v: np.abs(measured.fixed.sampler - old) for v, old in self._fixed.items() if v != measured.version}
+            version = min(left, key=lambda v: left[v].mean(), default=-1)
+            found = version >= 0 and _explains(left[version], measured.fixed)
         else:
             version = self._last.version if self._last else -1
             found = self._last is not None and _same_samples(self._last, measured)
@@ -97,14 +97,16 @@ class Diagnosis:
         logits_MV, tokens_M = self.canary.logits(pairs)
         sampled_M = torch.from_numpy(part.sampler).to(logits_MV)
         trained_at = self.canary.trainer.temperature
-        temperature, left = fit_temperature(logits_MV, tokens_M, sampled_M)
-        if left <= EXPLAINED * part.gap.mean:
+        temperature, left_M = fit_temperature(logits_MV, tokens_M, sampled_M)
+        left = left_M.cpu().numpy()
+        if _explains(left, part) and abs(temperature / trained_at - 1) > 0.02:
             text = f"the sampler's logprobs are those at temperature {temperature:.3g}, not {trained_at:g}"
             remedy = "let it sample, and report logprobs, at orchestrator.sampling.temperature (vLLM: "
             return Cause("sampling transform", text, remedy + "--logprobs-mode processed_logprobs)")
         logprobs_MV = torch.log_softmax(logits_MV / trained_at, dim=-1)
-        name, value, left = fit_truncation(logprobs_MV, tokens_M, sampled_M)
-        if left <= EXPLAINED * part.gap.mean:
+        name, value, left_M = fit_truncation(logprobs_MV, tokens_M, sampled_M)
+        left = left_M.cpu().numpy()
+        if _explains(left, part):
             text = f"the sampler's logprobs are renormalised after a cut, as by {name} = {value:g}"
             remedy = "turn it off where the sampler has its defaults (vLLM: --generation-config vllm)"
             return Cause("sampling transform", text, remedy)
@@ -116,8 +118,7 @@ class Diagnosis:
             return None
         pairs = completed(self.canary.requests, measured.trajectories)
         scores_M = self.canary.score([((bos, *prompt), tokens) for prompt, tokens in pairs])
-        left = Gap.of(measured.sampled.sampler - scores_M).mean
-        if not left <= EXPLAINED * measured.sampled.gap.mean:
+        if not _explains(np.abs(measured.sampled.sampler - scores_M), measured.sampled):
             return None
         return _template(f"the sampler puts the token {bos} (bos) before the prompts that it is given")
 
@@ -129,7 +130,7 @@ class Diagnosis:
         first = int(rng.stream(seed, "canary", "unseen", measured.version).integers(vocab))
         unseen = [replace(r, prompt_ids=(first, *r.prompt_ids[1:])) for r in self.canary.requests]
         fresh = self.canary.sample(unseen)
-        if not fresh.gap.mean <= EXPLAINED * part.gap.mean:
+        if band.verdict(fresh.gap) != Verdict.OK or not fresh.gap.mean <= EXPLAINED * part.gap.mean:
             return None
         text = f"a prompt that the sampler never saw is continued with a gap of {fresh.gap.mean:.2g}, one that it saw "
         text += f"before the update with {part.gap.mean:.2g}"
@@ -148,6 +149,13 @@ class Diagnosis:
             text += f", its size correlates with |logprob| by {growth:.1f}"
         remedy = "give it the trainer's dtype (precision, inference.dtype), or widen gap.mean and gap.max"
         return Cause("numerics", text + ")", remedy)
+
+
+def _explains(left_M: np.ndarray, part: Part) -> bool:
+    """Whether a cause that leaves this |Δ| `[M]` is the one."""
+    gap_M = np.abs(part.sampler - part.trainer)
+    others_M = np.arange(len(gap_M)) != gap_M.argmax()
+    return all(left_M[of].sum() <= EXPLAINED * gap_M[of].sum() for of in (slice(None), others_M))
 
 
 def _not_finite(measured: Measurement) -> Cause | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -68,8 +69,10 @@ class GapWatch:
             return
         band = self.canary.band
         if new:
-            facts = {"verdict": verdict.name.lower(), "of": what, "cause": name, "mean": gap.mean, "max": gap.max}
-            self.run.event("gap", version, **facts, band=[band.mean, band.max, band.stop], text=text)
+            facts = {"verdict": verdict.name.lower(), "of": what, "cause": name, "text": text}
+            sizes = {"mean": gap.mean, "max": gap.max}
+            sizes = {name: value if math.isfinite(value) else str(value) for name, value in sizes.items()}
+            self.run.event("gap", version, **facts, **sizes, band=[band.mean, band.max, band.stop])
         found = (
             f"sampler and trainer disagree at version {version} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}; "
         )

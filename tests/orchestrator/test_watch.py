@@ -1,0 +1,102 @@
+"""What a verdict does to a run: told once, written down, an end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from hone.algorithms.gap import BANDS, Band
+from hone.config.rl import GapConfig, InferenceConfig, RLConfig
+from hone.environments import load_environment
+from hone.errors import Halt
+from hone.inference.engine import Engine
+from hone.model.chat import load_renderer
+from hone.model.presets import random_decoder, tiny_config
+from hone.orchestrator.canary import Canary
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.watch import GapWatch, band_of
+from hone.runs import Run
+from hone.runs.writer import RunWriter
+from hone.trainer.objectives import policy_objective
+from hone.trainer.step import Trainer
+
+
+def config_of(tmp_path: Path, **gap) -> RLConfig:
+    return RLConfig(output_dir=tmp_path / "run", precision="fp32", display="plain", gap=GapConfig(**gap))
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A watch over the canary of a model that samples and trains, what it prints, and its run."""
+
+    def call(**gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
+        config, out = config_of(tmp_path, **gap), io.StringIO()
+        writer = RunWriter.start(config, "rl", ["rl"], out=out)
+        model = random_decoder(tiny_config(), seed=1)
+        optim, scheduler, loss = config.trainer.optim, config.trainer.scheduler, config.trainer.loss
+        trainer = Trainer(model, optim, scheduler, 3, policy_objective(loss))
+        renderer = load_renderer("hone/tiny")
+        examples = load_environment("reverse-text").split("train")[:4]
+        policy = EnginePolicy(Engine(model), renderer)
+        canary = Canary(policy, trainer, renderer, examples, band_of(config), seed=0, seq_len=64)
+        return GapWatch(canary, config.gap.action, writer), out, writer
+
+    return call
+
+
+def gaps(run: Path) -> list[tuple]:
+    return [(e["step"], e["verdict"], e["of"], e["cause"]) for e in Run(run).events() if e["kind"] == "gap"]
+
+
+def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path):
+    config = config_of(tmp_path)
+    assert band_of(config) == BANDS["hone", "fp32"]
+    assert band_of(config, "vllm") == BANDS["vllm", "fp32"]
+    coarse = config.model_copy(update={"inference": InferenceConfig(backend="vllm", dtype="bfloat16")})
+    assert band_of(coarse) == BANDS["vllm", "bf16"]
+    assert band_of(config_of(tmp_path, max=0.5, stop=3)) == Band(mean=1e-5, max=0.5, stop=3)
+
+
+def test_nothing_is_said_of_a_gap_in_the_band(make, tmp_path):
+    watch, out, writer = make()
+    with writer:
+        metrics = watch.published(0)
+        watch.trained(0, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
+        watch.trained(1, {"reward/mean": 1.0})
+    assert metrics["canary/verdict"] == 0.0 and 0 < metrics["canary/gap/mean"] < metrics["canary/gap/max"] < 1e-5
+    assert gaps(tmp_path / "run") == [] and "Warning" not in out.getvalue()
+
+
+def test_a_warning_is_told_once_until_it_changes(make, tmp_path):
+    watch, out, writer = make(mean=1e-12)
+    with writer:
+        assert [watch.published(version)["canary/verdict"] for version in range(3)] == [1.0] * 3
+        for step, mean in enumerate((1e-7, 1e-7, 1e-13, 1e-7)):
+            watch.trained(step, {"logprob_gap/mean": mean, "logprob_gap/max": mean})
+    samples = [(step, "warn", "samples", "numerics") for step in (0, 3)]
+    assert gaps(tmp_path / "run") == [(0, "warn", "canary", "numerics"), *samples]
+    said = [line for line in out.getvalue().splitlines() if line.startswith("Warning: ")]
+    assert len(said) == 3 and "disagree at version 0 by" in said[0] and "numerics: the sampler rounds" in said[0]
+    assert "as on the canary (numerics)" in said[1]
+
+
+def test_what_is_far_beyond_ends_the_run(make, tmp_path):
+    watch, _, writer = make(stop=1e-12)
+    with writer:
+        with pytest.raises(Halt, match=r"disagree at version 4 by .* the run stops beyond 1e-12.*: numerics") as halt:
+            watch.published(4)
+        assert halt.value.metrics["canary/verdict"] == 2.0
+        with pytest.raises(Halt, match="on the step's own samples"):
+            watch.trained(4, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
+    assert [verdict for _, verdict, *_ in gaps(tmp_path / "run")] == ["stop", "stop"]
+
+
+def test_a_stop_is_a_warning_if_the_user_says_so(make, tmp_path):
+    watch, out, writer = make(stop=1e-12, action="warn")
+    with writer:
+        assert watch.published(0)["canary/verdict"] == watch.published(1)["canary/verdict"] == 2.0
+        watch.trained(1, {"logprob_gap/mean": float("nan"), "logprob_gap/max": float("nan")})
+    assert [verdict for _, verdict, *_ in gaps(tmp_path / "run")] == ["stop", "stop"]
+    assert out.getvalue().count("Warning: ") == 2
