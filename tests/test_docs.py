@@ -107,6 +107,27 @@ def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, t
     assert json.loads(Path("outputs/b/run.json").read_text())["parent"]["step"] == 2
 
 
+def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    few = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir), "--ckpt"]
+    few += ["--orchestrator.eval", "None"]
+    for argv in shell_commands(ROOT / "docs" / "gap.md"):
+        assert run(argv, few if argv[0] == "rl" else []) == 0, (argv, capfd.readouterr().err)
+    assert "gap.max=0.01" in capfd.readouterr().out
+
+
+def test_the_bands_on_the_gap_page_are_those_of_the_code():
+    from hone.algorithms.gap import BANDS
+
+    lines = (ROOT / "docs" / "gap.md").read_text().splitlines()
+    rows = [line.split("|")[1:4] for line in lines if line.startswith(("| hone, ", "| vLLM, "))]
+    told = {name.strip(): [float(n) for n in (*fine.split(","), stop)] for name, fine, stop in rows}
+    named = {"hone, `fp32`": ("hone", "fp32"), "hone, `bf16_linear` and `bf16`": ("hone", "bf16")}
+    named |= {"vLLM, both in fp32": ("vllm", "fp32"), "vLLM, else": ("vllm", "bf16")}
+    assert told == {name: [b.mean, b.max, b.stop] for name, key in named.items() for b in [BANDS[key]]}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_fenced_line_is_a_command_that_exists(page):
     for argv in shell_commands(page):

@@ -145,12 +145,11 @@ class Diagnosis:
         if not measured.gap.mean <= ROUNDING:
             text = f"the sampler's logprobs fit no version of this run (mean difference {difference.mean():+.2g})"
             return Cause("unknown", text, "see which model it serves")
-        text = f"the sampler rounds otherwise (mean difference {difference.mean():+.1g}"
-        if len(difference) > 2 and np.ptp(part.trainer) > 0 and np.ptp(np.abs(difference)) > 0:
-            growth = np.corrcoef(np.abs(difference), np.abs(part.trainer))[0, 1]
-            text += f", its size correlates with |logprob| by {growth:.1f}"
-        remedy = "give it the trainer's dtype (precision, inference.dtype), or widen gap.mean and gap.max"
-        return Cause("numerics", text + ")", remedy)
+        text = f"the sampler rounds otherwise (mean difference {difference.mean():+.1g})"
+        remedy = (
+            "give it the trainer's dtype (precision, inference.dtype), or allow more by gap.mean, gap.max, gap.stop"
+        )
+        return Cause("numerics", text, remedy)
 
 
 def _explains(left_M: np.ndarray, part: Part) -> bool:
