@@ -23,6 +23,7 @@ RL = {
     "completion/length/mean": 14.26,
     "completion/truncated": 0.004,
 }
+CANARY = {"canary/gap/mean": 1e-8, "canary/gap/max": 1e-7, "canary/verdict": 0.0}
 EVAL = {
     "eval/reverse-text/reward/mean": 0.9124,
     "eval/reverse-text/exact": 0.61,
@@ -73,8 +74,8 @@ def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations
     display, clock, out = plain("rl", 100)
     for step in range(100):
         clock.now += 0.25
-        display.step(step, {"step": step} | RL | (EVAL if step == 51 else {}), TIMES)
-    display.step(100, {"step": 100} | EVAL, {"time/step": 1.0})
+        display.step(step, {"step": step} | CANARY | RL | (EVAL if step == 51 else {}), TIMES)
+    display.step(100, {"step": 100} | CANARY | EVAL, {"time/step": 1.0})
     display.close()
     lines = out.getvalue().splitlines()
     shown = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step")]

@@ -55,7 +55,7 @@ class Band:
 
 
 _ROUNDING = Band(mean=2e-3, max=5e-2, stop=2e-2)
-_OTHER_KERNELS = Band(mean=1e-2, max=5e-1, stop=5e-2)
+_OTHER_KERNELS = Band(mean=2e-2, max=5e-1, stop=1e-1)
 
 BANDS: dict[tuple[str, str], Band] = {
     ("hone", "fp32"): Band(mean=1e-5, max=1e-5, stop=1e-3),
@@ -66,7 +66,8 @@ BANDS: dict[tuple[str, str], Band] = {
     ("vllm", "bf16"): _OTHER_KERNELS,
 }
 """By backend and by the coarser precision of the two. hone: contract 3, the same model code on both sides. vllm: other
-kernels (fp32 measured within 6e-5)."""
+kernels (measured with the tiny model on reverse-text: mean 8e-7 and max 1.2e-5 in fp32, 1.1e-2 and 0.18 in bf16).
+"""
 
 
 def fit_temperature(
