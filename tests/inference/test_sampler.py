@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from hone import rng
-from hone.inference.sampler import sample_tokens
+from hone.inference.sampler import BLOCK, WHOLE, inverse_cdf, sample_tokens
 from hone.inference.types import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 0.0, 2.0, -1.0]])
@@ -56,3 +56,22 @@ def test_a_row_does_not_depend_on_its_neighbours():
     for row in (0, 17, 63):
         alone = sample_tokens(logits[row : row + 1], uniforms[row : row + 1], SamplingParams())
         assert alone[0].item() == together[0][row].item() and alone[1].item() == together[1][row].item()
+
+
+@pytest.mark.parametrize("size", [WHOLE, WHOLE + 1, 10 * BLOCK, 5000])
+def test_large_vocabularies_are_searched_in_blocks_with_the_same_result(size):
+    """The first index whose running sum exceeds u times the total: found by one search over the whole row."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(400, size, generator=generator) ** 8
+    weights[:, ::3] = 0
+    weights[:, 2 * BLOCK : 4 * BLOCK] = 0
+    uniforms = torch.rand(400, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, np.nextafter(1.0, 0.0)])
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    whole = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True).squeeze(1)
+    found = inverse_cdf(weights, uniforms)
+    assert (
+        found == whole
+    ).float().mean() >= 0.99  # sums in another order: a draw on a border may fall on its other side
+    assert bool((weights.gather(1, found[:, None]) > 0).all())
+    assert found[0] == 1 and found[1] >= size - 3

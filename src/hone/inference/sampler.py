@@ -7,6 +7,8 @@ import torch
 from hone.inference.types import SamplingParams
 from hone.model.decoder import Decoder
 
+WHOLE, BLOCK = 1024, 128
+"""Vocabularies up to the first size are searched as a whole, larger ones in blocks."""
 MAX_LOGITS = 2**25
 """Logits of prompts held at once: 128 MiB."""
 
@@ -16,17 +18,43 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids `[B]` int64 and their logprobs `[B]` float32.
 
-    Inverse-CDF sampling: the first token whose cumulative probability exceeds u. The cumulative sum is taken in float64
-    along each row alone, so a row's token doesn't depend on its neighbours and a token of probability 0 is never drawn.
+    Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`.
     """
     logprobs_BV = token_distribution(logits_BV, params)
     if params.temperature == 0:
         tokens_B = logits_BV.argmax(dim=-1)
     else:
-        cumulative_BV = _truncate(logprobs_BV, params).exp().cumsum(-1, dtype=torch.float64)
-        thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
-        tokens_B = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1)
+        tokens_B = inverse_cdf(_truncate(logprobs_BV, params).exp(), uniforms_B)
     return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1)
+
+
+def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
+    """Of each row the first index `[B]` at which the sum of its weights so far exceeds u times their total.
+
+    Running sums are in float64 along each row alone, so what a row draws doesn't depend on its neighbours, and an index
+    of weight 0 is never drawn. In a large vocabulary the block is found first, by sums as exact as the weights, then
+    the token in it: one running sum over 150k tokens takes as long as the head's product.
+    """
+    size = weights_BV.shape[1]
+    if size <= WHOLE:
+        cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+        return _first_above(cumulative_BV, uniforms_B[:, None] * cumulative_BV[:, -1:]).squeeze(1)
+    if size % BLOCK:
+        weights_BV = torch.nn.functional.pad(weights_BV, (0, BLOCK - size % BLOCK))
+    blocks_BNK = weights_BV.unflatten(1, (-1, BLOCK))
+    cumulative_BN = blocks_BNK.sum(-1).cumsum(-1, dtype=torch.float64)
+    thresholds_B1 = uniforms_B[:, None] * cumulative_BN[:, -1:]
+    block_B1 = _first_above(cumulative_BN, thresholds_B1)
+    before_B1 = torch.where(block_B1 > 0, cumulative_BN.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
+    chosen_BK = blocks_BNK[torch.arange(len(blocks_BNK), device=weights_BV.device), block_B1.squeeze(1)]
+    within_B1 = _first_above(chosen_BK.cumsum(-1, dtype=torch.float64), thresholds_B1 - before_B1)
+    return (block_B1 * BLOCK + within_B1).squeeze(1)
+
+
+def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
+    """The first index `[B, 1]` whose value exceeds the threshold; if rounding left none, the last that adds to it."""
+    last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous())
+    return torch.minimum(torch.searchsorted(cumulative_BN, thresholds_B1, right=True), last_B1)
 
 
 def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
