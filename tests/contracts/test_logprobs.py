@@ -189,6 +189,18 @@ def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing
     assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_so_are_those_of_the_steps_that_cuda_graphs_record(models, name, precision):
+    """The same step on a CPU, where it isn't recorded."""
+    model = models(name, precision)
+    rng = np.random.default_rng(7)
+    jobs = jobs_of("group", rng)
+    found = gaps(model, jobs, sample(Engine(model, cuda_graphs=True), jobs, "at random", rng))
+    mean, most = BOUNDS[precision]
+    assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
+
+
 @pytest.fixture(scope="module")
 def alone(models):
     """(family, precision, job) -> ids and logprobs that the job gets when nobody else is there, computed once."""

@@ -18,6 +18,7 @@ from hone import rng
 from hone.errors import UserError
 from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
+from hone.inference.graphs import GraphRunner
 from hone.inference.invariant import InvariantRunner
 from hone.inference.prefill import Prompt
 from hone.inference.runner import GroupedRunner, Runner
@@ -37,8 +38,8 @@ class Engine:
     two decode steps: longer prompts are computed in chunks. `prefix_bytes` is for keys and values of recent prompts,
     for others that begin like them. A sample's randomness depends on its key and position alone, so none of these
     changes which random numbers it sees. With `batch_invariant` none of these, and no other job, changes a bit of it:
-    see `hone.inference.invariant`. Stop strings need the `tokenizer`. `version` is stamped on each token, see
-    `weights_changed`.
+    see `hone.inference.invariant`. `cuda_graphs` is for a GPU: see `hone.inference.graphs`. Stop strings need the
+    `tokenizer`. `version` is stamped on each token, see `weights_changed`.
     """
 
     def __init__(
@@ -48,13 +49,19 @@ class Engine:
         prefill_tokens: int = 2**15,
         prefix_bytes: int = 0,
         batch_invariant: bool = False,
+        cuda_graphs: bool = False,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.kv_bytes = kv_bytes
         self.prefill_tokens = prefill_tokens
         self.version = 0
-        self.runner: Runner = (InvariantRunner if batch_invariant else GroupedRunner)(model, prefix_bytes)
+        if batch_invariant and cuda_graphs:
+            raise UserError("an engine is either batch_invariant or uses cuda_graphs: leave out one of the two")
+        if cuda_graphs:
+            self.runner: Runner = GraphRunner(model, prefix_bytes, kv_bytes)
+        else:
+            self.runner = (InvariantRunner if batch_invariant else GroupedRunner)(model, prefix_bytes)
         self.prefill = self.runner.prefill
         self._waiting: deque[Ticket] = deque()
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None

@@ -13,7 +13,7 @@ Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh hea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,7 @@ class InvariantRunner:
     def decode(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             tokens, positions = _padded(batch.next, self.tile), _padded(batch.positions, self.tile)
-            hidden_BD = self.model.hidden(tokens, positions, batch.cache)
+            hidden_BD = self.model.hidden(tokens, positions, cast(RowCache, batch.cache))
             batch.moved(self.model.logits(hidden_BD)[: len(batch)])
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hone.inference.batch import Batch, Cache, Ticket
+from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import KVCache
 from hone.inference.prefill import Prefill, Prompt
 from hone.model.decoder import Decoder
@@ -48,8 +48,7 @@ class GroupedRunner:
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         prompt_of_row = rows_of(tickets, prompts)
-        last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
-        logits_BV = self.model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(last.device))
+        logits_BV = first_logits(self.model, prompts, prompt_of_row)
         layers = [
             (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
             for parts in zip(*(prompt.layers for prompt in prompts), strict=True)
@@ -71,7 +70,8 @@ class GroupedRunner:
     def decode(self, batches: Sequence[Batch]) -> None:
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
-        attention = batches[0].cache if len(batches) == 1 else _Side([batch.cache for batch in batches], sizes)
+        caches = [cast(KVCache, batch.cache) for batch in batches]
+        attention = caches[0] if len(batches) == 1 else _Side(caches, sizes)
         logits_BV = self.model.logits(self.model.hidden(tokens, positions, attention))
         for batch, part in zip(batches, logits_BV.split(sizes), strict=True):
             batch.moved(part)
@@ -80,7 +80,7 @@ class GroupedRunner:
 class _Side:
     """The attention of several batches side by side."""
 
-    def __init__(self, caches: list[Cache], sizes: list[int]) -> None:
+    def __init__(self, caches: list[KVCache], sizes: list[int]) -> None:
         self.caches, self.sizes = caches, sizes
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,3 +92,9 @@ def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
     """Which of the prompts each job continues, `[B]`."""
     index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
     return np.array([index_of[ticket.job.prompt] for ticket in tickets])
+
+
+def first_logits(model: Decoder, prompts: Sequence[Prompt], prompt_of_row: np.ndarray) -> Tensor:
+    """Logits `[B, V]` of the first token of rows that continue these of the prompts."""
+    last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
+    return model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(last.device))

@@ -81,15 +81,19 @@ class RotaryTable(nn.Module):
         self._table = torch.empty(0, 2, 1, config.head_dim // 2)
 
     def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each `[N, 1, head_dim / 2]`."""
-        limit = int(positions_N.max()) + 1 if positions_N.numel() else 0
-        if limit > self._table.shape[0] or self._table.device != positions_N.device:
-            self._grow(limit, positions_N.device)
-        cos_sin = self._table.index_select(0, positions_N)
+        """(cos, sin), each `[N, 1, head_dim / 2]`. While a CUDA graph is captured, positions must be reserved before:
+        it may not wait for the largest of them."""
+        table = self._table
+        if positions_N.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            table = self.reserve(int(positions_N.max()) + 1 if positions_N.numel() else 0, positions_N.device)
+        cos_sin = table.index_select(0, positions_N)
         return cos_sin[:, 0], cos_sin[:, 1]
 
-    def _grow(self, limit: int, device: torch.device) -> None:
-        size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
-        inverse, scale = inverse_frequencies(self._config)
-        angles = torch.arange(size, dtype=torch.float32)[:, None] * inverse[None, :]
-        self._table = (torch.stack([angles.cos(), angles.sin()], dim=1) * scale).unsqueeze(2).to(device)
+    def reserve(self, limit: int, device: torch.device) -> Tensor:
+        """The table, `[positions, 2, 1, head_dim / 2]`, another tensor than before if it had to grow up to `limit`."""
+        if limit > self._table.shape[0] or self._table.device != device:
+            size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
+            inverse, scale = inverse_frequencies(self._config)
+            angles = torch.arange(size, dtype=torch.float32)[:, None] * inverse[None, :]
+            self._table = (torch.stack([angles.cos(), angles.sin()], dim=1) * scale).unsqueeze(2).to(device)
+        return self._table

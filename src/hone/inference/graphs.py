@@ -1,0 +1,314 @@
+"""Decoding with CUDA graphs: a step's kernels are recorded once for each shape, and launched together from then on.
+
+A graph is bound to the addresses and shapes that it was recorded with. So sequences lie in the slots of a `SlotState`,
+whose tensors stay where they are, each from its own first token on (a group's prompt is stored once per row), and a
+step covers a power of two of slots and of tokens: what of them is unused is computed and thrown away. Weights that are
+updated in place stay what the graphs read; where a weight's bf16 copy is made anew (precision "bf16_linear"), graphs
+are recorded again.
+
+On a CPU the very same step runs without being recorded, and that is how it is tested: recording and replay have not
+been run on a GPU, and nothing here has been measured.
+
+Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V vocabulary, N prompt tokens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hone.inference.batch import Batch, Ticket
+from hone.inference.cache import kv_bytes_per_token
+from hone.inference.prefill import Prefill, Prompt
+from hone.inference.runner import first_logits, rows_of
+from hone.model.decoder import Decoder, Linear
+
+GRANULE = 64
+"""Slots have a multiple of this many tokens, and a step covers at least as many: kernels want a mask aligned."""
+MAX_PADDING = 2
+"""Batches are joined unless their cache would grow by more than this factor: a step reads all of it."""
+
+
+class GraphRunner:
+    """Decodes batches one after the other, as few as possible, each with one graph."""
+
+    def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
+        self.model = model
+        self.prefill = Prefill(model, prefix_bytes)
+        self.budget = kv_bytes // kv_bytes_per_token(model.config)
+        self.states: list[SlotState] = []
+        self._cast = [module for module in model.modules() if isinstance(module, Linear) and module.bf16_product]
+        self._sources: list[Tensor] = []
+
+    def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        prompt_of_row = rows_of(tickets, prompts)
+        max_tokens = np.array([ticket.job.max_tokens for ticket in tickets])
+        logits_BV = first_logits(self.model, prompts, prompt_of_row)
+        return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
+
+    def join(self, batches: list[Batch], budget: int) -> None:
+        """The two smallest that may be one, again and again; the one that has no slots yet is taken in by another."""
+        while (pair := _pair_to_join(batches, budget)) is not None:
+            first, second = (_cache(batch) for batch in pair)
+            self._grow(first, len(first) + len(second), max(first.span, second.span))
+            pair[0].join(pair[1])
+            batches.remove(pair[1])
+
+    def decode(self, batches: Sequence[Batch]) -> None:
+        states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
+        self._drop_stale_graphs(max(state.tokens for state in states))
+        for batch, state in zip(batches, states, strict=True):
+            rows, longest = len(batch), _cache(batch).longest
+            state.next[:rows], state.positions[:rows] = batch.next, batch.positions
+            tokens = max(GRANULE, _power_of_two(longest + 1))
+            shape = min(_power_of_two(rows), state.slots), min(tokens, state.tokens)
+            if shape not in state.graphs:
+                state.graphs[shape] = self._record(state, *shape)
+            state.graphs[shape]()
+            batch.moved(state.logits[:rows])
+
+    def _record(self, state: SlotState, slots: int, tokens: int) -> Callable[[], object]:
+        """What does one step of these slots when called."""
+        step = partial(_decode, self.model, state, slots, tokens)
+        if self.model.device.type != "cuda":
+            return step
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.model.device):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                step()  # libraries set themselves up at a first call, which can't be recorded; a step may be repeated
+            here.wait_stream(side)
+            with torch.cuda.graph(graph, pool=state.pool, stream=side, capture_error_mode="thread_local"):
+                step()
+        return graph.replay
+
+    def _drop_stale_graphs(self, tokens: int) -> None:
+        """If what they read is elsewhere now: the table of positions, made for at least `tokens`, or a bf16 copy."""
+        sources = [self.model.rotary.reserve(tokens, self.model.device), *(linear.weight_bf16 for linear in self._cast)]
+        if self._sources and any(now is not then for now, then in zip(sources, self._sources, strict=True)):
+            for state in self.states:
+                state.drop_graphs()
+        self._sources = sources
+
+    def _place(self, cache: SlotCache) -> SlotState:
+        """Gives the rows of a cache slots: the smallest free state that is large enough, else a new one."""
+        rows, span = len(cache), cache.span
+        free = [state for state in self.states if state.cache is None and state.slots >= rows and state.tokens >= span]
+        if free:
+            state = min(free, key=lambda state: state.size)
+        else:
+            covered = [s for s in self.states if s.cache is None and s.slots <= rows and s.tokens <= span]
+            self.states = [state for state in self.states if state not in covered]
+            self._make_room(rows * span)
+            state = SlotState(self.model, rows, span)
+            self.states.append(state)
+        cache.move_into(state)
+        return state
+
+    def _grow(self, cache: SlotCache, rows: int, span: int) -> None:
+        """Makes the state of a cache large enough, with room for more where the budget has it."""
+        state = cache.state
+        assert state is not None, "one batch begins at a time, and gets slots before the next"
+        if state.slots >= rows and state.tokens >= span:
+            return
+        self._make_room(rows * span - state.size)
+        roomy = _power_of_two(max(state.slots, rows)), _power_of_two(max(state.tokens, span))
+        fits = roomy[0] * roomy[1] + sum(other.size for other in self.states if other is not state) <= self.budget
+        state.resize(*(roomy if fits else (rows, span)), rows=len(cache))
+
+    def _make_room(self, size: int) -> None:
+        """Drops free states, then what the others have in excess, if `size` more tokens would not fit the budget."""
+        if sum(state.size for state in self.states) + size <= self.budget:
+            return
+        self.states = [state for state in self.states if state.cache is not None]
+        for state in self.states:
+            cache = state.cache
+            if cache is not None and state.size > cache.tokens:
+                state.resize(len(cache), cache.span, rows=len(cache))
+
+
+class SlotState:
+    """Room for `slots` sequences of `tokens` tokens, what a step reads and writes, and the graphs recorded on it.
+
+    `layers`: per layer keys and values `[2, slots, K, tokens, Dh]`, fp32 whatever the model's dtype, as in `KVCache`.
+    `graphs`: by the slots and tokens that they cover. It is free once its cache is gone.
+    """
+
+    def __init__(self, model: Decoder, slots: int, tokens: int) -> None:
+        c = model.config
+        empty = torch.empty(2, 0, c.num_kv_heads, 0, c.head_dim, device=model.device)
+        self.layers = [empty] * c.num_layers
+        self.vocab_size, self.device = c.vocab_size, model.device
+        self.owner: weakref.ref[SlotCache] | None = None
+        self.resize(slots, tokens, rows=0)
+
+    def resize(self, slots: int, tokens: int, rows: int) -> None:
+        """Moves the first `rows` slots to new tensors."""
+        self.drop_graphs()
+        self.slots, self.tokens = slots, tokens
+        for index, old in enumerate(self.layers):
+            new = old.new_zeros(2, slots, old.shape[2], tokens, old.shape[4])
+            width = min(tokens, old.shape[3])
+            new[:, :rows, :, :width] = old[:, :rows, :, :width]
+            self.layers[index] = new
+        self.next, self.positions = torch.zeros(2, slots, dtype=torch.int64, device=self.device)
+        self.logits = torch.zeros(slots, self.vocab_size, device=self.device)
+
+    def drop_graphs(self) -> None:
+        """Graphs of one state share the memory of what they compute in between; a pool serves no second set."""
+        self.graphs: dict[tuple[int, int], Callable[[], object]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    @property
+    def size(self) -> int:
+        return self.slots * self.tokens
+
+    @property
+    def cache(self) -> SlotCache | None:
+        """Whose rows are here; None: it is free."""
+        return self.owner and self.owner()
+
+
+class SlotCache:
+    """Keys and values of B sequences: in the first B slots of `state`, or, until then, where prefill left them.
+
+    `lengths` `[B]`: tokens so far; `ends` `[B]`: tokens at most.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], prompt_of_row: np.ndarray, max_tokens: np.ndarray) -> None:
+        self.prompts, self.prompt_of_row = prompts, prompt_of_row
+        self.lengths = np.array([len(prompt.ids) for prompt in prompts])[prompt_of_row]
+        self.ends = self.lengths + max_tokens
+        self.state: SlotState | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+    @property
+    def span(self) -> int:
+        """Tokens that each slot needs."""
+        return -(-int(self.ends.max()) // GRANULE) * GRANULE
+
+    @property
+    def tokens(self) -> int:
+        """What it needs, in `kv_bytes_per_token`; its state may have more, which the runner can take back."""
+        return len(self) * self.span
+
+    def tokens_joined(self, other: SlotCache, max_new: int = 0) -> int:
+        """What `tokens` would be after `join`."""
+        return (len(self) + len(other)) * max(self.span, other.span)
+
+    def moved(self) -> None:
+        """To be called after a decode step."""
+        self.lengths = self.lengths + 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but `rows`."""
+        index = rows.cpu().numpy()
+        self.lengths, self.ends = self.lengths[index], self.ends[index]
+        if self.state is None:
+            self.prompt_of_row = self.prompt_of_row[index]
+            return
+        for layer in self.state.layers:
+            layer[:, : len(index)] = layer.index_select(1, rows)
+
+    def join(self, other: SlotCache, max_new: int) -> None:
+        """Takes in the rows of `other` behind its own; a state has enough room for both."""
+        assert self.state is not None, "one batch begins at a time, and gets slots before the next"
+        other.write(self.state, len(self))
+        self.lengths = np.concatenate([self.lengths, other.lengths])
+        self.ends = np.concatenate([self.ends, other.ends])
+
+    def move_into(self, state: SlotState) -> None:
+        """From where prefill left them into a free state."""
+        self.write(state, 0)
+        self.state, self.prompts, self.prompt_of_row = state, [], np.array([], dtype=np.int64)
+        state.owner = weakref.ref(self)
+
+    def write(self, state: SlotState, begin: int) -> None:
+        """Copies the rows into the slots from `begin` on, with zeros behind them."""
+        end = begin + len(self)
+        assert end <= state.slots and self.span <= state.tokens
+        if self.state is not None:
+            width = min(state.tokens, self.state.tokens)
+            for mine, layer in zip(self.state.layers, state.layers, strict=True):
+                layer[:, begin:end] = 0
+                layer[:, begin:end, :, :width] = mine[:, : len(self), :, :width]
+            return
+        ends = np.cumsum([len(prompt.ids) for prompt in self.prompts])
+        column = np.concatenate([np.arange(length) for length in self.lengths])
+        source = column + np.repeat(ends[self.prompt_of_row] - self.lengths, self.lengths)
+        slot = np.repeat(np.arange(begin, end), self.lengths)
+        source_N, slot_N, column_N = (torch.from_numpy(x).to(state.device) for x in (source, slot, column))
+        for index, layer in enumerate(state.layers):
+            layer[:, begin:end] = 0
+            for which in (0, 1):
+                of_prompts = torch.cat([prompt.layers[index][which] for prompt in self.prompts])
+                layer[which][slot_N, :, column_N] = of_prompts.index_select(0, source_N).float()
+
+
+def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
+    """One step of the first slots, of whose tokens it sees the first: from `next` and `positions` to `logits`.
+
+    Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
+    may stand anywhere: they write to their own slot.
+    """
+    positions = state.positions[:slots].clamp(max=tokens - 1)
+    attention = _SlotAttention(state.layers, positions, tokens)
+    hidden_BD = model.hidden(state.next[:slots], positions, attention)
+    state.logits[:slots] = model.logits(hidden_BD)
+
+
+class _SlotAttention:
+    """Attention of one new token per slot, at these positions `[B]`; stores its key and value first."""
+
+    def __init__(self, layers: list[Tensor], positions: Tensor, tokens: int) -> None:
+        device = positions.device
+        self.layers, self.positions, self.tokens = layers, positions, tokens
+        self.rows = torch.arange(len(positions), device=device)
+        future = torch.arange(tokens, device=device) > positions[:, None]
+        self.mask = torch.zeros(future.shape, device=device).masked_fill_(future, float("-inf"))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.layers[layer][:, : len(q), :, : self.tokens]  # each [B, K, tokens, Dh]
+        keys[self.rows, :, self.positions] = k.float()
+        values[self.rows, :, self.positions] = v.float()
+        # The heads that share keys stand where SDPA has a sequence's tokens: its fused kernels with a mask know no
+        # groups of heads, and the others would copy the keys.
+        queries = q.float().unflatten(1, (k.shape[1], -1))  # [B, K, G, Dh]
+        mask = self.mask[:, None, None].expand(-1, *queries.shape[1:3], -1)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).flatten(1, 2).to(q.dtype)
+
+
+def _pair_to_join(batches: list[Batch], budget: int) -> tuple[Batch, Batch] | None:
+    """The smallest two that fit the budget and each other, those that have slots first."""
+    order = sorted(batches, key=lambda batch: (_cache(batch).state is not None, len(batch)), reverse=True)
+    total = sum(batch.cache.tokens for batch in batches)
+    for pair in reversed(list(combinations(order, 2))):
+        first, second = (_cache(batch) for batch in pair)
+        apart, joined = first.tokens + second.tokens, first.tokens_joined(second)
+        if total - apart + joined <= budget and joined <= MAX_PADDING * apart:
+            return pair
+    return None
+
+
+def _cache(batch: Batch) -> SlotCache:
+    return cast(SlotCache, batch.cache)
+
+
+def _power_of_two(x: int) -> int:
+    """The next one from x on."""
+    return 1 << (x - 1).bit_length()

@@ -1,0 +1,199 @@
+"""Decoding in fixed slots, as it is recorded on a GPU: run here without recording, it samples as the usual engine does.
+
+What is not tested for want of a GPU: that a step can be recorded, and that its replay computes the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hone.config.shared import InitConfig
+from hone.errors import UserError
+from hone.inference import graphs
+from hone.inference.cache import kv_bytes_per_token
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams
+from hone.model.decoder import Decoder
+from hone.model.presets import random_decoder, tiny_config
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
+FREE = SamplingParams(ignore_eos=True)
+
+
+def peaked(precision: str = "fp32", seed: int = 2) -> Decoder:
+    decoder = random_decoder(CONFIG, seed=seed, precision=precision)
+    with torch.no_grad():
+        decoder.embed.mul_(8)
+    decoder.refresh()
+    return decoder
+
+
+def jobs(count: int, seed: int = 0) -> list[Job]:
+    """Prompts and limits of different lengths beyond one granule; every fourth prompt is that of the job before."""
+    draw = np.random.default_rng(seed)
+    found: list[Job] = []
+    for i in range(count):
+        prompt = tuple(draw.integers(4, 250, draw.integers(1, 90)).tolist())
+        prompt = found[-1].prompt if i % 4 == 3 else prompt
+        found.append(Job(prompt, key=1000 + i, max_tokens=int(draw.integers(1, 60)), params=FREE))
+    return found
+
+
+def sampled(engine: Engine, order: list[Job], arrivals: np.random.Generator | None = None, cancel: int | None = None):
+    """{key: [(token, logprob)]}; with `arrivals` the jobs come a few at a time; every `cancel`th is dropped halfway."""
+    waiting, tickets = list(order), {}
+    got: dict[int, list[tuple[int, float]]] = {job.key: [] for job in order}
+    while waiting or engine.busy:
+        for _ in range(len(waiting) if arrivals is None else arrivals.integers(0, 3)):
+            if waiting:
+                job = waiting.pop(0)
+                tickets[engine.add(job)] = job
+        for token in engine.step():
+            job = tickets[token.ticket]
+            got[job.key].append((token.id, token.logprob))
+            if cancel and job.key % cancel == 0 and len(got[job.key]) * 2 > job.max_tokens:
+                engine.cancel(token.ticket)
+    return got
+
+
+def assert_same(got: dict[int, list[tuple[int, float]]], expected: dict[int, list[tuple[int, float]]]) -> None:
+    assert got.keys() == expected.keys()
+    for key, pairs in expected.items():
+        mine = got[key]
+        assert [token for token, _ in mine] == [token for token, _ in pairs[: len(mine)]]
+        np.testing.assert_allclose([p for _, p in mine], [p for _, p in pairs[: len(mine)]], atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear"])
+def test_all_at_once_and_in_any_order_of_arrival(precision):
+    """Batches join and their rows retire; a second round runs in the state that the first has left."""
+    model, some = peaked(precision), jobs(40)
+    expected = sampled(Engine(model), some)
+    engine = Engine(model, cuda_graphs=True)
+    got = sampled(engine, some)
+    assert {key: len(pairs) for key, pairs in got.items()} == {job.key: job.max_tokens for job in some}
+    if precision == "fp32":
+        assert_same(got, expected)
+    draw = np.random.default_rng(1)
+    for _ in range(2):
+        order = [some[i] for i in draw.permutation(len(some))]
+        if precision == "fp32":
+            assert_same(sampled(engine, order, draw), expected)
+    assert all(state.cache is None for state in engine.runner.states)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_tokens": 16}, {"prefix_bytes": 2**20}])
+def test_cancelled_jobs_and_a_small_cache(options):
+    """The cache has room for a few jobs; what the states hold stays within it."""
+    model, some = peaked(), jobs(40, seed=5)
+    expected = sampled(Engine(model), some)
+    engine = Engine(model, kv_bytes=8 * 192 * kv_bytes_per_token(CONFIG), cuda_graphs=True, **options)
+    got = sampled(engine, some, np.random.default_rng(2), cancel=3)
+    assert_same(got, expected)
+    for job in some:
+        full = job.max_tokens if job.key % 3 else min(job.max_tokens, job.max_tokens // 2 + 1)
+        assert len(got[job.key]) == full
+    assert sum(state.size for state in engine.runner.states) <= 8 * 192
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_nothing_in_a_step_waits_for_the_device(monkeypatch, precision):
+    """Tensors without data: asking for a value of one raises, as it would while a graph is captured."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = peaked(precision)
+    model.rotary.reserve(128, torch.device("meta"))
+    model.to("meta").refresh()
+    state = graphs.SlotState(model, slots=4, tokens=128)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="meta tensors"):
+            graphs._decode(model, state, 2, 64)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        graphs._decode(model, state, 2, 64)
+
+
+def test_graphs_are_kept_until_what_they_read_has_moved():
+    """Weights written in place stay; a bf16 copy made anew, or a longer table of positions, drops all graphs."""
+    some = jobs(6)
+    for precision, stays in (("fp32", True), ("bf16_linear", False)):
+        model, other = peaked(precision), peaked(precision, seed=3)
+        engine = Engine(model, cuda_graphs=True)
+        sampled(engine, some)
+        (state,) = engine.runner.states
+        before = dict(state.graphs)
+        sampled(engine, some)
+        assert len(before) > 3 and state.graphs == before
+        model.load_state_dict(other.state_dict())
+        model.refresh()
+        engine.weights_changed(1)
+        got = sampled(engine, some)
+        assert engine.runner.states == [state] and (state.graphs == before) == stays
+        if precision == "fp32":
+            assert_same(got, sampled(Engine(other), some))
+            model.rotary.reserve(10_000, model.device)
+            sampled(engine, some)
+            assert state.graphs.keys() == before.keys() and state.graphs != before
+
+
+def test_a_state_grows_while_jobs_come_and_is_used_again():
+    model, engine = peaked(), Engine(peaked(), cuda_graphs=True)
+    some = [Job(tuple(range(5, 8 + i)), i, 100, FREE) for i in range(12)]
+    assert_same(sampled(engine, some, np.random.default_rng(0)), sampled(Engine(model), some))
+    (state,) = engine.runner.states
+    assert (state.slots, state.tokens) == (16, 128)
+    layers = list(state.layers)
+    assert_same(sampled(engine, some[:3]), sampled(Engine(model), some[:3]))
+    assert engine.runner.states == [state] and (4, 64) in state.graphs
+    assert all(now is then for now, then in zip(state.layers, layers, strict=True))
+
+
+def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
+    model, engine = peaked(), Engine(peaked(), cuda_graphs=True)
+    some = jobs(5)
+    expected = sampled(engine, some)
+    (state,) = engine.runner.states
+    for layer in state.layers:
+        layer.fill_(float("nan"))
+    assert_same(sampled(engine, some), expected)
+    assert_same(sampled(Engine(model), some), expected)
+
+
+def test_batches_of_very_different_length_stay_apart():
+    """One slot for the long job is not worth as many tokens in the slots of all others."""
+    engine = Engine(peaked(), cuda_graphs=True)
+    long, short = Job(tuple(range(4, 250)) * 4, 0, 20, FREE), [Job((5, 6), 1 + i, 20, FREE) for i in range(20)]
+    for come in ([long], short[:10], short[10:]):
+        for job in come:
+            engine.add(job)
+        engine.step()
+    assert [len(batch) for batch in engine._batches] == [1, 20]
+    assert sorted(state.tokens for state in engine.runner.states if state.cache) == [64, 1024]
+
+
+def test_a_batch_that_has_to_stay_apart_gets_the_room_that_others_have_in_excess():
+    """All but one of eight rows end; their slots, and a state that nobody uses, go when a long job needs the cache."""
+    engine = Engine(peaked(), kv_bytes=1500 * kv_bytes_per_token(CONFIG), cuda_graphs=True)
+    short = [Job((5, 6), i, 60 if i == 0 else 2, FREE) for i in range(8)]
+    sampled(engine, [Job((5, 6, 7), 0, 100, FREE)])
+    sampled(engine, [Job((5, 6, 7), 0, 200, FREE)])
+    assert [state.size for state in engine.runner.states] == [256]
+    sampled(engine, short)
+    assert [state.size for state in engine.runner.states] == [256, 8 * 64]
+    got: dict[int, list[tuple[int, float]]] = {1: [], 9: []}
+    tickets = {engine.add(job): 1 + job.key for job in short}
+    for step in range(60):
+        if step == 5:
+            long = Job(tuple(range(4, 250)) * 4, 9, 40, FREE)
+            tickets[engine.add(long)] = long.key
+        for token in engine.step():
+            if tickets[token.ticket] in got:
+                got[tickets[token.ticket]].append((token.id, token.logprob))
+        if step == 6:
+            assert [state.size for state in engine.runner.states] == [64, 1024]
+    assert_same(got, {1: sampled(Engine(peaked()), short)[0], 9: sampled(Engine(peaked()), [long])[9]})
+
+
+def test_it_is_not_for_batch_invariant_sampling():
+    with pytest.raises(UserError, match="batch_invariant or uses cuda_graphs"):
+        Engine(peaked(), batch_invariant=True, cuda_graphs=True)
