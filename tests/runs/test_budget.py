@@ -66,8 +66,10 @@ def test_what_a_run_spent_is_read_from_its_logs(tmp_path):
     found = spent(tmp_path, {"seconds": 128.0, "usd": 6.0})
     assert (found.seconds, found.usd, found.tokens) == (130.0, 6.0, 210)
     assert found.recent_tokens == (10,) * 10 and found.recent_seconds == tuple(range(3, 13))
-    assert found.phases == {"checkpoint": 0.0, "evaluate": 7.0, "validate": 0.0}
-    assert spent(tmp_path / "none", {}) == Spent(phases=dict.fromkeys(("checkpoint", "evaluate", "validate"), 0.0))
+    assert found.phases == {"checkpoint": 0.0, "publish": 0.0, "evaluate": 7.0, "validate": 0.0}
+    assert spent(tmp_path / "none", {}) == Spent(
+        phases=dict.fromkeys(("checkpoint", "publish", "evaluate", "validate"), 0.0)
+    )
 
 
 def test_the_slowest_of_the_last_ten_steps_is_expected(clock):

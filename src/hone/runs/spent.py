@@ -12,7 +12,7 @@ from hone.runs.files import read_lines
 
 RECENT = 10
 """The last this many steps tell what the next one will take."""
-ENDING = ("checkpoint", "evaluate", "validate")
+ENDING = ("checkpoint", "publish", "evaluate", "validate")
 """Phases that the end of a run needs time for."""
 
 
