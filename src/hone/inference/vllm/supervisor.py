@@ -1,0 +1,56 @@
+"""Runs one command and sees to it that nothing of it outlives the process that wanted it.
+
+    python supervisor.py PARENT_PID GRACE_SECONDS COMMAND ...
+
+Ends the command and all that it started when told to (SIGTERM, SIGINT), when the process PARENT_PID is gone, however
+that ended, and when the command itself ends; its exit code is the command's. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL = 0.2
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(parent: int, grace: float, command: list[str]) -> int:
+    """Runs `command` in a process group of its own; returns its exit code, 128 + N for one that signal N ended."""
+    if sys.platform == "linux":
+        # Processes whose parent has died come to this one, which can then wait for them.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    told: list[int] = []
+    for number in ENDING:
+        signal.signal(number, lambda number, _: told.append(number))
+    child = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL)
+    while child.poll() is None and not told and os.getppid() == parent:
+        time.sleep(POLL)
+    if child.poll() is None:
+        child.terminate()  # the first process of vLLM's ends the others in order
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace)
+    end_group(child.pid)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def end_group(group: int) -> None:
+    """SIGKILL to what is left of a process group, until nothing is."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-group, os.WNOHANG) != (0, 0):
+                    pass
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
