@@ -28,7 +28,7 @@ def update_weights(url: str, path: Path, version: int, api_key: str | None = Non
 
 def weights_version(url: str, api_key: str | None = None) -> int:
     """The version of the weights that the server samples from: that of the last update, or 0."""
-    return _ask(url, "GET", "/update_weights", None, api_key)["version"]
+    return _ask(url, "GET", "/v1/models", None, api_key)["data"][0]["policy_version"]
 
 
 def _ask(url: str, method: str, path: str, body: dict[str, Any] | None, api_key: str | None) -> dict[str, Any]:

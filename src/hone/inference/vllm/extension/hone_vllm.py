@@ -1,4 +1,182 @@
-"""What runs inside vLLM's processes: new weights in place, and the path on its server that asks for them.
+"""What runs inside vLLM's processes: weights taken in place, and the path on its server that asks for it.
 
-Found on PYTHONPATH, in an environment that has no hone: imports vLLM's own packages only.
+Found on PYTHONPATH, in an environment that has no hone: imports only what vLLM brings. `WorkerExtension` becomes a base
+of vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`--middleware`).
 """
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
+"""Weights are taken from under this folder only; without it, not at all."""
+KEY = os.environ.get("VLLM_API_KEY")
+
+
+class WorkerExtension:
+    """Methods of each worker process; `self` is vLLM's worker."""
+
+    def hone_load_weights(self, path: str) -> None:
+        """Loads the safetensors of folder `path` into the model where it is."""
+        from vllm.platforms import current_platform
+
+        self.reload_weights(weights_path=path)
+        model = self.model_runner.get_model()
+        head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
+        if current_platform.is_cpu() and head is not None and embedding is not None:
+            # On a CPU matrices are multiplied from a packed copy, which only their own layer's reload renews: that of
+            # a head tied to the embedding stays what it was.
+            head.quant_method.process_weights_after_loading(head)
+
+
+class UpdateWeights:
+    """Answers `POST /update_weights` as hone's own server does, and adds the weights' version to `GET /v1/models`.
+
+    An update that fails while weights are being written leaves the model half new: the server then answers no requests
+    (503) until an update succeeds.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.version = 0
+        self.broken: str | None = None
+        self.lock = asyncio.Lock()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif (scope["method"], scope["path"]) == ("POST", "/update_weights"):
+            status, answer = await self._update(scope, receive)
+            await _answer(send, status, answer)
+        elif scope["path"] == "/v1/models":
+            await self._models(scope, receive, send)
+        elif self.broken and scope["path"].startswith("/v1/"):
+            await _answer(send, 503, _error(self.broken))
+        else:
+            await self.app(scope, receive, send)
+
+    async def _update(self, scope: dict[str, Any], receive: Any) -> tuple[int, dict[str, Any]]:
+        if KEY and not secrets.compare_digest(
+            dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode()
+        ):
+            return 401, _error("this server wants its API key")
+        if ROOT is None:
+            return 403, _error("this server takes no weights: start it with --weights-root FOLDER")
+        engine = scope["app"].state.engine_client
+        async with self.lock:
+            try:
+                body = json.loads(await _body(receive))
+                path, version = body["path"], body["version"]
+                if not isinstance(path, str) or not isinstance(version, int) or version < 0:
+                    raise TypeError("path is a string, version a number from 0")
+                folder = weights_folder(path)
+                await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
+            before, self.broken = self.version, "the weights are being updated"
+            # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
+            # cached is forgotten, what was running computes its keys and values anew.
+            await engine.pause_generation(mode="keep")
+            try:
+                await engine.collective_rpc("hone_load_weights", args=(str(folder),))
+                if not await engine.reset_prefix_cache(reset_running_requests=True):
+                    raise RuntimeError("the prefix cache could not be emptied")
+            except Exception as error:
+                self.broken = f"an update of the weights failed ({error}): update them again, or start the server anew"
+                return 500, _error(self.broken)
+            finally:
+                await engine.resume_generation()
+            self.version, self.broken = version, None
+        return 200, {"status": "ok", "policy_version": version, "previous_version": before}
+
+    async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """vLLM's answer, with `policy_version` for each model."""
+        sent: list[dict[str, Any]] = []
+
+        async def keep(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, keep)
+        body = b"".join(message.get("body", b"") for message in sent[1:])
+        if sent[0]["status"] != 200:
+            await _answer(send, sent[0]["status"], json.loads(body))
+            return
+        models = json.loads(body)
+        for model in models["data"]:
+            model["policy_version"] = self.version
+        await _answer(send, 200, models)
+
+
+def weights_folder(path: str) -> Path:
+    """The folder that `path` names (relative paths count from the root); ValueError unless it is under the root."""
+    assert ROOT is not None
+    root = Path(ROOT).resolve()
+    folder = (root / path).resolve()
+    if not folder.is_relative_to(root):
+        raise ValueError(f"{path} is not under the weights root {root}: save the weights there")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
+    return folder
+
+
+def check_weights(folder: Path, config: Any) -> None:
+    """ValueError unless `folder` has the tensors of a model of `config`, all of them, no others, and of these shapes."""
+    from safetensors import SafetensorError, safe_open
+
+    there: dict[str, list[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as tensors:
+                there |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read ({error}): save it again") from None
+    if not there:
+        raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
+    wanted = expected_shapes(json.dumps(config.to_dict(), default=str, sort_keys=True), type(config))
+    for name in sorted(wanted.keys() | there.keys()):
+        if there.get(name) != wanted.get(name):
+            raise ValueError(
+                f"{folder} is another model: {name} has shape {there.get(name)}, that of the served one {wanted.get(name)}"
+            )
+
+
+@cache
+def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
+    """Name → shape of each tensor in the files of a model; `config` is that of `kind`, as JSON."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(kind.from_dict(json.loads(config)))
+    named = dict(model.named_parameters())  # of tensors that are tied, the first
+    return {name: list(parameter.shape) for name, parameter in named.items()}
+
+
+async def _body(receive: Any) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ValueError("the client left before its request was read")
+        body += message.get("body", b"")
+        if len(body) > 2**16:
+            raise ValueError("the request is longer than 64 KiB")
+        if not message.get("more_body"):
+            return body
+
+
+async def _answer(send: Any, status: int, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message}}
