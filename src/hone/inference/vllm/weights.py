@@ -19,9 +19,9 @@ PATIENCE = 600.0
 def update_weights(url: str, path: Path, version: int, api_key: str | None = None) -> None:
     """Samples come from the weights in folder `path` (Hugging Face layout, safetensors) when this returns.
 
-    One request, `POST /update_weights {"path": ..., "version": ...}`: the server holds the requests in flight, loads the
-    weights into the model it has, forgets what it knew of prompts, and goes on. `url` is the server's, with or without
-    `/v1`. UserError if it is not there or refuses, with its reason.
+    One request, `POST /update_weights {"path": ..., "version": ...}`: the server holds the requests in flight, loads
+    the weights into the model it has, forgets what it knew of prompts, and goes on. `url` is the server's, with or
+    without `/v1`. UserError if it is not there or refuses, with its reason.
     """
     _ask(url, "POST", "/update_weights", {"path": str(path.resolve()), "version": version}, api_key)
 

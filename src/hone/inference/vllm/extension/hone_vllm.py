@@ -126,7 +126,7 @@ def weights_folder(path: str) -> Path:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """ValueError unless `folder` has the tensors of a model of `config`, all of them, no others, and of these shapes."""
+    """ValueError unless `folder` has the tensors of a model of `config`: all of them, no others, of its shapes."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -141,9 +141,8 @@ def check_weights(folder: Path, config: Any) -> None:
     wanted = expected_shapes(json.dumps(config.to_dict(), default=str, sort_keys=True), type(config))
     for name in sorted(wanted.keys() | there.keys()):
         if there.get(name) != wanted.get(name):
-            raise ValueError(
-                f"{folder} is another model: {name} has shape {there.get(name)}, that of the served one {wanted.get(name)}"
-            )
+            ours = wanted.get(name)
+            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
 
 
 @cache

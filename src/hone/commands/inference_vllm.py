@@ -1,0 +1,65 @@
+"""`hone inference --backend vllm`: vLLM in place of the own engine, until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hone.config.inference import ServeConfig
+from hone.errors import UserError
+from hone.inference.vllm import VllmServer
+from hone.model.files import TINY, resolve_model
+from hone.model.hf import load_model, save_model
+from hone.model.template import read_override
+from hone.model.tokenizer import save_tokenizer
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
+    """Serves until SIGINT or SIGTERM; returns 0 then. `intro` makes the lines that say so from what is behind them.
+
+    UserError if vLLM is not installed, does not start, or ends by itself.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hone-vllm-") as folder, _server(config, Path(folder)) as server:
+            print(intro(server.described), flush=True)
+            code = server.wait()
+            raise UserError(f"vLLM ended by itself, with exit code {code}; {server.last_words()}")
+    except KeyboardInterrupt:
+        print("Stopped.")
+        return 0
+
+
+def _server(config: ServeConfig, folder: Path) -> VllmServer:
+    name = config.model.name
+    model = folder / "model" if name == TINY else resolve_model(name)
+    if name == TINY:
+        save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
+        save_tokenizer(model)
+    if config.weights_root is not None and not config.weights_root.is_dir():
+        raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
+    template = None if config.model.chat_template is None else folder / "template.jinja"
+    if template is not None:
+        template.write_text(read_override(config.model.chat_template))
+    return VllmServer(
+        model,
+        log=Path(f"outputs/vllm-{config.port}.log"),
+        dtype=config.dtype,
+        host=config.host,
+        port=config.port,
+        max_model_len=config.max_model_len,
+        python=config.vllm_python,
+        threads=config.threads,
+        kv_gib=config.kv_gib,
+        seed=config.seed,
+        chat_template=str(template) if template else None,
+        weights_root=config.weights_root,
+        served_name=name,
+        api_key=config.api_key,
+        progress=lambda line: print(line, flush=True),
+    )
