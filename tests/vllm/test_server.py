@@ -1,0 +1,170 @@
+"""A real vLLM server: its logprobs are transformers', before and after its weights are updated in place.
+
+Pinned here, for a model with a tied head and one without:
+- sampled logprobs are those of softmax(logits / temperature), within 1e-4 in fp32; tokens go in and come out as ids
+- after an update they are those of the new weights: for prompts that were cached, and for requests in flight
+- weights of another shape, incomplete ones, and those from outside the root are refused and change nothing
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from hone.errors import UserError
+from hone.inference.vllm import update_weights, weights_version
+from hone.model.hf import save_model
+from hone.model.presets import random_decoder, tiny_config
+
+pytestmark = pytest.mark.vllm
+PROMPT = np.random.default_rng(0).integers(4, 250, 70).tolist()
+CLOSE = 1e-4
+
+
+def expected(folder: Path, ids: list[int], prompt: int, temperature: float) -> np.ndarray:
+    """What transformers says: the logprobs of `ids[prompt:]`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    logprobs = torch.log_softmax(logits / temperature, -1)
+    return np.array([logprobs[i - 1, ids[i]].item() for i in range(prompt, len(ids))])
+
+
+def sample(served, n: int = 2, temperature: float = 1.0, seed: int = 3, prompt: list[int] = PROMPT):
+    answer = served.client.completions.create(
+        model=served.name,
+        prompt=prompt,
+        n=n,
+        seed=seed,
+        temperature=temperature,
+        max_tokens=24,
+        logprobs=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    for choice in answer.choices:
+        assert choice.prompt_token_ids == prompt
+        assert len(choice.token_ids) == len(choice.logprobs.token_logprobs) == 24
+    return [(choice.token_ids, np.array(choice.logprobs.token_logprobs)) for choice in answer.choices]
+
+
+def gap(folder: Path, choices, temperature: float = 1.0, prompt: list[int] = PROMPT) -> float:
+    """The largest difference from transformers with the weights in `folder`."""
+    ours = [expected(folder, prompt + ids, len(prompt), temperature) for ids, _ in choices]
+    return max(np.abs(logprobs - want).max() for (_, logprobs), want in zip(choices, ours, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _first_version(served):
+    """Each test begins with version 0 of the weights."""
+    if served.server.version != 0:
+        served.server.update(served.folder / "v0", 0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_of_the_distribution_that_is_sampled_from(served, temperature: float) -> None:
+    choices = sample(served, n=3, temperature=temperature)
+    assert gap(served.folder / "v0", choices, temperature) <= CLOSE
+    assert gap(served.folder / "v0", choices, 1.2) > 0.05
+    assert len({tuple(ids) for ids, _ in choices}) == 3
+    again = sample(served, n=3, temperature=temperature)
+    assert [ids for ids, _ in again] == [ids for ids, _ in choices]
+    assert [ids for ids, _ in sample(served, n=3, temperature=temperature, seed=4)] != [ids for ids, _ in choices]
+
+
+def test_an_update_reaches_every_later_token(served) -> None:
+    """Both prompts are asked before, so that their keys and values are cached; one is a prefix of the other."""
+    old, new = served.folder / "v0", served.folder / "v1"
+    before = sample(served)
+    sample(served, prompt=PROMPT[:40])
+    served.server.update(new, 1)
+    assert (served.server.version, weights_version(served.server.url)) == (1, 1)
+    for prompt in (PROMPT, PROMPT[:40]):
+        after = sample(served, prompt=prompt)
+        assert gap(new, after, prompt=prompt) <= CLOSE
+        assert gap(old, after, prompt=prompt) > 0.5
+    served.server.update(old, 2)
+    assert weights_version(served.server.url) == 2
+    for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
+        assert ids == ids_before
+        assert np.abs(logprobs - logprobs_before).max() <= CLOSE
+
+
+def test_requests_in_flight_go_on_with_the_new_weights(served) -> None:
+    stream = served.client.completions.create(
+        model=served.name,
+        prompt=PROMPT,
+        seed=5,
+        max_tokens=400,
+        logprobs=0,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    ids, logprobs, updated = list(PROMPT), [], 0
+    for chunk in stream:
+        for choice in chunk.choices:
+            ids += choice.token_ids or []
+            logprobs += choice.logprobs.token_logprobs if choice.logprobs else []
+        if len(logprobs) >= 20 and not updated:
+            served.server.update(served.folder / "v1", 1)
+            updated = len(logprobs)
+    assert len(logprobs) == 400
+    old, new = (expected(served.folder / f"v{version}", ids, len(PROMPT), 1.0) for version in (0, 1))
+    # Tokens were on their way while the update was asked for: where it took place is seen in the logprobs.
+    turn = next(i for i in range(400) if abs(logprobs[i] - old[i]) > CLOSE)
+    assert turn >= updated
+    assert turn < 390, "the request was over before the update"
+    assert np.abs(np.array(logprobs[:turn]) - old[:turn]).max() <= CLOSE
+    assert np.abs(np.array(logprobs[turn:]) - new[turn:]).max() <= CLOSE
+
+
+def test_what_is_not_this_models_weights_is_refused_and_changes_nothing(served) -> None:
+    before = sample(served)
+    root = served.folder
+    outside = root.parent / f"{root.name}-outside"
+    shutil.copytree(root / "v1", outside)
+    (root / "link").symlink_to(outside)
+    save_model(random_decoder(tiny_config(), precision="fp32"), root / "other")
+    shutil.copytree(root / "v1", root / "partly")
+    tensors = load_file(root / "v1" / "model.safetensors")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    save_file({name: t for name, t in tensors.items() if name != lost}, root / "partly" / "model.safetensors")
+    shutil.copytree(root / "v1", root / "cut")
+    whole = (root / "v1" / "model.safetensors").read_bytes()
+    (root / "cut" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    try:
+        for folder, words in [
+            (outside, "is not under the weights root"),
+            (root / "link", "is not under the weights root"),
+            (root / "nowhere", "there is no folder"),
+            (root / "other", "is another model"),
+            (root / "partly", f"{lost} has shape None"),
+            (root / "cut", "cannot be read"),
+        ]:
+            with pytest.raises(UserError, match=words):
+                served.server.update(folder, 7)
+    finally:
+        (root / "link").unlink()
+    assert weights_version(served.server.url) == served.server.version
+    for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
+        assert ids == ids_before
+        assert np.abs(logprobs - logprobs_before).max() <= CLOSE
+
+
+def test_a_body_that_makes_no_sense_is_answered_with_400(served) -> None:
+    for body in (b"{", b"[]", json.dumps({"path": "v1"}).encode(), json.dumps({"path": "v1", "version": -1}).encode()):
+        url = served.server.url.removesuffix("/v1") + "/update_weights"
+        with pytest.raises(OSError, match="400"):
+            urlopen(Request(url, body, method="POST"), timeout=30)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match=r"the vLLM server at http://127.0.0.1:9 was lost \(.*refused"):
+        update_weights("http://127.0.0.1:9/v1", Path("v1"), 1)
