@@ -55,7 +55,8 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--backend", "vllm"], "vllm is not available"),
+        (["--backend", "vllm", "--vllm-python", "./nowhere"], "there is no Python at nowhere"),
+        (["--backend", "vllm", "--vllm-python", sys.executable], "has no vLLM: on a CPU, `make vllm-env`"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--model.name", "./nowhere"], "there is no model folder ./nowhere"),
         (["--weights-root", "./nowhere"], "weights_root = nowhere is not a folder"),

@@ -1,7 +1,11 @@
-"""Real vLLM servers on the CPU, and the models they serve: small ones, made here, in two versions each."""
+"""Real vLLM servers on the CPU, started as a user would, and the small models they serve, in two versions each."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +15,8 @@ import pytest
 import torch
 
 from hone.config.shared import InitConfig
-from hone.inference.vllm import VllmServer
+from hone.inference.vllm import update_weights
+from hone.inference.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer
@@ -21,19 +26,29 @@ FAMILIES = {
     "qwen3, tied": QWEN,
     "llama, untied": replace(QWEN, family="llama", qk_norm=False, tie_word_embeddings=False),
 }
+ENDINGS = {"qwen3, tied": signal.SIGINT, "llama, untied": signal.SIGKILL}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Served:
-    """A server, the folder of its model's versions (`v0` is what it started with), and a client of it."""
+    """`inference --backend vllm` of `folder/v0`, as a process; how it is to end, and a client of it."""
 
-    server: VllmServer
+    process: subprocess.Popen[str]
+    said: list[str]
+    url: str
     folder: Path
-    client: openai.OpenAI
+    ending: signal.Signals
 
     @property
     def name(self) -> str:
         return str(self.folder / "v0")
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url, api_key="sesame", max_retries=0)
+
+    def update(self, path: Path, version: int) -> None:
+        update_weights(self.url, path, version, "sesame")
 
 
 def make_versions(family: str, folder: Path) -> None:
@@ -50,8 +65,26 @@ def make_versions(family: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("vllm")
+    folder, port = tmp_path_factory.mktemp("vllm"), free_port("127.0.0.1")
     make_versions(request.param, folder)
-    settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": folder, "max_model_len": 512}
-    with VllmServer(folder / "v0", log=folder / "vllm.log", **settings) as server:
-        yield Served(server, folder, openai.OpenAI(base_url=server.url, api_key="none", max_retries=0))
+    flags = f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 512 --port {port} --api-key sesame".split()
+    argv = [*flags, "--model.name", str(folder / "v0"), "--weights-root", str(folder)]
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hone.cli", "inference", *argv],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    try:
+        while not said or not said[-1].startswith("stop "):
+            said.append(process.stdout.readline())
+            assert said[-1], said
+        yield Served(process, said, f"http://127.0.0.1:{port}/v1", folder, ENDINGS[request.param])
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -9,13 +9,18 @@ Pinned here, for a model with a tied head and one without:
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import numpy as np
+import openai
 import pytest
 import torch
+from processes import descendants, wait_until_gone
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -64,8 +69,8 @@ def gap(folder: Path, choices, temperature: float = 1.0, prompt: list[int] = PRO
 @pytest.fixture(autouse=True)
 def _first_version(served):
     """Each test begins with version 0 of the weights."""
-    if served.server.version != 0:
-        served.server.update(served.folder / "v0", 0)
+    if weights_version(served.url, "sesame") != 0:
+        served.update(served.folder / "v0", 0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -84,14 +89,14 @@ def test_an_update_reaches_every_later_token(served) -> None:
     old, new = served.folder / "v0", served.folder / "v1"
     before = sample(served)
     sample(served, prompt=PROMPT[:40])
-    served.server.update(new, 1)
-    assert (served.server.version, weights_version(served.server.url)) == (1, 1)
+    served.update(new, 1)
+    assert weights_version(served.url, "sesame") == 1
     for prompt in (PROMPT, PROMPT[:40]):
         after = sample(served, prompt=prompt)
         assert gap(new, after, prompt=prompt) <= CLOSE
         assert gap(old, after, prompt=prompt) > 0.5
-    served.server.update(old, 2)
-    assert weights_version(served.server.url) == 2
+    served.update(old, 2)
+    assert weights_version(served.url, "sesame") == 2
     for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
         assert ids == ids_before
         assert np.abs(logprobs - logprobs_before).max() <= CLOSE
@@ -113,7 +118,7 @@ def test_requests_in_flight_go_on_with_the_new_weights(served) -> None:
             ids += choice.token_ids or []
             logprobs += choice.logprobs.token_logprobs if choice.logprobs else []
         if len(logprobs) >= 20 and not updated:
-            served.server.update(served.folder / "v1", 1)
+            served.update(served.folder / "v1", 1)
             updated = len(logprobs)
     assert len(logprobs) == 400
     old, new = (expected(served.folder / f"v{version}", ids, len(PROMPT), 1.0) for version in (0, 1))
@@ -149,10 +154,10 @@ def test_what_is_not_this_models_weights_is_refused_and_changes_nothing(served) 
             (root / "cut", "cannot be read"),
         ]:
             with pytest.raises(UserError, match=words):
-                served.server.update(folder, 7)
+                served.update(folder, 7)
     finally:
         (root / "link").unlink()
-    assert weights_version(served.server.url) == served.server.version
+    assert weights_version(served.url, "sesame") == 0
     for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
         assert ids == ids_before
         assert np.abs(logprobs - logprobs_before).max() <= CLOSE
@@ -160,11 +165,48 @@ def test_what_is_not_this_models_weights_is_refused_and_changes_nothing(served) 
 
 def test_a_body_that_makes_no_sense_is_answered_with_400(served) -> None:
     for body in (b"{", b"[]", json.dumps({"path": "v1"}).encode(), json.dumps({"path": "v1", "version": -1}).encode()):
-        url = served.server.url.removesuffix("/v1") + "/update_weights"
+        url = served.url.removesuffix("/v1") + "/update_weights"
         with pytest.raises(OSError, match="400"):
-            urlopen(Request(url, body, method="POST"), timeout=30)
+            urlopen(Request(url, body, {"Authorization": "Bearer sesame"}, method="POST"), timeout=30)
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(UserError, match=r"the vLLM server at http://127.0.0.1:9 was lost \(.*refused"):
-        update_weights("http://127.0.0.1:9/v1", Path("v1"), 1)
+def test_nothing_is_answered_without_the_key(served) -> None:
+    with pytest.raises(UserError, match="refused the weights: this server wants its API key"):
+        update_weights(served.url, served.folder / "v1", 1, "guess")
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=served.url, api_key="guess", max_retries=0).models.list()
+    for pid in descendants(served.process.pid):
+        assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes(), "the key is to be read by everyone here"
+
+
+def test_scores_of_a_prompt_are_those_at_temperature_1(served) -> None:
+    answer = served.client.completions.create(
+        model=served.name, prompt=PROMPT, max_tokens=1, temperature=0.6, extra_body={"prompt_logprobs": 0}
+    )
+    first, *rest = answer.choices[0].prompt_logprobs
+    scores = [rest[i][str(PROMPT[i + 1])]["logprob"] for i in range(len(rest))]
+    assert first is None
+    assert np.abs(np.array(scores) - expected(served.folder / "v0", PROMPT, 1, 1.0)).max() <= CLOSE
+
+
+def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
+    said = "".join(served.said)
+    url = served.url.replace("127.0.0.1", "localhost")
+    assert f"Serving {served.name} (vLLM 0.32.0, dtype float32, cpu, 1 thread) at {url}\n" in said
+    assert f"POST /update_weights takes weights under {served.folder}\n" in said
+    assert "sesame" not in said
+    curl = next(line for line in served.said if line.startswith("try")).removeprefix("try")
+    words = shlex.split(curl.replace("KEY", "sesame"))
+    answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
+    assert '"object":"text_completion"' in answer.stdout, answer.stderr
+
+
+def test_no_process_is_left(served) -> None:
+    """Last of all: Ctrl-C ends one server, and SIGKILL of the command the other."""
+    pids = descendants(served.process.pid)
+    assert len(pids) >= 4, "the supervisor, and vLLM's server, engine and worker"
+    served.process.send_signal(served.ending)
+    wait_until_gone(pids)
+    if served.ending == signal.SIGINT:
+        assert served.process.communicate(timeout=30)[0].splitlines()[-1] == "Stopped."
+        assert served.process.returncode == 0

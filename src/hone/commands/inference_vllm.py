@@ -29,7 +29,7 @@ def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
         with tempfile.TemporaryDirectory(prefix="hone-vllm-") as folder, _server(config, Path(folder)) as server:
             print(intro(server.described), flush=True)
             code = server.wait()
-            raise UserError(f"vLLM ended by itself, with exit code {code}; {server.last_words()}")
+            raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
     except KeyboardInterrupt:
         print("Stopped.")
         return 0

