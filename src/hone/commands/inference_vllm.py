@@ -43,8 +43,9 @@ def _server(config: ServeConfig, folder: Path) -> VllmServer:
         save_tokenizer(model)
     if config.weights_root is not None and not config.weights_root.is_dir():
         raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
-    template = None if config.model.chat_template is None else folder / "template.jinja"
-    if template is not None:
+    template = None
+    if config.model.chat_template is not None:
+        template = folder / "template.jinja"
         template.write_text(read_override(config.model.chat_template))
     return VllmServer(
         model,

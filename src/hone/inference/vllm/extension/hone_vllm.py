@@ -20,11 +20,11 @@ KEY = os.environ.get("VLLM_API_KEY")
 
 
 class WorkerExtension:
-    """Methods of each worker process; `self` is vLLM's worker."""
+    """Methods of each worker process."""
 
-    def hone_load_weights(self, path: str) -> None:
-        """Loads the safetensors of folder `path` into the model where it is."""
-        from vllm.platforms import current_platform
+    def hone_load_weights(self: Any, path: str) -> None:
+        """Loads the safetensors of folder `path` into the model where it is. `self` is vLLM's worker."""
+        from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
         self.reload_weights(weights_path=path)
         model = self.model_runner.get_model()

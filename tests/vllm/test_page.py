@@ -1,0 +1,34 @@
+"""The command and the Python of docs/vllm.md: the command parses, the Python is run as printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hone.config.inference import ServeConfig
+from hone.config.parse import parse
+from hone.model.hf import load_model, save_model
+from hone.model.tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.vllm
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "vllm.md").read_text()
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (commands,) = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    config = parse(ServeConfig, shlex.split(commands.removeprefix("make vllm-env\n"))[1:], "inference")
+    assert (config.backend, config.model.name) == ("vllm", "outputs/tiny-rl/weights/step_150")
+    assert config.weights_root == Path("outputs/tiny-rl/weights")
+    for step in (140, 150):
+        folder = Path(f"outputs/tiny-rl/weights/step_{step}")
+        save_model(load_model("hone/tiny", seed=step), folder)
+        save_tokenizer(folder)
+    exec(compile(program, "vllm.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("140 [-") and second.startswith("150 [-")
+    assert first.removeprefix("140 ") != second.removeprefix("150 ")
