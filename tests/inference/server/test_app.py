@@ -93,6 +93,44 @@ def test_a_rollouts_own_key(served: Served) -> None:
     assert answer.choices[0].model_extra["token_ids"] == expected.token_ids
 
 
+def test_the_keys_of_a_group(served: Served) -> None:
+    prompts, keys = [ids_of(text) for text in PROMPTS], [rng.key(5, "rollout", 0, d, i) for d in (8, 9) for i in (0, 1)]
+    answer = complete(served, prompts, n=2, own={"key": keys})
+    jobs = [Job(tuple(prompts[i // 2]), key, 12) for i, key in enumerate(keys)]
+    expected = ENGINE.run(jobs, SamplingParams(max_tokens=12, ignore_eos=True))
+    assert [c.model_extra["token_ids"] for c in answer.choices] == [c.token_ids for c in expected]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_prompts_are_scored_and_repeated(served: Served, temperature: float) -> None:
+    prompts = [ids_of(text) for text in PROMPTS]
+    scores = ENGINE.score(prompts, temperature)
+    own = {"prompt_logprobs": 0}
+    answer = complete(served, prompts, n=2, seed=7, logprobs=0, echo=True, temperature=temperature, own=own)
+    plain = complete(served, prompts, n=2, seed=7, logprobs=0, temperature=temperature)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (sum(map(len, prompts)), 48)
+    for index, (choice, without) in enumerate(zip(answer.choices, plain.choices, strict=True)):
+        ids = prompts[index // 2]
+        first, *rest = choice.model_extra["prompt_logprobs"]
+        assert first is None and [int(token) for entry in rest for token in entry] == ids[1:]
+        told = [entry["logprob"] for e in rest for entry in e.values()]
+        assert told == pytest.approx(scores[index // 2], abs=1e-5)
+        assert choice.text == PROMPTS[index // 2] + without.text
+        assert choice.logprobs.token_logprobs == [None, *told, *without.logprobs.token_logprobs]
+        assert choice.logprobs.tokens == [text_of([i]) for i in ids] + without.logprobs.tokens
+        assert choice.logprobs.text_offset[: len(ids) + 1] == list(range(len(ids) + 1))
+        assert choice.model_extra["token_ids"] == without.model_extra["token_ids"]
+
+
+def test_a_prompt_is_scored_without_sampling(served: Served) -> None:
+    steps = served.service.steps
+    (choice,) = complete(served, max_tokens=0, echo=True, logprobs=0).choices
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(ENGINE.score([ids_of("Hello")])[0], abs=1e-5)
+    assert (choice.text, choice.model_extra["token_ids"], choice.finish_reason) == ("Hello", [], "length")
+    assert served.service.steps == steps
+    assert "prompt_logprobs" not in choice.model_extra
+
+
 def test_a_stream_adds_up_to_the_whole(served: Served) -> None:
     options = {"n": 2, "seed": 3, "logprobs": 2, "temperature": 0.8, "top_p": 0.9, "max_tokens": 30}
     whole = complete(served, **options)
@@ -202,12 +240,17 @@ def test_chat_goes_on_to_the_end_of_the_context(served: Served) -> None:
         ("completions", b'{"prompt": "a", "n": 100000}', "n: Input should be less than or equal to 4096"),
         ("completions", b'{"prompt": "a", "temperature": NaN}', "temperature: "),
         ("completions", b'{"prompt": "a", "temperature": -1}', "temperature: "),
-        ("completions", b'{"prompt": "a", "max_tokens": 0}', "max_tokens: "),
-        ("completions", b'{"prompt": "a", "echo": true}', "echo is not supported here"),
+        ("completions", b'{"prompt": "a", "max_tokens": 0}', "max_tokens = 0 asks for nothing"),
+        ("completions", b'{"prompt": "a", "max_tokens": -1}', "max_tokens: "),
+        ("completions", b'{"prompt": "a", "echo": true, "stream": true}', "leave out stream"),
+        ("completions", b'{"prompt": "a", "echo": true, "logprobs": 2}', "send logprobs = 0"),
+        ("completions", b'{"prompt": "a", "prompt_logprobs": 1}', "send prompt_logprobs = 0"),
+        ("completions", b'{"prompt": "", "prompt_logprobs": 0, "max_tokens": 0}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "logit_bias": {"5": 1}}', "logit_bias is not supported here"),
         ("completions", b'{"prompt": "a", "stop": ""}', "a stop string is empty"),
-        ("completions", b'{"prompt": "a", "key": 1, "n": 2}', "key is that of one sample"),
-        ("completions", b'{"prompt": "a", "key": 18446744073709551616}', "key: "),
+        ("completions", b'{"prompt": "a", "key": 1, "n": 2}', "1 were sent for 2 samples"),
+        ("completions", b'{"prompt": "a", "key": [1, 2], "seed": 3, "n": 2}', "goes without seed"),
+        ("completions", b'{"prompt": "a", "key": 18446744073709551616}', "key.0: "),
         ("completions", b'{"prompt": "\\ud800"}', "not valid JSON"),
         ("completions", b'{"prompt": ' + b"[" * 10**5, "not valid JSON"),
         ("completions", b'{"prompt": [' + b"9" * 5000 + b"]}", "out of range"),

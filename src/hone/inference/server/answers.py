@@ -105,7 +105,7 @@ class CompletionAnswer(Answer):
         self._offsets[delta.index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(token.logprob) for token in delta.tokens],
+            "token_logprobs": [finite(token.logprob) for token in delta.tokens],
             "top_logprobs": [self._top(token) for token in delta.tokens] if self._top_asked(delta) else None,
             "text_offset": offsets,
         }
@@ -114,7 +114,7 @@ class CompletionAnswer(Answer):
         """By text, the likeliest first; the sampled token has its place even if it is not among them."""
         top: dict[str, float] = {}
         for ident, logprob in (*token.top, (token.id, token.logprob)):
-            top.setdefault(self._text(ident), _finite(logprob))
+            top.setdefault(self._text(ident), finite(logprob))
         return top
 
     @staticmethod
@@ -155,7 +155,7 @@ class ChatAnswer(Answer):
         whole = bool(text) and "\ufffd" not in text
         return {
             "token": text if whole else self._text(token),
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
             "bytes": list(text.encode()) if whole else None,
         }
 
@@ -177,5 +177,6 @@ def merged(deltas: list[Delta], count: int) -> list[Delta]:
     ]
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """The logprob as JSON can write it."""
     return max(logprob, LOWEST)

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from hone import rng
 from hone.errors import UserError
 from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, merged
-from hone.inference.server.generation import Generation
+from hone.inference.server.generation import Delta, Generation
 from hone.inference.server.http import (
     EventStream,
     event,
@@ -34,6 +34,7 @@ from hone.inference.server.http import (
     while_connected,
 )
 from hone.inference.server.metrics import Metrics
+from hone.inference.server.prompts import AboutPrompts
 from hone.inference.server.protocol import (
     ApiError,
     ChatRequest,
@@ -124,7 +125,11 @@ class Api:
         prompts = body.prompts()
         ids = await self._apart(sum(map(len, prompts)), lambda: [self._ids(prompt) for prompt in prompts])
         top, seed = body.logprobs or 0, self._fresh_seed()
-        jobs = body.jobs(ids, body.max_tokens or 16, context=self.context, seed=seed, top=top)
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        jobs = body.jobs(ids, max_tokens, context=self.context, seed=seed, top=top)
+        if body.about_prompts:
+            about = AboutPrompts(body, ids, self.renderer.tokenizer)
+            return await while_connected(request, self._about_prompts(body, jobs, about))
         return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
 
     async def chat(self, request: Request) -> Response:
@@ -148,11 +153,8 @@ class Api:
     async def _answer(
         self, request: Request, body: GenerationRequest, jobs: list[Job], kind: type[Answer], logprobs: bool
     ) -> Response:
-        ident, prompts = uuid.uuid4().hex, [job.prompt for job in jobs]
-        tokenizer = self.renderer.tokenizer
-        answer = kind(ident, int(time.time()), self.name, tokenizer, prompts, logprobs, body.return_token_ids)
-        generation = Generation(self.service, jobs, tokenizer, body.stops, body.stream)
-        prompt_tokens = sum(map(len, prompts)) // body.n
+        answer, generation = self._begun(body, jobs, kind, logprobs)
+        prompt_tokens = sum(len(job.prompt) for job in jobs) // body.n
         if not body.stream:
             return await while_connected(request, self._whole(generation, answer, prompt_tokens))
         try:
@@ -163,14 +165,36 @@ class Api:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(self._events(generation, answer, prompt_tokens, with_usage), generation.close)
 
+    def _begun(
+        self, body: GenerationRequest, jobs: list[Job], kind: type[Answer], logprobs: bool
+    ) -> tuple[Answer, Generation]:
+        ident, prompts, tokenizer = uuid.uuid4().hex, [job.prompt for job in jobs], self.renderer.tokenizer
+        answer = kind(ident, int(time.time()), self.name, tokenizer, prompts, logprobs, body.return_token_ids)
+        return answer, Generation(self.service, jobs, tokenizer, body.stops, body.stream)
+
+    async def _about_prompts(self, body: CompletionRequest, jobs: list[Job], about: AboutPrompts) -> Response:
+        """An answer that repeats or scores the prompts; without a token more if `max_tokens` is 0."""
+        answer, generation = self._begun(body, jobs, CompletionAnswer, body.logprobs is not None)
+        await about.score(self.service)
+        deltas = [Delta(i, "", [], "length", None) for i in range(len(jobs))]
+        if body.max_tokens != 0:
+            deltas = await self._deltas(generation)
+        told = answer.complete(deltas, _usage(sum(map(len, about.ids)), generation.sampled_tokens))
+        about.tell(told["choices"])
+        return JSONResponse(told)
+
     async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
+        deltas = await self._deltas(generation)
+        return JSONResponse(answer.complete(deltas, _usage(prompt_tokens, generation.sampled_tokens)))
+
+    async def _deltas(self, generation: Generation) -> list[Delta]:
+        """All that each sample gains."""
         try:
             await generation.start()
             deltas = [delta async for delta in generation.deltas()]
         finally:
             generation.close()
-        usage = _usage(prompt_tokens, generation.sampled_tokens)
-        return JSONResponse(answer.complete(merged(deltas, len(generation.samples)), usage))
+        return merged(deltas, len(generation.samples))
 
     async def _events(
         self, generation: Generation, answer: Answer, prompt_tokens: int, with_usage: bool

@@ -49,6 +49,7 @@ class Metrics:
             ("engine_failures_total", "counter", "Steps that failed.", s.failures),
             ("weight_updates_total", "counter", "Weight updates.", s.updates),
             ("samples_in_flight", "gauge", "Samples that wait or run.", s.running),
+            ("prefix_cache_bytes", "gauge", "Keys and values kept of recent prompts.", s.engine.prefill.prefixes.bytes),
             ("policy_version", "gauge", "Version of the weights.", s.engine.version),
             ("paused", "gauge", "1 while paused.", int(s.paused)),
         ):

@@ -1,19 +1,20 @@
 """What a client may send. Every field is checked; a field that hone does not know or cannot honour is refused.
 
 Fields of OpenAI's that have no effect here are accepted at the value that means "off", so that clients which always
-send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `key`.
+send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `prompt_logprobs`,
+`key`.
 
 A sample's randomness has one address. Sample i of prompt p of a request with `seed` s has the key
 `rng.key(s, "generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have
-`rng.key(seed, "rollout", step, draw, sample)`; such a key is sent as `key`, with one prompt and n = 1.
+`rng.key(seed, "rollout", step, draw, sample)`; such keys are sent as `key`, one for each sample of the request.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hone import rng
 from hone.errors import UserError
@@ -24,6 +25,8 @@ MAX_SAMPLES = 4096
 
 
 MESSAGE_FIELDS = {"role", "content", "name"}
+
+Key = Annotated[int, Field(ge=0, lt=2**64)]
 
 
 class ServiceEnded(Exception):
@@ -68,7 +71,7 @@ class GenerationRequest(Strict):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
-    key: int | None = Field(default=None, ge=0, lt=2**64)
+    key: list[Key] | None = None
     # Of no effect here.
     user: Any = None
     metadata: Any = None
@@ -83,6 +86,11 @@ class GenerationRequest(Strict):
         "presence_penalty": (None, 0),
         "logit_bias": (None, {}),
     }
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _key_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int) else value
 
     @property
     def stops(self) -> list[str]:
@@ -118,10 +126,16 @@ class GenerationRequest(Strict):
                 f"a prompt of {longest} tokens plus {max_tokens} new ones exceeds the model's context of {context}; "
                 "lower max_tokens or shorten the prompt",
             )
-        if self.key is not None and (self.seed is not None or len(prompts) * self.n != 1):
-            raise ApiError(400, "key is that of one sample: send it with one prompt, n = 1 and without seed", "key")
+        keys = self.key
+        if keys is not None and (self.seed is not None or len(prompts) * self.n != len(keys)):
+            raise ApiError(
+                400,
+                f"key has one number for each sample, in the order of the choices, and goes without seed: "
+                f"{len(keys)} were sent for {len(prompts) * self.n} samples",
+                "key",
+            )
         params = SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=max(1, max_tokens),  # a job's own counts; none of 0 is run
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
@@ -135,7 +149,7 @@ class GenerationRequest(Strict):
         return [
             Job(
                 tuple(prompt),
-                rng.key(params.seed, "generate", p, i) if self.key is None else self.key,
+                rng.key(params.seed, "generate", p, i) if keys is None else keys[p * self.n + i],
                 max_tokens,
                 params,
             )
@@ -148,18 +162,33 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Any
-    max_tokens: int | None = Field(default=16, ge=1)
+    max_tokens: int | None = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(default=None, ge=0)
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
 
     off: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.off,
-        "echo": (None, False),
         "suffix": (None, ""),
         "best_of": (None, 1),
     }
+
+    @property
+    def about_prompts(self) -> bool:
+        """Whether the answer repeats or scores what was sent."""
+        return bool(self.echo) or self.prompt_logprobs is not None
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_logprobs or (self.echo and self.logprobs):
+            name = "prompt_logprobs" if self.prompt_logprobs else "logprobs"
+            raise ApiError(400, f"of a prompt only its own tokens have logprobs here: send {name} = 0", name)
+        if self.about_prompts and self.stream:
+            raise ApiError(400, "an answer about the prompt comes whole: leave out stream", "stream")
+        if self.max_tokens == 0 and not self.about_prompts:
+            raise ApiError(400, "max_tokens = 0 asks for nothing: send at least 1, or echo or prompt_logprobs with it")
 
     def prompts(self) -> list[str | list[int]]:
         """One or several prompts, each a text or a list of token ids."""
