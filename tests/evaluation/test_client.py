@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from email.utils import formatdate
 
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
 
 from hone.errors import UserError
-from hone.evaluation.client import (
-    LONGEST_RETRY_AFTER,
-    LONGEST_WAIT,
-    ChatClient,
-    ChatRequest,
-    Endpoint,
-    Failure,
-    complete_all,
-    delay,
-    retry_after,
-)
+from hone.evaluation.client import ChatClient, ChatRequest, Failure, complete_all
+from hone.inference.endpoint import LONGEST_RETRY_AFTER, Endpoint, delay
 from hone.types import Reply
 
 
@@ -235,17 +224,6 @@ def test_a_servers_wish_to_wait_is_obeyed_up_to_a_cap():
         ask(server.url, waits=waits)
     own = [delay(attempt, None, "0-0-0") for attempt in range(6)]
     assert waits == [17.0, LONGEST_RETRY_AFTER, *own[2:5], 90.5]
-
-
-def test_retry_after_may_be_a_date():
-    assert retry_after({"retry-after": formatdate(time.time() + 3600, usegmt=True)}) == pytest.approx(3600, abs=60)
-    assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
-    assert retry_after({}) is None
-
-
-def test_own_waits_have_a_cap_and_differ_between_requests():
-    assert LONGEST_WAIT / 2 <= delay(30, None, "0-0-0") <= LONGEST_WAIT
-    assert len({delay(3, None, f"0-{i}-0") for i in range(20)}) == 20
 
 
 def served(url: str, model: str | None = None, **endpoint):

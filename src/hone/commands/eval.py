@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -16,15 +15,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment, load_environment
 from hone.errors import UserError
 from hone.evaluation import EvalResult, evaluate
-from hone.evaluation.client import Endpoint
 from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.saving import make_folder, results_folder, save_results
+from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
@@ -92,17 +92,7 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 def _endpoint(config: EvalConfig) -> Endpoint:
     """The server. UserError if the variable of the API key is not set."""
     assert config.base_url is not None
-    key = None
-    if config.api_key_var is not None:
-        if not config.api_key_var.isidentifier():  # not shown: it may be the key
-            raise UserError("-k takes the name of the environment variable that holds the API key, not the key itself")
-        key = os.environ.get(config.api_key_var, "").strip()
-        if not key:
-            raise UserError(
-                f"the environment variable {config.api_key_var} (-k) is not set: put the server's API key into it"
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise UserError(f"the environment variable {config.api_key_var} (-k) holds no API key: it must be ASCII")
+    key = api_key(config.api_key_var, "-k")
     return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)
 
 

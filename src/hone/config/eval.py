@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import Precision
+from hone.config.shared import Precision, server_url
 from hone.errors import UserError
 
 MAX_TOKENS = 1024
@@ -73,18 +72,7 @@ class EvalConfig(BaseConfig):
     @field_validator("base_url")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        try:
-            parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            valid, parts = False, urlsplit("")
-        if not valid:
-            raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
-        if "@" in parts.netloc:
-            raise UserError("the URL holds a password, which would be saved with the results: give the key with -k")
-        return url.rstrip("/")
+        return None if url is None else server_url(url, "-k")
 
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:

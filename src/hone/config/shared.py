@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -11,6 +12,22 @@ from hone.config.base import BaseConfig
 from hone.errors import UserError
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
+
+
+def server_url(url: str, key_flag: str) -> str:
+    """The URL of a server without a slash at its end. UserError if it is none, or holds what `key_flag` is for."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid, parts = False, urlsplit("")
+    if not valid:
+        raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
+    if "@" in parts.netloc:
+        raise UserError(
+            f"the URL holds a password, which would be saved with the results: give the key with {key_flag}"
+        )
+    return url.rstrip("/")
 
 
 class InitConfig(BaseConfig):

@@ -2,57 +2,29 @@
 
     replies = asyncio.run(complete_all(Endpoint("http://localhost:8000/v1"), model, requests))
 
-A lost connection, a timeout and the statuses 408, 409, 425, 429 and 5xx are tried again: after 1, 2, 4, … seconds, at
-most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the requests apart; later if the server asks for it
-(Retry-After, at most `LONGEST_RETRY_AFTER`). What is refused otherwise, or once too often, is a `Failure`. A key that
-is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A server that has gone
-for good is not waited for again with each request.
+What may pass is tried again, as `hone.inference.endpoint` says. What is refused otherwise, or once too often, is a
+`Failure`. A key that is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A
+server that has gone for good is not waited for again with each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hone import rng
 from hone.errors import UserError
-from hone.grading import printable
+from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
 from hone.types import Message, Reply
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-LONGEST_WAIT = 60.0
-"""Most seconds between two tries, where the server asks for nothing."""
-LONGEST_RETRY_AFTER = 300.0
-"""Most seconds that a server's Retry-After is obeyed for."""
-_RETRIED = (408, 409, 425, 429)
 _HOPELESS = (401, 403, 404)
-_LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take."""
-
-    url: str
-    api_key: str | None = field(default=None, repr=False)
-    concurrency: int = 32
-    timeout: float = 600.0
-    max_retries: int = 6
-
-    @property
-    def local(self) -> bool:
-        """True if the server is on this machine."""
-        host = urlsplit(self.url).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,7 @@ class ChatClient:
                     return await self._refusal(model, error)
                 reason, wait = f"status {error.status_code}: {_said(error)}", retry_after(error.response.headers)
             except (OpenAIError, ValueError, TypeError) as error:
-                return Failure(f"the answer is no chat completion ({_line(str(error))})")
+                return Failure(f"the answer is no chat completion ({one_line(str(error))})")
             else:
                 self.succeeded += isinstance(reply, Reply)
                 return reply
@@ -160,7 +132,7 @@ class ChatClient:
         seconds = time.perf_counter() - began
         choices = getattr(answer, "choices", None)
         if not choices or choices[0].message is None:
-            return Failure(f"the answer is no chat completion ({_line(str(answer))}): does the URL end in /v1?")
+            return Failure(f"the answer is no chat completion ({one_line(str(answer))}): does the URL end in /v1?")
         message, reason, usage = choices[0].message, choices[0].finish_reason, answer.usage
         if reason == "content_filter":
             return Failure("the server's content filter withheld the completion")
@@ -248,36 +220,11 @@ async def complete_all(
     return [results[index] for index in range(len(requests))]
 
 
-def delay(attempt: int, asked: float | None, sample_id: str) -> float:
-    """Seconds to wait after try `attempt` (from 0) has failed; `asked` is what the server's Retry-After says."""
-    factor = 0.5 + 0.5 * rng.key(0, "backoff", sample_id, attempt) / 2**64
-    own = min(LONGEST_WAIT, 2.0**attempt) * factor
-    return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
-
-
-def retry_after(headers: Any) -> float | None:
-    """Seconds that the headers Retry-After (a number or a date) or retry-after-ms ask for; None if they don't."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        text = headers.get(name)
-        if text is None:
-            continue
-        try:
-            seconds = float(text) * unit
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(text).timestamp() - time.time()
-            except ValueError:
-                continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    return None
-
-
 def _may_pass(error: Any) -> bool:
     """True if another try may succeed."""
     if error.status_code == 429:
         return error.code != "insufficient_quota"
-    return error.status_code in _RETRIED or (error.status_code >= 500 and error.status_code != 501)
+    return may_pass(error.status_code)
 
 
 def _refused(error: Any) -> bool:
@@ -296,7 +243,7 @@ def _lost(error: Any, timeout: float) -> str:
 
 def _cause(error: Any) -> str:
     cause = error.__cause__ or error
-    return _line(str(cause)) or type(cause).__name__
+    return one_line(str(cause)) or type(cause).__name__
 
 
 def _said(error: Any) -> str:
@@ -305,9 +252,4 @@ def _said(error: Any) -> str:
     if isinstance(body, dict):
         body = body.get("message") or body.get("detail") or body
     text = body if isinstance(body, str) else json.dumps(body, default=str) if body else ""
-    return _line(text) or "without a reason"
-
-
-def _line(text: str) -> str:
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
+    return one_line(text) or "without a reason"

@@ -13,8 +13,9 @@ from typing import Any
 from hone import rng
 from hone.environments import Environment
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, ChatRequest, Endpoint, Failure, complete_all
+from hone.evaluation.client import ChatClient, ChatRequest, Failure, complete_all
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
+from hone.inference.endpoint import HONE, Endpoint
 from hone.types import Example, Reply
 
 RESERVED = {
@@ -24,8 +25,6 @@ RESERVED = {
     "stream": "answers are read whole",
 }
 """Keys of a request that are no sampling arguments, and why."""
-HONE = "hone"
-"""Owner of the models that hone's own server lists."""
 
 
 def evaluate_url(
