@@ -1,79 +1,15 @@
-"""A real server on 127.0.0.1, in a thread of the test process, so that a test can look at its engine."""
+"""The server that these tests share, and weights for it."""
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import openai
 import pytest
-import torch
-import uvicorn
+from real_server import Served, random_model, serving, until
 
-from hone.inference.engine import Engine
-from hone.inference.server.app import create_app
-from hone.inference.server.service import Service
-from hone.model.chat import load_renderer
-from hone.model.decoder import Decoder
-from hone.model.hf import load_model, save_model
+from hone.model.hf import save_model
 from hone.model.tokenizer import save_tokenizer
-
-
-def random_model(seed: int = 0) -> Decoder:
-    """A random model whose tokens have clearly different logprobs."""
-    model = load_model("hone/tiny", seed=seed)
-    with torch.no_grad():
-        model.embed.mul_(2)
-    model.refresh()
-    return model
-
-
-class Served:
-    """A server that answers at `url`."""
-
-    def __init__(self, service: Service, port: int) -> None:
-        self.service, self.port = service, port
-        self.url = f"http://127.0.0.1:{port}"
-
-    def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
-
-    def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Makes each step take 5 ms at least, so that something can happen while a request runs."""
-        step = self.service.engine.step
-        monkeypatch.setattr(self.service.engine, "step", lambda: (time.sleep(0.005), step())[1])
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits until the condition holds; fails after half a minute."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
-
-
-@contextmanager
-def serving(**options: Any) -> Iterator[Served]:
-    renderer = load_renderer("hone/tiny")
-    service = Service(Engine(random_model()))
-    app = create_app(service, renderer, "hone/tiny", **options)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        until(lambda: server.started or not thread.is_alive(), "the server has started")
-        yield Served(service, listener.getsockname()[1])
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,12 @@ from typing import Any
 
 import openai
 import pytest
+from real_server import Served, random_model, serving, until
 
 from hone import rng
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
-
-from .conftest import Served, random_model, serving, until
 
 RENDERER = load_renderer("hone/tiny")
 ENGINE = Engine(random_model())

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from real_server import Served, serving, until
 
 from hone.inference.types import SamplingParams
 
-from .conftest import Served, serving, until
 from .test_app import ENGINE, PROMPTS, ids_of, post
 
 CLIENTS = 64

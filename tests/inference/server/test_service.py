@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from real_server import random_model, until
 
 from hone import rng
 from hone.errors import UserError
@@ -12,8 +13,6 @@ from hone.inference.engine import Engine
 from hone.inference.server.protocol import ServiceEnded
 from hone.inference.server.service import Service
 from hone.inference.types import Job
-
-from .conftest import random_model, until
 
 
 def job(i: int, max_tokens: int = 5, prompt: tuple[int, ...] = (70, 71)) -> Job:
