@@ -32,10 +32,10 @@ def random_model(seed: int = 0) -> Decoder:
 
 
 class Served:
-    """A server that answers at `url`."""
+    """A server that answers at `url`, until `stop()`."""
 
-    def __init__(self, service: Service, port: int) -> None:
-        self.service, self.port = service, port
+    def __init__(self, service: Service, port: int, stop: Callable[[], None]) -> None:
+        self.service, self.port, self.stop = service, port, stop
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str = "none") -> openai.OpenAI:
@@ -67,10 +67,14 @@ def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iter
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    try:
-        until(lambda: server.started or not thread.is_alive(), "the server has started")
-        yield Served(service, listener.getsockname()[1])
-    finally:
+
+    def stop() -> None:
         server.should_exit = True
         thread.join()
         listener.close()
+
+    try:
+        until(lambda: server.started or not thread.is_alive(), "the server has started")
+        yield Served(service, listener.getsockname()[1], stop)
+    finally:
+        stop()

@@ -220,7 +220,6 @@ def test_wandb_offline_logs_the_run_with_the_real_client(rl, tmp_path):
         (["--model.device", "foo"], ["model.device = 'foo'", "use auto, cpu, cuda"]),
         (["--mode", "split"], ["--mode colocated"]),
         (["--orchestrator.max-async-level", "1"], ["max_async_level"]),
-        (["--inference.backend", "vllm"], ["inference.backend"]),
         (["--resume.step", "7"], ["7"]),
         (["@", "nowhere.toml"], ["nowhere.toml"]),
         (["--trainer.optim.learning-rate", "1"], ["--trainer.optim.learning-rate", "did you mean --trainer.optim.lr?"]),

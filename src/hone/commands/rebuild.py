@@ -170,6 +170,8 @@ def _rl(
     policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy)
+    if config.sampled_by is not None:
+        return RLExecution(config, trainer, records, sampler), task_digests(config, env)
     canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
 
     def publish(version: int) -> dict[str, float]:

@@ -1,12 +1,13 @@
-"""`hone rl`: reinforcement learning in one process. Preflight, the loop, a report."""
+"""`hone rl`: reinforcement learning, trained in this process. Preflight, the loop, a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from hone.commands.machine import configure, determinism_note, device_of
+from hone.commands.sampler import reached, sampling
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
     headline,
@@ -27,16 +28,15 @@ from hone.environments.environment import Split
 from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.evaluation import evaluate
-from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary
-from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.types import Policy
 from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.saving import Ending, Saver
 from hone.trainer.objectives import policy_objective
@@ -53,21 +53,23 @@ def run(config: RLConfig) -> int:
     model = load_policy(config, source)
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     check_lengths(config, env, renderer, model)
+    server = reached(config, renderer)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)
-    with opened(config, "rl", model, own_sources(config), digests, intro) as writer:
+    with opened(config, "rl", model, own_sources(config), digests, intro) as writer, ExitStack() as stack:
         if writer.nothing_left:
             return 0
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
-        policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
+        policy = stack.enter_context(sampling(config, server, writer, trainer, renderer))
         sampler = GroupSampler(config, env, renderer, policy)
         writer.note(pool=sampler.pool)
 
         def loop(saver: Saver) -> Ending:
-            canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
+            band = band_of(config, server.backend if server else None)
+            canary = Canary.of_run(config, sampler, renderer, policy, trainer, band)
             watch = GapWatch(canary, config.gap.action, writer)
             recorder = RunRecorder(writer, saver, watch)
 
@@ -90,8 +92,6 @@ def refuse_unsupported(config: RLConfig) -> None:
             f"mode {config.mode} (a process for each role) is not available in this version; the same files run in one "
             "process with --mode colocated"
         )
-    if config.inference.backend != "hone":
-        raise UserError("inference.backend = vllm is not available in this version; leave it at hone, the own engine")
     if config.orchestrator.max_async_level > 0:
         raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
 
@@ -138,7 +138,7 @@ def make_evaluate(
     config: RLConfig,
     env: Environment,
     renderer: ChatRenderer,
-    policy: EnginePolicy,
+    policy: Policy,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> Evaluate:
     """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`."""

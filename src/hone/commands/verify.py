@@ -82,6 +82,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     candidates = [step for step in taken if versions.nearest(step) is not None]
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine)
+    verification.resampled = versions.execution.resamples
     if versions.first:
         verification.notes.append(
             f"steps before {versions.first} can't be executed again: the run was resumed there with --allow-drift, and "
@@ -93,6 +94,11 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     if lost := [step for step in unhashed if step not in candidates]:
         verification.notes.append(
             f"step {lost[0]} can't be executed again, so nothing tells whether what it wrote changed"
+        )
+    if not versions.execution.resamples:
+        verification.notes.append(
+            f"completions were sampled by {rebuilt.config.sampled_by}, which can't be asked again: those that are "
+            "recorded are graded and trained on anew; evaluations and the canary are left aside"
         )
     evaluated = _last_evaluation(recorded, rebuilt)
     steps = _steps(verification, config, unhashed)
@@ -136,6 +142,8 @@ def _steps(verification: Verification, config: VerifyConfig, unhashed: list[int]
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     """The version whose evaluation ends the run, if it has one, or should have, and the version can be reached."""
     versions, updates = rebuilt.versions, rebuilt.versions.records.updates
+    if not versions.execution.resamples:
+        return None
     version = versions.records.last_evaluation
     if version is None and recorded.info["status"] in ("done", "budget") and versions.execution.evaluates and updates:
         version = updates[-1] + 1
@@ -156,7 +164,8 @@ def verdict_lines(verification: Verification) -> list[str]:
         count = len(verification.steps)
         what = "1 step" if count == 1 else f"{count} steps"
         what += " and the last evaluation" if verification.evaluation else ""
-        lines = [head + f"{files}, and {what} came out equal, bit for bit"]
+        from_recorded = "" if verification.resampled else " from their recorded completions"
+        lines = [head + f"{files}, and {what} came out equal{from_recorded}, bit for bit"]
         return (
             lines + (["  although these are not as they were for the run:"] if verification.reasons else []) + reasons
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,7 @@ from hone.config.shared import (
     RunConfig,
     SamplingConfig,
     SchedulerConfig,
+    server_url,
 )
 from hone.config.sources import Sources
 from hone.errors import UserError
@@ -85,10 +87,21 @@ class OnlineEvalConfig(BaseConfig):
 
 
 class ClientConfig(BaseConfig):
-    """The inference server (split mode)."""
+    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
 
-    base_url: str = "http://localhost:8000/v1"
-    """OpenAI-compatible URL."""
+    base_url: str | None = None
+    """Sample from the server at this URL, such as http://localhost:8000/v1; it gets the weights of every step."""
+    api_key_var: str | None = None
+    """Environment variable that holds the server's API key."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one try of a request may take."""
+    max_retries: int = Field(default=6, ge=0)
+    """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        return None if url is None else server_url(url, "orchestrator.client.api_key_var")
 
 
 class OrchestratorConfig(SectionConfig):
@@ -111,7 +124,7 @@ class OrchestratorConfig(SectionConfig):
     eval: OnlineEvalConfig | None = None
     """Evaluation; off unless given."""
     client: ClientConfig = ClientConfig()
-    """The inference server (split mode)."""
+    """The server to sample from, if one is already up."""
     max_async_level: int = Field(default=0, ge=0)
     """How many versions the sampler may lag behind the trainer; 0 is lock-step."""
 
@@ -158,7 +171,9 @@ class InferenceConfig(SectionConfig):
     backend: Literal["hone", "vllm"] = "hone"
     """Own engine, or vLLM."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`; the own engine follows `precision`."""
+    """vLLM's `--dtype`: by default float32 with `precision` fp32, else bfloat16. The own engine follows `precision`."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
 
 class GapConfig(BaseConfig):
@@ -190,6 +205,13 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
 
+    @property
+    def sampled_by(self) -> str | None:
+        """What samples, in words, if it is not the engine in this process: its completions can't be had again."""
+        if self.orchestrator.client.base_url is not None:
+            return f"the server at {self.orchestrator.client.base_url}"
+        return "vLLM" if self.inference.backend == "vllm" else None
+
     @classmethod
     def compose(cls, sources: Sources) -> dict[str, Any]:
         return hoist.compose(sources)
@@ -198,6 +220,15 @@ class RLConfig(RunConfig):
     @classmethod
     def _hoist(cls, data: Any) -> Any:
         return hoist.hoist(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _check_sampler(self) -> RLConfig:
+        if self.inference.backend == "vllm" and self.orchestrator.client.base_url is not None:
+            raise UserError(
+                "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
+                "out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_lengths(self) -> RLConfig:

@@ -33,7 +33,11 @@ class EnginePolicy:
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         jobs = [Job(r.prompt_ids, r.key, r.max_tokens) for r in requests]
         completions = self.engine.run(jobs, params)
-        return [self._trajectory(r, c) for r, c in zip(requests, completions, strict=True)]
+        version = self.version
+        return [
+            trajectory(r, c, [version] * len(c.token_ids), self.renderer)
+            for r, c in zip(requests, completions, strict=True)
+        ]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """The weights are the trainer's and already there: forgets what was computed with older ones."""
@@ -43,15 +47,17 @@ class EnginePolicy:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.engine.score(sequences, temperature)
 
-    def _trajectory(self, request: Request, completion: Completion) -> Trajectory:
-        prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
-        text = self.renderer.decode(completion.token_ids)
-        return Trajectory(
-            token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
-            sampled_mask=np.repeat([False, True], [prompt, sampled]),
-            logprobs=np.concatenate([np.zeros(prompt), completion.logprobs]).astype(np.float32),
-            versions=np.repeat([-1, self.version], [prompt, sampled]).astype(np.int32),
-            messages=[*request.messages, {"role": "assistant", "content": text}],
-            stop_reason=completion.stop_reason,
-            sample_id=request.sample_id,
-        )
+
+def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:
+    """The completion of a request; `versions` are those of the policy that sampled each of its tokens."""
+    prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
+    text = renderer.decode(completion.token_ids)
+    return Trajectory(
+        token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
+        sampled_mask=np.repeat([False, True], [prompt, sampled]),
+        logprobs=np.concatenate([np.zeros(prompt), completion.logprobs]).astype(np.float32),
+        versions=np.array([-1] * prompt + list(versions), dtype=np.int32),
+        messages=[*request.messages, {"role": "assistant", "content": text}],
+        stop_reason=completion.stop_reason,
+        sample_id=request.sample_id,
+    )

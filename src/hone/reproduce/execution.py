@@ -44,6 +44,11 @@ class Execution(Protocol):
         ...
 
     @property
+    def resamples(self) -> bool:
+        """False if what sampled is not to be had: `repeat` grades the recorded completions, and measures no version."""
+        ...
+
+    @property
     def evaluates(self) -> bool:
         """True if the run was to measure versions, and so to end with measuring the last one."""
         ...
@@ -54,7 +59,7 @@ class Execution(Protocol):
 
 
 class RLExecution:
-    """An RL run. Without a `sampler` it can replay, not repeat."""
+    """An RL run. Without a `sampler` it can replay, not repeat; without `evaluate` and `publish` not sample anew."""
 
     def __init__(
         self,
@@ -79,29 +84,26 @@ class RLExecution:
         self.tokens = sum(entry["tokens"] for entry in entries)
 
     def replay(self, step: int) -> StepRecord:
-        rows = self.records.rows(step)
-        if rows is None:
-            raise UserError(
-                f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
-                "reached: restore it from another copy of the run"
-            )
-        normalize_std, vocab_size = (
-            self.config.orchestrator.advantage.normalize_std,
-            self.trainer.model.config.vocab_size,
-        )
-        return self._update(step, groups_of(rows, normalize_std, vocab_size), {})
+        return self._update(step, self._recorded(step), {})
 
     def repeat(self, step: int) -> StepRecord:
         sampler = self.sampler
-        assert sampler is not None and self.publish is not None
+        assert sampler is not None
         due = self.config.orchestrator.eval and step % self.config.orchestrator.eval.interval == 0
-        metrics = self.publish(step)
+        metrics = self.publish(step) if self.publish else {}
         if self.evaluate and (due or self.records.was_evaluated(step)):
             metrics |= self.evaluate(step)
         draws = range(self.next_draw, self.next_draw + sampler.prompts)
         examples = sampler.examples(draws)
-        groups = sampler.grade(examples, draws, sampler.sample(examples, draws, step))
-        return self._update(step, groups, metrics)
+        if self.resamples:
+            trajectories = sampler.sample(examples, draws, step)
+        else:
+            trajectories = [t for group in self._recorded(step) for t in group.trajectories]
+        return self._update(step, sampler.grade(examples, draws, trajectories), metrics)
+
+    @property
+    def resamples(self) -> bool:
+        return self.publish is not None
 
     @property
     def evaluates(self) -> bool:
@@ -112,6 +114,16 @@ class RLExecution:
         version = self.trainer.version
         metrics = self.publish(version) | self.evaluate(version)
         return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint())
+
+    def _recorded(self, step: int) -> list[Group]:
+        rows = self.records.rows(step)
+        if rows is None:
+            raise UserError(
+                f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
+                "reached: restore it from another copy of the run"
+            )
+        normalize_std = self.config.orchestrator.advantage.normalize_std
+        return groups_of(rows, normalize_std, self.trainer.model.config.vocab_size)
 
     def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
         before = self.trainer.fingerprint()
@@ -149,6 +161,10 @@ class SFTExecution:
         due = self.config.val is not None and step % self.config.val.interval == 0
         validated = due or self.records.was_evaluated(step)
         return self._update(step, self._validation() if validated else {})
+
+    @property
+    def resamples(self) -> bool:
+        return True
 
     @property
     def evaluates(self) -> bool:

@@ -14,6 +14,10 @@ from hone.runs import drift
 SOURCES = {"environment": "the task's module", "tokenizer": "the tokenizer", "data": "the data set"}
 """Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
 
+SAMPLED_BY = "completions are sampled by "
+"""Begins the cause of inexactness of a run that sampled from a server: what it recorded can be trained on all the same.
+"""
+
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here") -> list[str]:
     """Facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; those that one doesn't know are left out."""
@@ -28,10 +32,14 @@ def _shown(value: Any) -> str:
     return "none" if value is None else ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def inexact(info: Mapping[str, Any], step: int | None = None) -> list[str]:
-    """Why the run itself says that another run of its config may differ, and from which step on; up to `step`."""
+def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
+    """Why the run itself says that another run of its config may differ, and from which step on; up to `step`.
+
+    `sampling`: whether that a server sampled is a reason, too.
+    """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
-    return [f"{entry['cause']} (from step {entry['step']} on)" for entry in entries]
+    counting = [entry for entry in entries if sampling or not entry["cause"].startswith(SAMPLED_BY)]
+    return [f"{entry['cause']} (from step {entry['step']} on)" for entry in counting]
 
 
 def same_since(info: Mapping[str, Any]) -> int:

@@ -2,7 +2,8 @@
 
 A step is executed again from the nearest checkpoint before it, or from the initial model: the recorded rollouts bring
 the weights to the step, each version compared with its fingerprint; then the step is sampled, graded and trained anew,
-and compared quantity by quantity. What a run that was killed had not yet hashed is always executed again, and so is the
+and compared quantity by quantity. What a server sampled can't be had again: those steps are graded and trained anew on
+their recorded completions. What a run that was killed had not yet hashed is always executed again, and so is the
 evaluation at the end. Five verdicts:
 
 verified         the files are as they were written, and the steps come out equal to the bit
@@ -26,7 +27,7 @@ from hone import rng
 from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.integrity import Checked, Damage
 from hone.reproduce.machine import inexact
-from hone.reproduce.records import EVALUATIONS
+from hone.reproduce.records import CANARY, EVALUATIONS
 from hone.reproduce.versions import Tell, Versions
 
 Verdict = Literal["verified", "files only", "differs", "damaged", "not comparable"]
@@ -64,7 +65,8 @@ class StepCheck:
 class Verification:
     """What was found. `evaluation` is the check of the one at the end, if the run has it and it was done again.
 
-    `reasons` are why a difference would prove nothing; `notes` what could not be checked.
+    `resampled`: steps were sampled anew; else taken again from their recorded completions. `reasons` are why a
+    difference would prove nothing; `notes` what could not be checked.
     """
 
     verdict: Verdict
@@ -75,6 +77,7 @@ class Verification:
     candidates: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    resampled: bool = True
 
     @property
     def difference(self) -> StepCheck | None:
@@ -135,7 +138,8 @@ def _check(checked: Checked, versions: Versions, step: int, replaying: Tell, rep
     repeating(step)
     again = versions.execution.repeat(step)
     evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-    found = first_difference(versions.records.record(step, without=() if evaluated else EVALUATIONS), again)
+    without = (*(() if evaluated else EVALUATIONS), *(() if versions.execution.resamples else CANARY))
+    found = first_difference(versions.records.record(step, without), again)
     damage = None
     if found is None:
         found, damage = _changed_weights(checked, again)
@@ -177,7 +181,7 @@ def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | 
 def _judge(verification: Verification, versions: Versions, check: StepCheck) -> None:
     """What a step that came out otherwise means. What made the run inexact later is no excuse for it."""
     assert check.difference is not None
-    verification.reasons += inexact(versions.records.run.info, check.difference.step)
+    verification.reasons += inexact(versions.records.run.info, check.difference.step, verification.resampled)
     if verification.reasons:
         verification.verdict = "not comparable"
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
+SPOOL = "spool"
+"""Folder for weights on their way to a server: nothing in it outlives the process."""
 NAMES = (
     "config.toml",
     "metrics.jsonl",
@@ -21,6 +24,7 @@ NAMES = (
     "rollouts",
     "checkpoints",
     "weights",
+    SPOOL,
     "logs",
     "superseded",
     "report.html",
@@ -144,6 +148,7 @@ def clear(folder: Path) -> Path | None:
 
 def sweep_run(folder: Path) -> None:
     """Clean up what a killed process left anywhere in a run's directory."""
+    shutil.rmtree(folder / SPOOL, ignore_errors=True)
     for name in ("", "rollouts", "weights", "checkpoints"):
         sweep(folder / name)
 

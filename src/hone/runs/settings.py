@@ -17,7 +17,11 @@ from hone.runs.files import RESTORE
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", *START}
+_FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
+_FREE |= {"inference.port", "inference.vllm_python"}
 """Settings that don't change what a run computes."""
+_SERVER = "orchestrator.client.base_url"
+"""Where a server is does not matter, but that there is one."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
 _BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
@@ -86,7 +90,12 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     """
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     free = () if names_matter else _BY_DIGEST
-    return [name for name in names if not {name, name.split(".")[0]} & _FREE and not name.startswith(free)]
+    matters = {_SERVER} if (_SERVER in old) != (_SERVER in new) else set()
+    return [
+        name
+        for name in names
+        if name in matters or (not {name, name.split(".")[0]} & _FREE and not name.startswith(free))
+    ]
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:

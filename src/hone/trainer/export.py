@@ -1,9 +1,11 @@
-"""Writing the policy as a folder that transformers, vLLM and `hf upload` take as it is."""
+"""Writing the policy: as a folder that transformers, vLLM and `hf upload` take as it is, and on its way to a server."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -26,3 +28,40 @@ def export_weights(
     save_model(model, folder, parameters=parameters)
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+class Spool:
+    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay.
+
+    A version's folder appears when it is whole. Leaving the spool removes all.
+    """
+
+    def __init__(self, folder: Path, model: Decoder) -> None:
+        self.folder, self.model = folder, model
+        self._versions: list[int] = []
+
+    def __enter__(self) -> Spool:
+        self._remove()
+        return self
+
+    def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self._remove()
+
+    def put(self, version: int) -> Path:
+        """Writes the model as it is now; returns the folder. A server that still reads the one before finds it."""
+        folder, fresh = self.path(version), self.folder / "new"
+        save_model(self.model, fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+        self._versions = [*(v for v in self._versions if v != version), version]
+        for old in self._versions[:-2]:
+            shutil.rmtree(self.path(old))
+        self._versions = self._versions[-2:]
+        return folder
+
+    def path(self, version: int) -> Path:
+        return self.folder / f"step_{version}"
+
+    def _remove(self) -> None:
+        """A spool has nothing that lasts, so what a killed process left is removed as well."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from hone.inference.server.answers import finite
 from hone.inference.server.protocol import CompletionRequest
 from hone.inference.server.service import Service
-from hone.inference.server.text import token_text
+from hone.inference.text import token_text
 
 
 class AboutPrompts:

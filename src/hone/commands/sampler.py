@@ -1,0 +1,81 @@
+"""What `hone rl` samples from: the engine in this process, a server that is up, or vLLM, started as a child."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hone.commands.api_key import api_key
+from hone.config.rl import RLConfig
+from hone.inference.endpoint import Endpoint
+from hone.inference.engine import Engine
+from hone.inference.vllm import VllmServer
+from hone.inference.vllm.launch import find_vllm
+from hone.model.chat import ChatRenderer
+from hone.model.hf import save_model
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.remote import Server, ServerPolicy, reach
+from hone.orchestrator.types import Policy
+from hone.reproduce.machine import SAMPLED_BY
+from hone.runs.outputs import SPOOL
+from hone.runs.writer import RunWriter
+from hone.trainer.export import Spool
+from hone.trainer.step import Trainer
+
+
+def reached(config: RLConfig, renderer: ChatRenderer) -> Server | None:
+    """The server that the run is to use, if it is to use one that is up; UserError if it can't, or has no vLLM."""
+    if config.inference.backend == "vllm":
+        find_vllm(config.inference.vllm_python)
+    client = config.orchestrator.client
+    if client.base_url is None:
+        return None
+    return reach(_endpoint(config, client.base_url), config.model.name, renderer, config.seq_len, _spool(config))
+
+
+@contextmanager
+def sampling(
+    config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+) -> Iterator[Policy]:
+    """The policy of the run. A server takes the weights from a spool in the run's directory; one started here ends."""
+    if config.sampled_by is None:
+        yield EnginePolicy(Engine(trainer.model), renderer, lambda: trainer.version)
+        return
+    run.mark_inexact(0, SAMPLED_BY + config.sampled_by)
+    with ExitStack() as stack:
+        spool = stack.enter_context(Spool(_spool(config), trainer.model))
+        if server is None:
+            url = stack.enter_context(_vllm(config, run, trainer, renderer, spool)).url
+            server = Server(_endpoint(config, url), "vllm", config.model.name)
+        yield ServerPolicy(server, renderer, trainer.model.config.eos_token_ids, spool)
+
+
+def _spool(config: RLConfig) -> Path:
+    return config.output_dir / SPOOL
+
+
+def _endpoint(config: RLConfig, url: str) -> Endpoint:
+    client = config.orchestrator.client
+    key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
+    return Endpoint(url, key, timeout=client.timeout, max_retries=client.max_retries)
+
+
+def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
+    """vLLM, about to be started on the model as it is now."""
+    folder = spool.folder / "model"
+    save_model(trainer.model, folder)
+    renderer.save(folder)
+    precision = "float32" if config.precision == "fp32" else "bfloat16"
+    return VllmServer(
+        folder,
+        log=run.folder / "logs" / "vllm.log",
+        dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
+        max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),
+        python=config.inference.vllm_python,
+        threads=config.threads,
+        seed=config.seed,
+        weights_root=spool.folder,
+        served_name=config.model.name,
+        progress=run.display.message,
+    )

@@ -1,0 +1,133 @@
+"""A client of an inference server that speaks in tokens: hone's own, or vLLM as hone starts it.
+
+async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
+    (served,) = await client.models()
+    answer = await client.post("/v1/completions", {"model": served.id, "prompt": [1, 2, 3], ...})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from hone.errors import Halt, UserError
+from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
+
+CONNECT = 10.0
+"""Seconds that a connection may take."""
+
+
+class Refused(Halt):
+    """The server's answer is that it won't: its status, and its words."""
+
+    def __init__(self, url: str, status: int, said: str) -> None:
+        super().__init__(f"{url} answers {status}: {said}")
+        self.status, self.said = status, said
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that a server lists: `owner` is who made the server. None: the server does not say."""
+
+    id: str
+    owner: str
+    max_model_len: int | None
+    policy_version: int | None
+
+
+class ServerClient:
+    """Sends requests to one server, inside one event loop; `async with` closes it."""
+
+    def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        import httpx
+
+        self.endpoint = endpoint
+        self._sleep, self._requests = sleep, 0
+        self._root = endpoint.url.rstrip("/").removesuffix("/v1")
+        key = endpoint.api_key
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(endpoint.timeout, connect=min(endpoint.timeout, CONNECT)),
+            limits=httpx.Limits(max_connections=endpoint.concurrency),
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            # A proxy of the environment's cannot reach a server on this machine; certificates cost their time to load.
+            trust_env=not endpoint.local,
+            verify=self._root.startswith("https"),
+        )
+
+    async def __aenter__(self) -> ServerClient:
+        return self
+
+    async def __aexit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        await self._http.aclose()
+
+    async def models(self) -> list[Served]:
+        """What the server lists."""
+        page = await self._send("GET", "/v1/models", None)
+        try:
+            return [
+                Served(entry["id"], entry["owned_by"], entry.get("max_model_len"), entry.get("policy_version"))
+                for entry in page["data"]
+            ]
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{self.endpoint.url} lists no models that could be read ({one_line(str(page))}): does the URL end in "
+                "/v1, and is it that of an inference server?"
+            ) from None
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The server's answer to `body`, after as many tries as it takes.
+
+        Refused for what another try can't mend; Halt if the server is gone, or fails once too often.
+        """
+        return await self._send("POST", path, body)
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        import httpx
+
+        reason = ""
+        self._requests += 1
+        name = f"{path} {self._requests}"
+        for attempt in range(self.endpoint.max_retries + 1):
+            wait = None
+            try:
+                response = await self._http.request(method, self._root + path, json=body)
+            except httpx.TimeoutException as error:
+                reason = f"no answer within {self.endpoint.timeout:g} s ({type(error).__name__})"
+            except httpx.TransportError as error:
+                reason = one_line(str(error)) or type(error).__name__
+            else:
+                if response.is_success:
+                    return _parsed(response, self.endpoint.url)
+                said = _said(response.text)
+                if not may_pass(response.status_code):
+                    raise Refused(self._root + path, response.status_code, said)
+                reason, wait = f"status {response.status_code}: {said}", retry_after(response.headers)
+            if attempt < self.endpoint.max_retries:
+                await self._sleep(delay(attempt, wait, name))
+        tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
+        raise Halt(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries})")
+
+
+def _parsed(response: Any, url: str) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise UserError(
+            f"{url} does not answer in JSON ({one_line(response.text)}): does the URL end in /v1, and is it that of an "
+            "inference server?"
+        ) from None
+
+
+def _said(text: str) -> str:
+    """The server's own words on a refusal, in one line."""
+    try:
+        body = json.loads(text)
+        body = body.get("error", body)
+        text = body["message"] if isinstance(body, dict) else str(body)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    return one_line(text) or "without a reason"

@@ -1,0 +1,236 @@
+"""A policy behind a server: hone's own, or vLLM. It samples over HTTP, and takes the trainer's weights from a folder.
+
+    policy = ServerPolicy(reach(endpoint, ...), renderer, eos_ids, spool)
+    policy.load(0)
+
+A group of completions is one request. hone's server gets the key of each, so its tokens are those of an engine in this
+process, up to the rounding of differently shaped products; vLLM gets a seed of the first (the key's upper 31 bits), and
+seeds the others of the group by counting on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hone.errors import Halt, UserError
+from hone.inference.client import Refused, ServerClient
+from hone.inference.endpoint import HONE, Endpoint
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import ChatRenderer
+from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.types import Request
+from hone.trainer.export import Spool
+from hone.types import Trajectory
+
+VLLM = "vllm"
+PROBE = "One probe: naïve café, 12+34=46, {x}\n"
+"""A text that tokenizers of different models cut differently."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that can be sampled from: what made it, and the model that it serves."""
+
+    endpoint: Endpoint
+    backend: Literal["hone", "vllm"]
+    model: str
+
+    @property
+    def words(self) -> str:
+        return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
+
+
+def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, spool: Path) -> Server:
+    """The server at `endpoint`, if it serves what is trained: `model`, with the tokenizer of `renderer`, room for
+    sequences of `tokens`, and weights from below `spool`. UserError if nothing answers there, or something else does.
+    """
+
+    async def ask() -> Server:
+        async with ServerClient(replace(endpoint, max_retries=0)) as client:
+            served = await client.models()
+            found = served[0] if len(served) == 1 else next((entry for entry in served if entry.id == model), None)
+            names = ", ".join(entry.id for entry in served[:20])
+            if found is None:
+                raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start one that does")
+            if found.owner not in (HONE, VLLM):
+                raise UserError(
+                    f"{endpoint.url} is a server of {found.owner or 'an unknown kind'}: rollouts need token ids, their "
+                    f"logprobs and weights that can be updated, as `inference --model.name {model}` has them"
+                )
+            if found.policy_version is None:
+                raise UserError(
+                    f"{endpoint.url} takes no weights: start vLLM by `inference --backend vllm --model.name {model}`"
+                )
+            if found.max_model_len is not None and found.max_model_len < tokens:
+                raise UserError(
+                    f"{endpoint.url} has room for {found.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
+                )
+            server = Server(endpoint, "hone" if found.owner == HONE else "vllm", found.id)
+            await _check_tokenizer(client, server, model, renderer)
+            await _check_root(client, spool)
+            return server
+
+    try:
+        return asyncio.run(ask())
+    except Refused as error:
+        if error.status != 401:
+            raise
+        remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
+        raise UserError(f"{error}; {remedy}") from None
+    except Halt as gone:
+        raise UserError(
+            f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, or "
+            "leave out --orchestrator.client.base-url to sample in this process"
+        ) from None
+
+
+async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:
+    own = {"add_special_tokens": False} if server.backend == "vllm" else {}
+    body = {"model": server.model, "prompt": PROBE, "max_tokens": 1, "return_token_ids": True, **own}
+    (choice,) = (await client.post("/v1/completions", body))["choices"]
+    ids = renderer.tokenizer.encode(PROBE, add_special_tokens=not own).ids
+    if choice.get("prompt_token_ids") != ids:
+        raise UserError(
+            f"{server.endpoint.url} serves {server.model}, whose tokenizer is not that of {model}: serve the model "
+            "that is trained"
+        )
+
+
+async def _check_root(client: ServerClient, spool: Path) -> None:
+    """UserError if the server does not take weights from below `spool`; it is asked for a folder that is not there."""
+    try:
+        await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
+    except Refused as error:
+        if error.status == 403 or "weights root" in error.said:
+            root = spool.resolve().parent
+            raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None
+
+
+class ServerPolicy:
+    """Samples from a server. `load` writes the weights to `spool`, and has the server take them from there.
+
+    `eos_ids` end a completion, as the stop ids of `renderer` do. Halt when the server is gone, or samples from other
+    weights than it was given.
+    """
+
+    def __init__(self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int], spool: Spool) -> None:
+        self.server = server
+        self.renderer = renderer
+        self.spool = spool
+        self._ends = (*renderer.stop_ids, *eos_ids)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        """One trajectory per request, with the prompt that the server says it had."""
+        alone = self.server.backend == "vllm" and sampling.temperature == 0  # it refuses n > 1 then
+        groups = list(_groups(requests, 1 if alone else len(requests)))
+        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups]))
+        return [t for group, answer in zip(groups, answers, strict=True) for t in self._trajectories(group, answer)]
+
+    def load(self, version: int, path: Path | None = None) -> None:
+        """Has the server take the weights in `path`, or the trainer's."""
+        folder = self.spool.put(version) if path is None else path
+
+        async def update() -> None:
+            async with ServerClient(self.server.endpoint) as client:
+                await client.post("/update_weights", {"path": str(folder.resolve()), "version": version})
+
+        asyncio.run(update())
+        self._version = version
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """The sampler's logprobs; NaN where the server can't tell: vLLM's are of temperature 1, whatever is asked."""
+        if self.server.backend == "vllm" and temperature != 1:
+            return [[float("nan")] * (len(ids) - 1) for ids in sequences]
+        body = {
+            "model": self.server.model,
+            "prompt": [list(ids) for ids in sequences],
+            "max_tokens": 1 if self.server.backend == "vllm" else 0,
+            "temperature": temperature,
+            "prompt_logprobs": 0,
+        }
+        (answer,) = asyncio.run(self._ask([body]))
+        scores = []
+        for ids, choice in zip(sequences, answer["choices"], strict=True):
+            entries = choice["prompt_logprobs"][1:]
+            scores.append([entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)])
+        return scores
+
+    async def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+        """The answers; Halt unless the server says that its weights are those that it was given."""
+        async with ServerClient(self.server.endpoint) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies))
+            served = {entry.id: entry.policy_version for entry in await client.models()}
+        self._check_version(served.get(self.server.model))
+        return answers
+
+    def _check_version(self, version: int | None) -> None:
+        if version != self._version:
+            raise Halt(
+                f"{self.server.words} samples from version {version} of the weights, not {self._version}: it was "
+                "started anew, or another run uses it"
+            )
+
+    def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
+        first = group[0]
+        ends = () if sampling.ignore_eos else self._ends
+        body = {
+            "model": self.server.model,
+            "prompt": list(first.prompt_ids),
+            "n": len(group),
+            "max_tokens": first.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "logprobs": 0,
+            "return_token_ids": True,
+            # All that ends a completion is named, so that it does not depend on the server's own opinion of the model.
+            "ignore_eos": True,
+            "stop_token_ids": sorted({*ends, *(stop for stop in sampling.stop if isinstance(stop, int))}),
+            "stop": [stop for stop in sampling.stop if isinstance(stop, str)],
+        }
+        hones = self.server.backend == "hone"
+        return body | ({"key": [r.key for r in group]} if hones else {"seed": first.key >> 33})
+
+    def _trajectories(self, group: Sequence[Request], answer: Any) -> Iterator[Trajectory]:
+        try:
+            told = [_told(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+            assert len(told) == len(group), f"{len(told)} completions of {len(group)}"
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            raise Halt(
+                f"{self.server.words} gave an answer without the ids and logprobs of its tokens "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        for request, (prompt_ids, completion, versions) in zip(group, told, strict=True):
+            versions = versions or [self._version] * len(completion.token_ids)
+            self._check_version(next((version for version in versions if version != self._version), self._version))
+            yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
+
+
+def _told(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:
+    """What a choice says: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
+    completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
+    assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
+    return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")
+
+
+def _groups(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
+    """Neighbours that ask for the same, at most `most` at a time."""
+    group: list[Request] = []
+    for request in requests:
+        same = group and (group[0].prompt_ids, group[0].max_tokens) == (request.prompt_ids, request.max_tokens)
+        if group and (not same or len(group) == most):
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group

@@ -1,0 +1,143 @@
+"""`hone rl` that samples from `hone inference`: the same steps and verdicts, and what happens when it goes away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_server import Served, serving
+from refusals import fails
+
+from hone.cli import main
+from hone.model.hf import load_model
+from hone.runs import Run
+from hone.trainer.step import Trainer
+
+PARITY = """
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment():
+    rows = [{"question": "x" * (i % 5) + str(i)} for i in range(40)]
+    return SingleTurnEnv(id="parity", rubric=Rubric([even]), dataset=rows, eval_dataset=rows)
+
+
+def even(completion) -> float:
+    return float(sum(map(ord, completion[-1]["content"])) % 2)
+"""
+"""Half of all completions are right, whatever the model: there is always something to learn from."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    """An fp32 server that takes weights from anywhere below `tmp_path`. It begins with other weights than the run."""
+    with serving(load_model("hone/tiny", seed=5), weights_root=tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+def rl(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs three steps of `hone rl` into this folder; later flags win."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    monkeypatch.chdir(tmp_path)
+
+    def call(out: str, *flags: str) -> int:
+        base = f"--model.name {tiny_model_dir} --max-steps 3 --seq-len 64 --precision fp32 --display plain"
+        base += " --orchestrator.env.id parity --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
+        base += " --orchestrator.sampling.max-tokens 12 --orchestrator.eval.interval 2"
+        base += f" --orchestrator.eval.num-examples 4 --trainer.optim.lr 1e-3 --output-dir {tmp_path / out}"
+        return main(["rl", *base.split(), *flags])
+
+    return call
+
+
+def url(server: Served) -> list[str]:
+    return ["--orchestrator.client.base-url", f"{server.url}/v1/", "--orchestrator.client.max-retries", "0"]
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_through_a_server_takes_the_steps_of_one_in_process(rl, server, tmp_path, capsys):
+    assert rl("here") == 0
+    assert rl("there", *url(server)) == 0
+    here, there = Run(tmp_path / "here"), Run(tmp_path / "there")
+    for step in range(3):
+        mine, theirs = here.rollouts(step).to_pylist(), there.rollouts(step).to_pylist()
+        names = ("example_id", "sample_id", "versions", "token_ids", "reward", "stop_reason", "text")
+        for name in names if step == 0 else names[:2]:
+            assert [row[name] for row in mine] == [row[name] for row in theirs], (step, name)
+    for mine, theirs in zip(lines(here.path), lines(there.path), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert theirs["canary/verdict"] == 0 and theirs.get("logprob_gap/max", 0) <= 1e-5
+    assert lines(there.path)[0]["optimizer/skipped"] == 0, "nothing was learned, so no weights were new"
+    first, last = lines(here.path)[0], lines(there.path)[0]
+    assert [last[name] for name in first] == pytest.approx(list(first.values()), abs=1e-5)
+    assert server.service.engine.version == 3 and server.service.updates == 4
+    assert not (there.path / "spool").exists()
+    cause = f"completions are sampled by the server at {server.url}/v1"
+    assert (there.info["exact"], there.info["inexact"]) == (False, [{"step": 0, "cause": cause}])
+    assert f"Another run of this config may differ from step 0 on: {cause}." in capsys.readouterr().out
+
+
+def test_what_a_server_sampled_is_trained_on_again_and_not_sampled_again(rl, server, tmp_path, capsys):
+    assert rl("out", *url(server)) == 0
+    out = str(tmp_path / "out")
+    capsys.readouterr()
+    assert main(["verify", out, "--steps", "3"]) == 0
+    said = capsys.readouterr().out
+    assert f"completions were sampled by the server at {server.url}/v1, which can't be asked again" in said
+    assert "3 steps came out equal from their recorded completions, bit for bit" in said and "evaluation " not in said
+    assert main(["replay", out]) == 0
+    assert "verdict       equal" in capsys.readouterr().out
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"canary/verdict": 0.0', '"canary/verdict": 1.0'))
+    assert main(["verify", out]) == 1
+
+
+def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeypatch, capsys):
+    step = Trainer.step
+
+    def dying(self, batches):
+        metrics = step(self, batches)
+        if self.version == 2:
+            server.stop()
+        return metrics
+
+    monkeypatch.setattr(Trainer, "step", dying)
+    fails(capsys, rl("out", *url(server)), "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
+    monkeypatch.undo()
+    out = tmp_path / "out"
+    assert Run(out).info["status"] == "failed" and [line["step"] for line in lines(out)] == [0, 1]
+    assert not (out / "spool").exists()
+    with serving(load_model("hone/tiny", seed=6), weights_root=tmp_path) as other:
+        assert main(["rl", "@", str(out / "config.toml"), "--resume", *url(other)]) == 0
+    assert Run(out).info["status"] == "done" and other.service.engine.version == 3
+    assert [line["step"] for line in lines(out)] == [0, 1, 2, 3]
+    assert [line["canary/verdict"] for line in lines(out)] == [0, 0, 0, 0]
+    assert main(["verify", str(out), "--steps", "3"]) == 0
+
+
+def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir, capsys):
+    model = load_model(str(tiny_model_dir), precision="bf16_linear")
+    with serving(model, weights_root=tmp_path) as served:
+        fails(capsys, rl("out", *url(served)), "sampler and trainer disagree at version 0", "numerics", "step_0; go on")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--orchestrator.client.base-url", "localhost:8000"], "is no URL of a server"),
+        (["--orchestrator.client.base-url", "http://me:pw@h/v1"], "give the key with orchestrator.client.api_key_var"),
+        (["--orchestrator.client.base-url", "http://127.0.0.1:9/v1", "--inference.backend", "vllm"], "leave out one"),
+        (["--orchestrator.client.base-url", "http://127.0.0.1:9/v1"], "start one with `inference --model.name"),
+        (["--inference.backend", "vllm", "--inference.vllm-python", "/nowhere/python"], "no Python at /nowhere/python"),
+    ],
+)
+def test_what_can_not_be_sampled_from_touches_nothing(rl, tmp_path, capsys, flags, words):
+    fails(capsys, rl("out", *flags), words)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,239 @@
+"""The policy behind a server: what it samples, scores and takes is what an engine in this process does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_openai import Drop, FakeOpenAI, Raw, Status
+from real_server import random_model, serving
+
+from hone import rng
+from hone.errors import Halt, UserError
+from hone.inference.client import Refused, ServerClient
+from hone.inference.endpoint import Endpoint, delay
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.model.chat import load_renderer
+from hone.model.decoder import Decoder
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.remote import Server, ServerPolicy, reach
+from hone.orchestrator.types import Request
+from hone.trainer.export import Spool
+
+RENDERER = load_renderer("hone/tiny")
+
+
+def requests(purpose: str = "rollout") -> list[Request]:
+    """Two groups of three, and one completion alone that may be longer."""
+    prompts = [tuple(RENDERER.tokenizer.encode(text).ids) for text in ("Hello", "abc abc", "Hello")]
+    groups = [(0, 0, 12), (0, 1, 12), (0, 2, 12), (1, 0, 12), (1, 1, 12), (1, 2, 12), (2, 0, 20)]
+    return [
+        Request(prompts[d], [{"role": "user", "content": str(d)}], rng.key(3, purpose, d, i), f"0-{d}-{i}", limit)
+        for d, i, limit in groups
+    ]
+
+
+def endpoint(url: str, **settings: Any) -> Endpoint:
+    return Endpoint(f"{url}/v1", **{"max_retries": 0} | settings)
+
+
+def policy_of(url: str, model: Decoder, folder: Path, **settings: Any) -> ServerPolicy:
+    server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool")
+    return ServerPolicy(server, RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
+
+
+def same(one: list[Any], other: list[Any]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()
+        assert mine.versions.tolist() == theirs.versions.tolist()
+        assert np.abs(mine.logprobs - theirs.logprobs).max() <= 1e-5
+        facts = ("messages", "stop_reason", "sample_id")
+        assert [getattr(mine, name) for name in facts] == [getattr(theirs, name) for name in facts]
+
+
+SAMPLINGS = {
+    "temperature": SamplingParams(temperature=0.7),
+    "top_k": SamplingParams(top_k=5),
+    "stop": SamplingParams(stop=(7, "a")),
+    "greedy": SamplingParams(temperature=0),
+    "ignore_eos": SamplingParams(ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, sampling: SamplingParams) -> None:
+    model = random_model(seed=1)
+    local = EnginePolicy(Engine(model, tokenizer=RENDERER.tokenizer), RENDERER, lambda: version)
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, model, tmp_path)
+        for version in (4, 5):
+            policy.load(version)
+            local.load(version)
+            found = policy.sample(requests(), sampling)
+            same(found, local.sample(requests(), sampling))
+            assert policy.version == version and {t.versions[-1] for t in found} == {version}
+            with torch.no_grad():
+                model.embed.mul_(1.5)
+            model.refresh()
+
+
+def test_the_reasons_to_stop_are_those_of_the_model_that_is_trained(tmp_path: Path) -> None:
+    """The server's own config would not end it there."""
+    model, sampling = random_model(), SamplingParams()
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, model, tmp_path)
+        (first, *_) = policy.sample(requests(), SamplingParams(ignore_eos=True))
+        policy._ends = (int(first.token_ids[first.sampled_mask][3]),)
+        (again, *_) = policy.sample(requests(), sampling)
+    ids = first.token_ids[first.sampled_mask].tolist()
+    assert again.token_ids[again.sampled_mask].tolist() == ids[: ids.index(policy._ends[0]) + 1]
+    assert again.stop_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_it_scores_as_an_engine_here_does(tmp_path: Path, temperature: float) -> None:
+    model = random_model()
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, model, tmp_path)
+        sequences = [list(range(40, 60)), [9, 8]]
+        for mine, theirs in zip(
+            policy.score(sequences, temperature), Engine(model).score(sequences, temperature), strict=True
+        ):
+            assert mine == pytest.approx(theirs, abs=1e-5) and len(mine) > 0
+
+
+def test_the_spool_keeps_two_versions_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    (folder / "step_9").mkdir(parents=True)
+    with Spool(folder, random_model()) as spool:
+        assert not folder.exists(), "what a killed process left"
+        for version in (0, 1, 1, 2):
+            assert (spool.put(version) / "model.safetensors").stat().st_size > 10**6
+        assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_2"]
+    assert not folder.exists()
+
+
+def test_a_server_whose_weights_are_not_ours_ends_the_run(tmp_path: Path) -> None:
+    model = random_model()
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, model, tmp_path)
+        policy.load(3)
+        policy_of(served.url, model, tmp_path).load(7)
+        with pytest.raises(Halt, match="from version 7 of the weights, not 3: it was started anew, or another run"):
+            policy.sample(requests(), SamplingParams())
+
+
+def test_a_server_that_goes_away_ends_the_run_and_one_that_comes_back_does_not(tmp_path: Path) -> None:
+    model = random_model()
+    with serving(weights_root=tmp_path) as served:
+        policy, port = policy_of(served.url, model, tmp_path), served.port
+        policy.load(0)
+        expected = policy.sample(requests(), SamplingParams())
+    with pytest.raises(Halt, match=r"is gone, or fails \(All connection attempts failed; 1 try\)"):
+        policy.sample(requests(), SamplingParams())
+
+    policy.server = Server(Endpoint(f"http://127.0.0.1:{port}/v1", max_retries=6), "hone", "hone/tiny")
+    found: list[Any] = []
+    sampling = threading.Thread(target=lambda: found.extend(policy.sample(requests(), SamplingParams())))
+    sampling.start()
+    with serving(port=port):
+        sampling.join(60)
+    same(found, expected)
+
+
+def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def ask(url: str, answers: list[Any]) -> Any:
+        async with ServerClient(Endpoint(url, "sesame", max_retries=4), sleep) as client:
+            left.extend(answers)
+            return await client.post("/v1/chat/completions", {"model": "toy", "messages": [{}]})
+
+    left: list[Any] = []
+    with FakeOpenAI(lambda body: left.pop(0), key="sesame") as server:
+        bad = [Status(429, headers={"retry-after": "7"}), Status(503), Drop(), Drop(midway=True)]
+        assert asyncio.run(ask(server.url, [*bad, Raw('{"fine": 1}')])) == {"fine": 1}
+        name = "/v1/chat/completions 1"
+        assert waits == [7.0, *(delay(attempt, None, name) for attempt in (1, 2, 3))]
+        with pytest.raises(Halt, match=r"is gone, or fails \(status 503: no; 5 tries\)"):
+            asyncio.run(ask(server.url, [Status(503)] * 5))
+        count = len(server.bodies)
+        with pytest.raises(Refused, match="answers 400: too long") as refused:
+            asyncio.run(ask(server.url, [Status(400, "too long")]))
+        assert (refused.value.status, len(server.bodies)) == (400, count + 1)
+        with pytest.raises(UserError, match="does not answer in JSON"):
+            asyncio.run(ask(server.url, [Raw("<html>", "text/html")]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ('{"choices": []}', "0 completions of 1"),
+        ('{"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}', "KeyError: 'token_ids'"),
+        ('{"choices": [{"index": 0, "token_ids": [1], "logprobs": null, "finish_reason": "stop"}]}', "TypeError"),
+        (
+            '{"choices": [{"index": 0, "token_ids": [1], "prompt_token_ids": [1],'
+            ' "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}]}',
+            "it ended by abort",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
+) -> None:
+    model = random_model()
+    server = Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m")
+    policy = ServerPolicy(server, RENDERER, (), Spool(tmp_path, model))
+
+    async def told(bodies: Any) -> Any:
+        return [json.loads(answer) for _ in bodies]
+
+    monkeypatch.setattr(policy, "_ask", told)
+    with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
+        policy.sample(requests()[-1:], SamplingParams())
+
+
+def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Path) -> None:
+    spool = tmp_path / "out" / "spool"
+
+    def error(url: str, tokens: int = 64, model: str = "hone/tiny", renderer: Any = RENDERER, **settings: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            reach(endpoint(url, **settings), model, renderer, tokens, spool)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    other = load_renderer("hone/tiny")
+    other.tokenizer.add_tokens(["cafe", "One"])
+    with serving() as served:
+        url = served.url
+        assert "has room for 2048 tokens, seq_len is 4096" in error(url, 4096)
+        assert "whose tokenizer is not that of m: serve the model that is trained" in error(
+            url, model="m", renderer=other
+        )
+        words = (
+            f"takes no weights: start it with --weights-root FOLDER; here it has to be --weights-root {spool.parent}"
+        )
+        assert words in error(url)
+    assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
+    (tmp_path / "elsewhere").mkdir()
+    with serving(weights_root=tmp_path / "elsewhere", api_key="sesame") as served:
+        assert "wrong: send it" in error(served.url) and "--orchestrator.client.api-key-var" in error(served.url)
+        assert f"here it has to be --weights-root {spool.parent}" in error(served.url, api_key="sesame")
+    with FakeOpenAI(models=("a", "b"), owner="acme") as fake:
+        assert "serves a, b, not c: start one that does" in error(fake.url.removesuffix("/v1"), model="c")
+        assert "is a server of acme: rollouts need token ids" in error(fake.url.removesuffix("/v1"), model="a")
+    with FakeOpenAI(owner="vllm") as fake:
+        assert "takes no weights: start vLLM by `inference --backend vllm" in error(fake.url.removesuffix("/v1"))
+    with FakeOpenAI(models=Raw("[]")) as fake:
+        assert "lists no models that could be read" in error(fake.url.removesuffix("/v1"))
