@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_server import Served, serving
+from parity_task import add_parity
+from real_server import Served, serving, until
 from refusals import fails
 
 from hone.cli import main
 from hone.model.hf import load_model
 from hone.runs import Run
 from hone.trainer.step import Trainer
-
-PARITY = """
-from hone.environments import Rubric, SingleTurnEnv
-
-
-def load_environment():
-    rows = [{"question": "x" * (i % 5) + str(i)} for i in range(40)]
-    return SingleTurnEnv(id="parity", rubric=Rubric([even]), dataset=rows, eval_dataset=rows)
-
-
-def even(completion) -> float:
-    return float(sum(map(ord, completion[-1]["content"])) % 2)
-"""
-"""Half of all completions are right, whatever the model: there is always something to learn from."""
 
 
 @pytest.fixture
@@ -40,8 +30,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def rl(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs three steps of `hone rl` into this folder; later flags win."""
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY)
+    add_parity(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def call(out: str, *flags: str) -> int:
@@ -120,6 +109,25 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
     assert [line["step"] for line in lines(out)] == [0, 1, 2, 3]
     assert [line["canary/verdict"] for line in lines(out)] == [0, 0, 0, 0]
     assert main(["verify", str(out), "--steps", "3"]) == 0
+
+
+def test_a_run_that_waits_for_its_server_ends_in_time(rl, server, tmp_path, capfd):
+    """SIGTERM, while the server holds all requests: the state is saved, and what was asked for is cancelled."""
+    server.service.pause().result()
+
+    def terminate() -> None:
+        until(lambda: server.service.running, "the run waits")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    impatient = threading.Thread(target=terminate)
+    impatient.start()
+    assert rl("out", *url(server), "--grace-seconds", "1.5") == 143
+    impatient.join()
+    server.service.resume().result()
+    until(lambda: not server.service.running, "its requests are cancelled")
+    assert server.service.cancelled > 0 and server.service.sampled_tokens <= 1
+    assert (tmp_path / "out/checkpoints/step_0/COMPLETE").exists() and not (tmp_path / "out/spool").exists()
+    assert f"Saved: {tmp_path / 'out/checkpoints/step_0'}" in capfd.readouterr().out
 
 
 def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir, capsys):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 from hone.commands.api_key import api_key
 from hone.config.rl import RLConfig
 from hone.inference.endpoint import Endpoint
@@ -27,7 +29,7 @@ from hone.trainer.step import Trainer
 def reached(config: RLConfig, renderer: ChatRenderer) -> Server | None:
     """The server that the run is to use, if it is to use one that is up; UserError if it can't, or has no vLLM."""
     if config.inference.backend == "vllm":
-        find_vllm(config.inference.vllm_python)
+        find_vllm(config.inference.vllm_python, "--inference.vllm-python")
     client = config.orchestrator.client
     if client.base_url is None:
         return None
@@ -46,8 +48,9 @@ def sampling(
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(_spool(config), trainer.model))
         if server is None:
-            url = stack.enter_context(_vllm(config, run, trainer, renderer, spool)).url
-            server = Server(_endpoint(config, url), "vllm", config.model.name)
+            with run.phase("start"):
+                vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
+            server = Server(_endpoint(config, vllm.url), "vllm", config.model.name)
         yield ServerPolicy(server, renderer, trainer.model.config.eos_token_ids, spool)
 
 
@@ -73,7 +76,8 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
         max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),
         python=config.inference.vllm_python,
-        threads=config.threads,
+        kv_gib=config.inference.kv_gib,
+        threads=torch.get_num_threads(),
         seed=config.seed,
         weights_root=spool.folder,
         served_name=config.model.name,

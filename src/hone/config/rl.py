@@ -172,6 +172,8 @@ class InferenceConfig(SectionConfig):
     """Own engine, or vLLM."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`: by default float32 with `precision` fp32, else bfloat16. The own engine follows `precision`."""
+    kv_gib: float = Field(default=1.0, gt=0)
+    """vLLM's memory for keys and values, in GiB."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 

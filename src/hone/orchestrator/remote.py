@@ -89,10 +89,11 @@ def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, s
 
 
 async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:
-    own = {"add_special_tokens": False} if server.backend == "vllm" else {}
-    body = {"model": server.model, "prompt": PROBE, "max_tokens": 1, "return_token_ids": True, **own}
+    hones = server.backend == "hone"
+    own = {"max_tokens": 0, "echo": True} if hones else {"max_tokens": 1, "add_special_tokens": False}
+    body = {"model": server.model, "prompt": PROBE, "return_token_ids": True, **own}
     (choice,) = (await client.post("/v1/completions", body))["choices"]
-    ids = renderer.tokenizer.encode(PROBE, add_special_tokens=not own).ids
+    ids = renderer.tokenizer.encode(PROBE, add_special_tokens=hones).ids
     if choice.get("prompt_token_ids") != ids:
         raise UserError(
             f"{server.endpoint.url} serves {server.model}, whose tokenizer is not that of {model}: serve the model "

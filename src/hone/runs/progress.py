@@ -9,6 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 _DOING = {
+    "start": "starting vLLM",
+    "publish": "publishing weights",
     "sample": "sampling",
     "grade": "grading",
     "train": "training",

@@ -52,10 +52,10 @@ class Settings:
     api_key: str | None
 
 
-def find_vllm(python: Path | None = None) -> Installed:
+def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
     """The vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
 
-    UserError if there is none, with how to get one.
+    UserError if there is none, with how to get one; `flag` is what gives `python`.
     """
     if python is not None:
         candidates = [python]
@@ -70,7 +70,7 @@ def find_vllm(python: Path | None = None) -> Installed:
     where = f"{python} has no vLLM" if python is not None else "vLLM is not installed"
     raise UserError(
         f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install the extra "
-        "(`pip install 'hone-rl[vllm]'`), or give the Python of an environment that has it with --vllm-python"
+        f"(`pip install 'hone-rl[vllm]'`), or give the Python of an environment that has it with {flag}"
     )
 
 

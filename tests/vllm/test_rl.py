@@ -1,0 +1,130 @@
+"""RL with vLLM as the sampler: started by the run, and one that was up before.
+
+Pinned here:
+- the logprobs that the trainer gets are those of its own model at the run's temperature, for every version it publishes
+- prompts, ends and logprobs are as asked for, whatever the server's own config says
+- such a run resumes, replays and verifies, and says that it is not exact
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from parity_task import add_parity
+from processes import descendants
+
+from hone.cli import main
+from hone.inference.endpoint import Endpoint
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.inference.vllm import VllmServer
+from hone.model.chat import load_renderer
+from hone.model.hf import load_model
+from hone.orchestrator.remote import ServerPolicy, reach
+from hone.orchestrator.types import Request
+from hone.runs import Run
+from hone.trainer.export import Spool
+
+from .conftest import make_versions
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServer, Path]]:
+    """A server of an untied model in fp32, and the folder that the model and all weights are in."""
+    folder = tmp_path_factory.mktemp("vllm")
+    make_versions("llama, untied", folder)
+    settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": folder, "max_model_len": 128}
+    with VllmServer(folder / "v0", log=folder / "vllm.log", **settings) as started:
+        yield started, folder
+
+
+def run(folder: Path, model: Path, *flags: str) -> int:
+    base = (
+        f"--model.name {model} --max-steps 3 --seq-len 64 --precision fp32 --display plain --orchestrator.env.id parity"
+    )
+    base += " --orchestrator.batch-size 16 --orchestrator.rollouts-per-example 4 --orchestrator.sampling.max-tokens 12"
+    base += f" --trainer.optim.lr 1e-3 --output-dir {folder}"
+    return main(["rl", *base.split(), *flags])
+
+
+def check_run(folder: Path) -> None:
+    """Every version was published, every step trained on what the trainer itself would have said of it."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [line["canary/verdict"] for line in lines] == [0, 0, 0, 0]
+    assert max(line["canary/gap/max"] for line in lines) < 1e-4
+    assert [line["optimizer/skipped"] for line in lines[:3]] == [0, 0, 0]
+    assert max(line["logprob_gap/max"] for line in lines[:3]) < 1e-4
+    rows = Run(folder).rollouts(2).to_pylist()
+    assert len({tuple(row["token_ids"]) for row in rows}) > 8 and {row["versions"][-1] for row in rows} == {2}
+    assert not (folder / "spool").exists()
+
+
+def test_a_run_starts_vllm_gives_it_every_version_and_ends_it(tmp_path, tiny_model_dir, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    add_parity(tmp_path)
+    before = descendants(os.getpid())
+    flags = ["--inference.backend", "vllm", "--orchestrator.sampling.temperature", "0.7"]
+    assert run(tmp_path / "out", tiny_model_dir, *flags) == 0
+    assert descendants(os.getpid()) == before
+    check_run(tmp_path / "out")
+    assert (tmp_path / "out/logs/vllm.log").stat().st_size > 0
+    assert Run(tmp_path / "out").info["inexact"] == [{"step": 0, "cause": "completions are sampled by vLLM"}]
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "out"), "--steps", "3"]) == 0
+    assert "completions were sampled by vLLM, which can't be asked again" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "out")]) == 0
+
+
+def test_a_run_uses_a_vllm_that_is_up_and_resumes_with_it(server, monkeypatch, capsys):
+    vllm, folder = server
+    monkeypatch.chdir(folder)
+    add_parity(folder)
+    there = ["--orchestrator.client.base-url", vllm.url]
+    assert run(folder / "out", folder / "v0", *there, "--ckpt.interval", "1") == 0
+    check_run(folder / "out")
+    straight = (folder / "out/metrics.jsonl").read_text()
+    vllm.update(folder / "v1", 9)
+    assert main(["rl", "@", str(folder / "out/config.toml"), "--resume.step", "2"]) == 0
+    check_run(folder / "out")
+    assert (folder / "out/metrics.jsonl").read_text().splitlines()[:2] == straight.splitlines()[:2]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperature):
+    vllm, folder = server
+    renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
+    reached = reach(Endpoint(vllm.url), str(folder / "v0"), renderer, 64, folder / "spool")
+    assert reached.backend == "vllm"
+    policy = ServerPolicy(reached, renderer, model.config.eos_token_ids, Spool(folder / "spool", model))
+    policy.load(4)
+    assert policy.version == 4
+    prompts = [tuple(range(40, 50)), tuple(range(60, 90))]
+    requests = [Request(ids, [], 5 * p + i, f"0-{p}-{i}", 16) for p, ids in enumerate(prompts) for i in range(3)]
+    found = policy.sample(requests, SamplingParams(temperature=temperature))
+    for request, t in zip(requests, found, strict=True):
+        assert tuple(t.token_ids[~t.sampled_mask].tolist()) == request.prompt_ids
+        assert set(t.versions.tolist()) == {-1, 4} and t.num_sampled <= 16
+        ended = t.token_ids[-1] in (*renderer.stop_ids, *model.config.eos_token_ids)
+        assert t.stop_reason == ("stop" if ended else "length") and (ended or t.num_sampled == 16)
+        (scores,) = Engine(model).score([t.token_ids.tolist()], temperature)
+        assert t.logprobs[t.sampled_mask] == pytest.approx(np.array(scores)[t.sampled_mask[1:]], abs=1e-4)
+    distinct = len({tuple(t.token_ids.tolist()) for t in found})
+    assert distinct == (2 if temperature == 0 else 6)
+    again = policy.sample(requests, SamplingParams(temperature=temperature))
+    assert [t.token_ids.tolist() for t in again] == [t.token_ids.tolist() for t in found]
+
+    scores = policy.score(prompts, temperature)
+    assert [len(row) for row in scores] == [9, 29]
+    if temperature == 1:
+        for mine, theirs in zip(scores, Engine(model).score(prompts, 1.0), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+    else:
+        assert np.isnan(np.concatenate(scores)).all(), "vLLM scores prompts at temperature 1 only"
