@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli import main
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "serving.md").read_text()
 
 
-def test_the_server_is_started_and_asked_as_the_page_says(
-    tmp_path: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
+    tmp_path: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (command,) = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+    command, training = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
     with socket.socket() as probe:
@@ -34,10 +36,17 @@ def test_the_server_is_started_and_asked_as_the_page_says(
             assert server.stdout is not None
             assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
             exec(compile(program.replace(":8000", f":{port}"), "serving.md", "exec"), {})
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.setenv("KEY", "secret")
+            shutil.copytree(ROOT / "examples", tmp_path / "examples")
+            flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]
+            flags += ["--orchestrator.eval", "None", "--output-dir", "outputs/run"]
+            assert main([*shlex.split(training.replace(":8000", f":{port}")), *flags]) == 0
         finally:
             server.terminate()
-    lines = re.findall(r"\[[\d, ]+\] \[[0, ]+\]$", capsys.readouterr().out, re.MULTILINE)
-    assert len(lines) == 4
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"\[[\d, ]+\] \[[0, ]+\]$", printed, re.MULTILINE)) == 4
+    assert "Done: 1 step. Weights: outputs/run/weights/step_1" in printed
 
 
 def test_the_page_names_every_path_and_every_field_of_our_own() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from hone.trainer.export import Spool
 from .conftest import make_versions
 
 pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServe
         yield started, folder
 
 
-def run(folder: Path, model: Path, *flags: str) -> int:
+def run(folder: Path, model: Path, *argv: str) -> int:
     base = (
         f"--model.name {model} --max-steps 3 --seq-len 64 --precision fp32 --display plain --orchestrator.env.id parity"
     )
     base += " --orchestrator.batch-size 16 --orchestrator.rollouts-per-example 4 --orchestrator.sampling.max-tokens 12"
     base += f" --trainer.optim.lr 1e-3 --output-dir {folder}"
-    return main(["rl", *base.split(), *flags])
+    return main(["rl", *argv, *base.split()])
 
 
 def check_run(folder: Path) -> None:
@@ -71,8 +74,10 @@ def test_a_run_starts_vllm_gives_it_every_version_and_ends_it(tmp_path, tiny_mod
     monkeypatch.chdir(tmp_path)
     add_parity(tmp_path)
     before = descendants(os.getpid())
-    flags = ["--inference.backend", "vllm", "--orchestrator.sampling.temperature", "0.7"]
-    assert run(tmp_path / "out", tiny_model_dir, *flags) == 0
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (command,) = re.findall(r"^rl (.*)$", (ROOT / "docs/vllm.md").read_text(), re.MULTILINE)
+    argv = [*command.split(), "--orchestrator.eval.num-examples", "4", "--orchestrator.sampling.temperature", "0.7"]
+    assert run(tmp_path / "out", tiny_model_dir, *argv) == 0
     assert descendants(os.getpid()) == before
     check_run(tmp_path / "out")
     assert (tmp_path / "out/logs/vllm.log").stat().st_size > 0
