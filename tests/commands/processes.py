@@ -6,26 +6,33 @@ import time
 from pathlib import Path
 
 
-def descendants(pid: int) -> set[int]:
-    """The processes that `pid` has started, and those that they have."""
-    parents: dict[int, int] = {}
+def parents() -> dict[int, int]:
+    """Each process that runs here (a zombie doesn't), and its parent."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:  # it has ended meanwhile
             continue
-        if fields[0] != "Z":
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+        if state != "Z":
+            found[int(stat.parent.name)] = int(parent)
+    return found
+
+
+def children(pid: int) -> set[int]:
+    """The processes that `pid` has started."""
+    return {child for child, parent in parents().items() if parent == pid}
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that `pid` has started, and those that they have."""
+    below = children(pid)
+    return below.union(*map(descendants, below))
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that have not ended (a zombie has)."""
-    running = {int(stat.parent.name): stat for stat in Path("/proc").glob("[0-9]*/stat")}
-    return {pid for pid in pids if pid in running and ") Z " not in running[pid].read_text()}
+    """Those that run."""
+    return pids & parents().keys()
 
 
 def wait_until_gone(pids: set[int], seconds: float = 60.0) -> None:

@@ -67,7 +67,9 @@ def make_versions(family: str, folder: Path) -> None:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, port = tmp_path_factory.mktemp("vllm"), free_port("127.0.0.1")
     make_versions(request.param, folder)
-    flags = f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 512 --port {port} --api-key sesame".split()
+    flags = (
+        f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 2048 --port {port} --api-key sesame".split()
+    )
     argv = [*flags, "--model.name", str(folder / "v0"), "--weights-root", str(folder)]
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     process = subprocess.Popen(

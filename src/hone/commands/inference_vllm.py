@@ -23,7 +23,8 @@ def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
 
     UserError if vLLM is not installed, does not start, or ends by itself.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT as well: what a shell starts in the background ignores it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="hone-vllm-") as folder, _server(config, Path(folder)) as server:

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from processes import alive, descendants, wait_until_gone
+from processes import alive, children, descendants, wait_until_gone
 
 from hone.inference.vllm import supervisor
 
@@ -62,23 +62,30 @@ def test_a_command_that_ends_leaves_nothing() -> None:
         assert not alive({left})
 
 
-@pytest.mark.parametrize("killed", ["the parent", "the supervisor"])
-def test_after_a_sigkill_nothing_is_left(killed: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None and parent.stdout.readline() == "up\n"
-        pids = descendants(parent.pid)
-        assert len(pids) == 3, "the supervisor, the command and its child"
-        (above,) = [pid for pid in pids if supervisor.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        if killed == "the parent":
-            parent.kill()
-            wait_until_gone(pids, 20)
-        else:
-            deaf = {pid for pid in pids if DEAF.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()}
-            os.kill(above, signal.SIGKILL)
-            wait_until_gone(pids - deaf, 20)  # vLLM's first process ends the others; this stand-in doesn't
-            for pid in alive(deaf):
-                os.kill(pid, signal.SIGKILL)
-            parent.kill()
+@pytest.fixture
+def family() -> Iterator[dict[str, int]]:
+    """The processes of a parent that has started a supervisor, by their part; what the test leaves is killed."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+    chain = [parent.pid]
+    while below := children(chain[-1]):
+        (pid,) = below
+        chain.append(pid)
+    yield dict(zip(("parent", "supervisor", "command", "deaf child"), chain, strict=True))
+    for pid in alive(set(chain)):
+        os.kill(pid, signal.SIGKILL)
+    parent.communicate()
+
+
+def test_after_a_sigkill_of_the_parent_nothing_is_left(family: dict[str, int]) -> None:
+    os.kill(family["parent"], signal.SIGKILL)
+    wait_until_gone({family["supervisor"], family["command"], family["deaf child"]}, 20)
+
+
+def test_after_a_sigkill_of_the_supervisor_the_command_is_told_to_end(family: dict[str, int]) -> None:
+    """And vLLM's first process ends the others then."""
+    os.kill(family["supervisor"], signal.SIGKILL)
+    wait_until_gone({family["command"]}, 20)
 
 
 def test_a_parent_that_is_gone_before_it_starts_is_noticed() -> None:

@@ -82,7 +82,7 @@ class UpdateWeights:
             before, self.broken = self.version, "the weights are being updated"
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
             # cached is forgotten, what was running computes its keys and values anew.
-            await engine.pause_generation(mode="keep")
+            await engine.pause_generation(mode="keep", clear_cache=False)
             try:
                 await engine.collective_rpc("hone_load_weights", args=(str(folder),))
                 if not await engine.reset_prefix_cache(reset_running_requests=True):
