@@ -7,9 +7,9 @@ of vLLM's worker (`--worker-extension-cls`), `UpdateWeights` wraps its server (`
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import os
-import secrets
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,7 @@ class UpdateWeights:
             await self.app(scope, receive, send)
 
     async def _update(self, scope: dict[str, Any], receive: Any) -> tuple[int, dict[str, Any]]:
-        if KEY and not secrets.compare_digest(
-            dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode()
-        ):
+        if KEY and not hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode()):
             return 401, _error("this server wants its API key")
         if ROOT is None:
             return 403, _error("this server takes no weights: start it with --weights-root FOLDER")
