@@ -77,7 +77,6 @@ class UpdateWeights:
                 await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
             except (ValueError, KeyError, TypeError, OSError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
-            before, self.broken = self.version, "the weights are being updated"
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
             # cached is forgotten, what was running computes its keys and values anew.
             await engine.pause_generation(mode="keep", clear_cache=False)
@@ -87,10 +86,11 @@ class UpdateWeights:
                     raise RuntimeError("the prefix cache could not be emptied")
             except Exception as error:
                 self.broken = f"an update of the weights failed ({error}): update them again, or start the server anew"
+                await engine.pause_generation(mode="abort")
                 return 500, _error(self.broken)
             finally:
                 await engine.resume_generation()
-            self.version, self.broken = version, None
+            before, self.version, self.broken = self.version, version, None
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
