@@ -319,3 +319,15 @@ def test_kernels_that_may_vary_make_the_run_inexact(rl, tmp_path):
     assert rl("--no-deterministic") == 0
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["exact"] is False and info["inexact"][0]["cause"] == "deterministic = false"
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_batch_invariance_is_a_setting(rl, tmp_path, invariant):
+    """What fits into the cache decides who is sampled beside whom; only with it that changes nothing, to the bit."""
+    rows = {}
+    for kv_gib in ("4", "0.00008"):
+        out = tmp_path / kv_gib
+        flags = [f"--inference.batch-invariant={str(invariant).lower()}", "--inference.kv-gib", kv_gib]
+        assert rl("--output-dir", str(out), "--orchestrator.env.id", "constant", *flags) == 0
+        rows[kv_gib] = [(row["token_ids"], row["logprobs"]) for row in Run(out).rollouts(0).to_pylist()]
+    assert (rows["4"] == rows["0.00008"]) == invariant

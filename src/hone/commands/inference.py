@@ -44,8 +44,15 @@ def run(config: ServeConfig) -> int:
         )
         threads = configure(config.threads, model.num_parameters)
         renderer = load_renderer(config.model.name, config.model.chat_template)
-        kv_bytes, prefix_bytes = int(config.kv_gib * 2**30), int(config.prefix_gib * 2**30)
-        service = Service(Engine(model, kv_bytes, config.prefill_tokens, prefix_bytes))
+        engine = Engine(
+            model,
+            kv_bytes=int(config.kv_gib * 2**30),
+            prefill_tokens=config.prefill_tokens,
+            prefix_bytes=int(config.prefix_gib * 2**30),
+            batch_invariant=config.batch_invariant,
+            cuda_graphs=config.cuda_graphs,
+        )
+        service = Service(engine)
         app = create_app(service, renderer, config.model.name, config.api_key, config.weights_root, config.seed)
         _serve(app, listener, _intro(config, _described(config, model, threads)))
     print("Stopped.")

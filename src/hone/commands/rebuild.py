@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hone.commands.machine import configure, device_of
 from hone.commands.rl import make_evaluate, make_trainer, task_digests
 from hone.commands.runs_words import refuse_interrupted
+from hone.commands.sampler import own_policy
 from hone.commands.sft import load_data
 from hone.commands.training import load_policy, model_digests, with_determinism
 from hone.config.parse import parse
@@ -22,12 +23,10 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import load_environment
 from hone.errors import UserError
-from hone.inference.engine import Engine
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.canary import Canary
-from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
@@ -167,7 +166,7 @@ def _rl(
     with _looking_here("task"):
         env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
         env.split("train")
-    policy = EnginePolicy(Engine(model), renderer, lambda: trainer.version)
+    policy = own_policy(config, trainer, renderer)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy)
     if config.sampled_by is not None:

@@ -25,6 +25,9 @@ from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
 
+KV_GIB, VLLM_KV_GIB = 4.0, 1.0
+"""Memory for keys and values, unless the config says how much."""
+
 
 def reached(config: RLConfig, renderer: ChatRenderer) -> Server | None:
     """The server that the run is to use, if it is to use one that is up; UserError if it can't, or has no vLLM."""
@@ -36,13 +39,25 @@ def reached(config: RLConfig, renderer: ChatRenderer) -> Server | None:
     return reach(_endpoint(config, client.base_url), config.model.name, renderer, config.seq_len, _spool(config))
 
 
+def own_policy(config: RLConfig, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+    """The engine in this process, on the trainer's parameters."""
+    settings = config.inference
+    engine = Engine(
+        trainer.model,
+        kv_bytes=int((settings.kv_gib or KV_GIB) * 2**30),
+        batch_invariant=settings.batch_invariant,
+        cuda_graphs=settings.cuda_graphs,
+    )
+    return EnginePolicy(engine, renderer, lambda: trainer.version)
+
+
 @contextmanager
 def sampling(
     config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Iterator[Policy]:
     """The policy of the run. A server takes the weights from a spool in the run's directory; one started here ends."""
     if config.sampled_by is None:
-        yield EnginePolicy(Engine(trainer.model), renderer, lambda: trainer.version)
+        yield own_policy(config, trainer, renderer)
         return
     run.mark_inexact(0, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
@@ -76,7 +91,7 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
         max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),
         python=config.inference.vllm_python,
-        kv_gib=config.inference.kv_gib,
+        kv_gib=config.inference.kv_gib or VLLM_KV_GIB,
         threads=torch.get_num_threads(),
         seed=config.seed,
         weights_root=spool.folder,

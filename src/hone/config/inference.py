@@ -38,6 +38,10 @@ class ServeConfig(BaseConfig):
     """Prompt tokens computed between two decode steps: longer prompts are computed in chunks, while others decode."""
     prefix_gib: float = Field(default=0.5, ge=0)
     """Memory for keys and values of recent prompts, in GiB, for others that begin like them; 0 keeps none."""
+    batch_invariant: bool = False
+    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
+    cuda_graphs: bool = False
+    """Own engine on a GPU: decode with recorded graphs."""
     backend: Literal["hone", "vllm"] = "hone"
     """Own engine, or vLLM (docs/vllm.md)."""
     vllm_python: Path | None = None

@@ -172,8 +172,12 @@ class InferenceConfig(SectionConfig):
     """Own engine, or vLLM."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`: by default float32 with `precision` fp32, else bfloat16. The own engine follows `precision`."""
-    kv_gib: float = Field(default=1.0, gt=0)
-    """vLLM's memory for keys and values, in GiB."""
+    kv_gib: float | None = Field(default=None, gt=0)
+    """Memory for keys and values, in GiB: by default 4 for the own engine, 1 for vLLM on a CPU."""
+    batch_invariant: bool = False
+    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
+    cuda_graphs: bool = False
+    """Own engine on a GPU: decode with recorded graphs."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
