@@ -29,9 +29,9 @@ def config_of(tmp_path: Path, **gap) -> RLConfig:
 
 @pytest.fixture
 def make(tmp_path):
-    """A watch over the canary of a model that samples and trains, what it prints, and its run."""
+    """A watch over the canary of a model that trains, and samples in this precision; what it prints, and its run."""
 
-    def call(**gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
+    def call(precision: str = "fp32", **gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
         config, out = config_of(tmp_path, **gap), io.StringIO()
         writer = RunWriter.start(config, "rl", ["rl"], out=out)
         model = random_decoder(tiny_config(), seed=1)
@@ -39,7 +39,8 @@ def make(tmp_path):
         trainer = Trainer(model, optim, scheduler, 3, policy_objective(loss))
         renderer = load_renderer("hone/tiny")
         examples = load_environment("reverse-text").split("train")[:4]
-        policy = EnginePolicy(Engine(model), renderer)
+        sampler = model if precision == "fp32" else random_decoder(tiny_config(), seed=1, precision=precision)
+        policy = EnginePolicy(Engine(sampler), renderer)
         canary = Canary(policy, trainer, renderer, examples, band_of(config), seed=0, seq_len=64)
         return GapWatch(canary, config.gap.action, writer), out, writer
 
@@ -70,10 +71,10 @@ def test_nothing_is_said_of_a_gap_in_the_band(make, tmp_path):
 
 
 def test_a_warning_is_told_once_until_it_changes(make, tmp_path):
-    watch, out, writer = make(mean=1e-12)
+    watch, out, writer = make("bf16", stop=1)
     with writer:
         assert [watch.published(version)["canary/verdict"] for version in range(3)] == [1.0] * 3
-        for step, mean in enumerate((1e-7, 1e-7, 1e-13, 1e-7)):
+        for step, mean in enumerate((1e-3, 1e-3, 1e-7, 1e-3)):
             watch.trained(step, {"logprob_gap/mean": mean, "logprob_gap/max": mean})
     samples = [(step, "warn", "samples", "numerics") for step in (0, 3)]
     assert gaps(tmp_path / "run") == [(0, "warn", "canary", "numerics"), *samples]

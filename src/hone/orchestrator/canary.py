@@ -1,6 +1,6 @@
 """The canary: a few tokens whose logprobs sampler and trainer must agree on, after every publication of weights.
 
-Two parts. Fixed sequences, made of the run's first prompts, are scored by both, without any cache. And completions are
+Two parts. A fixed sequence, made of the run's first prompts, is scored by both, without any cache. And completions are
 sampled as in training, two of each of two prompts that stay the same through the run, so that whatever the sampler
 remembers of a prompt is used. It is short, for it is paid at every step. Nothing here depends on
 what came before: a run that was resumed measures the same.
@@ -29,11 +29,11 @@ from hone.types import Example, PackedBatch, Trajectory
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids that are given, and those after them that are scored."""
-FIXED, FIXED_TOKENS = 2, 64
-"""Fixed sequences, and the most tokens of each."""
+FIXED_TOKENS = 64
+"""Most tokens of the fixed sequence."""
 EXAMPLES = 8
 """Examples whose prompts they are made of."""
-PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 4
+PROMPTS, SAMPLES, NEW_TOKENS = 2, 2, 3
 """Prompts to sample from, completions of each, the most tokens of a completion."""
 LONG = 256
 """A prompt with more tokens is sampled from only if there is no shorter one: it would cost what a rollout does."""
@@ -92,9 +92,7 @@ class Canary:
         self.sampling = SamplingParams(temperature=trainer.temperature)
         prompts = [(tuple(renderer.prompt_ids(example.prompt)), example.prompt) for example in examples]
         joined = tuple(token for ids, _ in prompts for token in ids)
-        size = min(FIXED_TOKENS, seq_len - 1)  # a server counts a token that is to be sampled
-        cut = [joined[i * size : (i + 1) * size] for i in range(FIXED)]
-        self.fixed = [ids for ids in cut if len(ids) > 1]
+        self.fixed = joined[: min(FIXED_TOKENS, seq_len - 1)]  # a server counts a token that is to be sampled
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
         self.requests = [
             Request(ids, messages, rng.key(seed, "canary", n, k), f"canary-{n}-{k}", min(most, seq_len - len(ids)))
@@ -119,9 +117,9 @@ class Canary:
 
     def measure(self, version: int) -> Measurement:
         """Both parts, of the weights that sampler and trainer have now."""
-        scores = [score for row in self.policy.score(self.fixed, self.trainer.temperature) for score in row]
+        (scores,) = self.policy.score([self.fixed], self.trainer.temperature)
         trajectories = self.policy.sample(self.requests, self.sampling)
-        trained = self.score([*self.fixed_pairs, *completed(self.requests, trajectories)])
+        trained = self.score([self.fixed_pair, *completed(self.requests, trajectories)])
         # A server whose scores are of another temperature than its samples says NaN rather than a wrong number.
         fixed = None if np.isnan(scores).all() else Part(np.array(scores), trained[: len(scores)])
         sampled = Part(_sampled(trajectories), trained[len(scores) :])
@@ -149,16 +147,16 @@ class Canary:
         return model.logits(token_hidden(model, batch, indices_M)), batch.token_ids[indices_M]
 
     @property
-    def fixed_pairs(self) -> list[Pair]:
-        """The fixed sequences: the first token, and those that are scored."""
-        return [(ids[:1], ids[1:]) for ids in self.fixed]
+    def fixed_pair(self) -> Pair:
+        """The fixed sequence: its first token, and those that are scored."""
+        return self.fixed[:1], self.fixed[1:]
 
     def _pack(self, sequences: Sequence[Pair]) -> PackedBatch:
         packed = [
             Packed(np.array([*given, *tokens], dtype=np.int64), np.repeat([False, True], [len(given), len(tokens)]))
             for given, tokens in sequences
         ]
-        return pack(packed, device=self.trainer.model.device)
+        return pack(packed, device=self.trainer.model.device, share_prompts=True)
 
 
 def _sampled(trajectories: Sequence[Trajectory]) -> np.ndarray:

@@ -93,7 +93,7 @@ class Diagnosis:
         part = measured.sampled
         pairs = completed(self.canary.requests, measured.trajectories)
         if self.canary.band.verdict(part.gap) == Verdict.OK and measured.fixed is not None:
-            part, pairs = measured.fixed, self.canary.fixed_pairs
+            part, pairs = measured.fixed, [self.canary.fixed_pair]
         logits_MV, tokens_M = self.canary.logits(pairs)
         sampled_M = torch.from_numpy(part.sampler).to(logits_MV)
         trained_at = self.canary.trainer.temperature
