@@ -15,8 +15,6 @@ from hone.model.hf import load_model, save_model
 from hone.model.template import read_override
 from hone.model.tokenizer import save_tokenizer
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
     """Serves until SIGINT or SIGTERM; returns 0 then. `intro` makes the lines that say so from what is behind them.
@@ -52,6 +50,7 @@ def _server(config: ServeConfig, folder: Path) -> VllmServer:
         model,
         log=Path(f"outputs/vllm-{config.port}.log"),
         dtype=config.dtype,
+        device=config.model.device,
         host=config.host,
         port=config.port,
         max_model_len=config.max_model_len,

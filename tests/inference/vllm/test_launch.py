@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hone.errors import UserError
 from hone.inference.vllm import launch
-from hone.inference.vllm.launch import Installed, Settings, arguments, environment, find_vllm
+from hone.inference.vllm.launch import (
+    Installed,
+    Settings,
+    arguments,
+    check_device,
+    default_threads,
+    environment,
+    find_vllm,
+)
 
-SETTINGS = Settings("model", "name", "float32", "127.0.0.1", 8000, None, 1, 1.0, 0, None, Path("spool"), "sesame")
+SETTINGS = Settings(
+    "model", "name", "float32", "auto", "127.0.0.1", 8000, None, 1, 1.0, 0, None, Path("spool"), "sesame"
+)
 CPU, CUDA = Installed(Path("python"), "0.32.0", True), Installed(Path("python"), "0.32.0", False)
 
 
@@ -79,3 +90,22 @@ def test_sampled_logprobs_are_of_the_distribution_that_is_sampled_from() -> None
     assert argv[argv.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert argv[argv.index("--generation-config") + 1] == "vllm"
     assert "--max-model-len" not in argv
+
+
+def test_a_device_that_it_was_not_built_for() -> None:
+    for device in ("auto", "cpu"):
+        check_device(CPU, device)
+    with pytest.raises(UserError, match=r"device = 'cuda:1', but the vLLM of python was built for cpu"):
+        check_device(CPU, "cuda:1")
+    with pytest.raises(UserError, match="built for cuda"):
+        check_device(CUDA, "cpu")
+    assert environment(CUDA, replace(SETTINGS, device="cuda:1"))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert default_threads(str(tmp_path)) == 1
+    with (tmp_path / "model.safetensors").open("ab") as file:
+        file.truncate(50_000_000)
+    assert default_threads(str(tmp_path)) == 3

