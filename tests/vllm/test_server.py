@@ -86,6 +86,17 @@ def test_logprobs_are_of_the_distribution_that_is_sampled_from(served, temperatu
     assert [ids for ids, _ in sample(served, n=3, temperature=temperature, seed=4)] != [ids for ids, _ in choices]
 
 
+def test_more_seeded_prompts_than_fit_into_one_prefill(served) -> None:
+    """A step of RL at once: vLLM 0.32 dies on a CPU of a prompt that is cut in two and has a seed."""
+    prompts = [np.random.default_rng(i).integers(4, 250, 301).tolist() for i in range(40)]
+    how = {"logprobs": 0, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    answer = served.client.completions.create(model=served.name, prompt=prompts, seed=3, max_tokens=3, **how)
+    assert [choice.prompt_token_ids for choice in answer.choices] == prompts
+    last = answer.choices[-1]
+    choices = [(last.token_ids, np.array(last.logprobs.token_logprobs))]
+    assert gap(served.folder / "v0", choices, prompt=prompts[-1]) <= CLOSE
+
+
 def cached_tokens(served) -> float:
     """Tokens of prompts that were found in the cache so far."""
     text = urlopen(served.url.removesuffix("/v1") + "/metrics", timeout=30).read().decode()

@@ -117,7 +117,8 @@ def arguments(installed: Installed, settings: Settings) -> list[str]:
         argv += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         argv += ["--chat-template", settings.chat_template]
-    return [*argv, "--enforce-eager"] if installed.cpu else argv
+    # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
+    return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"] if installed.cpu else argv
 
 
 def environment(installed: Installed, settings: Settings) -> dict[str, str]:
