@@ -97,9 +97,9 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
             server.stop()
         return metrics
 
-    monkeypatch.setattr(Trainer, "step", dying)
-    fails(capsys, rl("out", *url(server)), "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", dying)
+        fails(capsys, rl("out", *url(server)), "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
     out = tmp_path / "out"
     assert Run(out).info["status"] == "failed" and [line["step"] for line in lines(out)] == [0, 1]
     assert not (out / "spool").exists()
