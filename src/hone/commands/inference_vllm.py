@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from hone.config.inference import ServeConfig
@@ -25,7 +26,8 @@ def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with tempfile.TemporaryDirectory(prefix="hone-vllm-") as folder, _server(config, Path(folder)) as server:
+        with ExitStack() as stack:
+            server = stack.enter_context(_server(config, stack))
             print(intro(server.described), flush=True)
             code = server.wait()
             raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
@@ -34,9 +36,14 @@ def serve(config: ServeConfig, intro: Callable[[str], str]) -> int:
         return 0
 
 
-def _server(config: ServeConfig, folder: Path) -> VllmServer:
+def _server(config: ServeConfig, stack: ExitStack) -> VllmServer:
+    """The server, about to be started; files made for it go when `stack` is left."""
+
+    def folder() -> Path:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hone-vllm-")))
+
     name = config.model.name
-    model = folder / "model" if name == TINY else resolve_model(name)
+    model = folder() if name == TINY else resolve_model(name)
     if name == TINY:
         save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
         save_tokenizer(model)
@@ -44,7 +51,7 @@ def _server(config: ServeConfig, folder: Path) -> VllmServer:
         raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
     template = None
     if config.model.chat_template is not None:
-        template = folder / "template.jinja"
+        template = folder() / "template.jinja"
         template.write_text(read_override(config.model.chat_template))
     return VllmServer(
         model,

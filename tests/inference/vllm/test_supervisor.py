@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from processes import alive, children, descendants, wait_until_gone
@@ -42,6 +43,14 @@ def test_its_exit_code_is_the_commands() -> None:
     assert supervised("import os; os.kill(os.getpid(), 9)").wait(30) == 128 + 9
 
 
+def test_its_temporary_files_go_with_it() -> None:
+    with supervised("import tempfile; print(tempfile.mkstemp()[1], flush=True)") as process:
+        assert process.stdout is not None
+        file = Path(process.stdout.readline().strip())
+        assert process.wait(30) == 0
+    assert file.parent.name.startswith("hone-vllm-") and not file.parent.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
     with supervised(FAMILY) as process:
@@ -63,9 +72,10 @@ def test_a_command_that_ends_leaves_nothing() -> None:
 
 
 @pytest.fixture
-def family() -> Iterator[dict[str, int]]:
+def family(tmp_path: Path) -> Iterator[dict[str, int]]:
     """The processes of a parent that has started a supervisor, by their part; what the test leaves is killed."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env)
     assert parent.stdout is not None and parent.stdout.readline() == "up\n"
     chain = [parent.pid]
     while below := children(chain[-1]):

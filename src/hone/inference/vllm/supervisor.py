@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -22,20 +23,28 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(parent: int, grace: float, command: list[str]) -> int:
-    """Runs `command` in a process group of its own; returns its exit code, 128 + N for one that signal N ended."""
+    """Runs `command` in a process group of its own, with temporary files of its own, which go with it.
+
+    Returns its exit code; 128 + N for one that signal N ended.
+    """
     _control(PR_SET_CHILD_SUBREAPER, 1)  # processes whose parent has died come to this one, which can wait for them
     told: list[int] = []
     for number in ENDING:
         signal.signal(number, lambda number, _: told.append(number))
-    # Should this process be killed itself, its child is told to end.
-    child = subprocess.Popen(command, process_group=0, preexec_fn=lambda: _control(PR_SET_PDEATHSIG, signal.SIGTERM))
-    while child.poll() is None and not told and os.getppid() == parent:
-        time.sleep(POLL)
-    if child.poll() is None:
-        child.terminate()  # the first process of vLLM's ends the others in order
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(grace)
-    end_group(child.pid)
+    with tempfile.TemporaryDirectory(prefix="hone-vllm-", ignore_cleanup_errors=True) as scratch:
+        child = subprocess.Popen(
+            command,
+            process_group=0,
+            env={**os.environ, "TMPDIR": scratch},  # vLLM leaves its rendezvous files
+            preexec_fn=lambda: _control(PR_SET_PDEATHSIG, signal.SIGTERM),  # in case this process is killed itself
+        )
+        while child.poll() is None and not told and os.getppid() == parent:
+            time.sleep(POLL)
+        if child.poll() is None:
+            child.terminate()  # the first process of vLLM's ends the others in order
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(grace)
+        end_group(child.pid)
     code = child.wait()
     return code if code >= 0 else 128 - code
 
