@@ -89,6 +89,23 @@ def test_settings_that_decide_no_number_may_change(run_dir, capsys):
     assert Run(run_dir).info["exact"] is True, "the same weights under another name"
 
 
+def served(url: str | None, **client) -> dict:
+    return {"orchestrator": {"client": {"base_url": url, **client}}}
+
+
+def test_where_a_server_is_may_change_and_that_there_is_one_may_not(tmp_path, run_dir, capsys):
+    with start(tmp_path / "b", **served("http://one:8000/v1")) as run:
+        steps(run, 0, 6)
+    start(tmp_path / "b", resume=ResumeConfig(), **served("http://two:80/v1", timeout=5.0)).finish("done")
+    assert "Changed" not in capsys.readouterr().out
+    for folder, url, words in (
+        (run_dir, "http://one:8000/v1", r"base_url \(unset, now http://one:8000/v1\)"),
+        (tmp_path / "b", None, r"base_url \(http://two:80/v1, now unset\)"),
+    ):
+        with pytest.raises(UserError, match=f"with another orchestrator.client.{words} would give numbers"):
+            start(folder, resume=ResumeConfig(), **served(url))
+
+
 def edit_metrics(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(line.replace("0.1", "0.9") for line in lines))

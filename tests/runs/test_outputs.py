@@ -35,6 +35,13 @@ def finished_run(folder) -> str:
     return run.info["id"]
 
 
+def test_weights_that_a_killed_run_was_giving_to_a_server_go(tmp_path):
+    first = finished_run(tmp_path)
+    (tmp_path / "spool" / "step_0").mkdir(parents=True)
+    start(tmp_path).finish("done")
+    assert not (tmp_path / "spool").exists() and not (tmp_path / ".previous" / first / "spool").exists()
+
+
 def test_an_earlier_run_moves_to_previous(tmp_path):
     first = finished_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")

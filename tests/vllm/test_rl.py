@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parity_task import add_parity
 from processes import descendants
+from recorded import PARITY
 
 from hone.cli import main
 from hone.inference.endpoint import Endpoint
@@ -46,6 +46,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServe
     settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": folder, "max_model_len": 128}
     with VllmServer(folder / "v0", log=folder / "vllm.log", **settings) as started:
         yield started, folder
+
+
+def add_parity(folder: Path) -> None:
+    (folder / "environments").mkdir()
+    (folder / "environments" / "parity.py").write_text(PARITY)
 
 
 def run(folder: Path, model: Path, *argv: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -65,7 +66,7 @@ def sampling(
         if server is None:
             with run.phase("start"):
                 vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
-            server = Server(_endpoint(config, vllm.url), "vllm", config.model.name)
+            server = Server(replace(_endpoint(config, vllm.url), log=vllm.log), "vllm", config.model.name)
         yield ServerPolicy(server, renderer, trainer.model.config.eos_token_ids, spool)
 
 

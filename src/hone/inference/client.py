@@ -109,7 +109,8 @@ class ServerClient:
             if attempt < self.endpoint.max_retries:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
-        raise Halt(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries})")
+        where = f"; its log is {self.endpoint.log}" if self.endpoint.log else ""
+        raise Halt(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})")
 
 
 def _parsed(response: Any, url: str) -> Any:

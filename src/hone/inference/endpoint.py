@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,13 +30,17 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take."""
+    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take.
+
+    `log` is where it says what it does, if that is known.
+    """
 
     url: str
     api_key: str | None = field(default=None, repr=False)
     concurrency: int = 32
     timeout: float = 600.0
     max_retries: int = 6
+    log: Path | None = None
 
     @property
     def local(self) -> bool:
