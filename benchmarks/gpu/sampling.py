@@ -36,7 +36,7 @@ from hone.trainer.packing import Sequence, pack
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
-HONE: dict[str, dict[str, Any]] = {"hone": {}}
+HONE: dict[str, dict[str, Any]] = {"hone_graphs": {"cuda_graphs": True}, "hone": {}}
 """hone's sides: options of the engine."""
 
 

@@ -98,8 +98,8 @@ def test_layout_of_groups(prompt_of_row, slots, prompt_of_group, in_order):
     assert layout.slots == slots and layout.prompt_of_group.tolist() == prompt_of_group
     assert layout.in_order == in_order
     assert layout.prompt_of_group[layout.group_of_row].tolist() == prompt_of_row
-    rows = torch.arange(2.0 * len(prompt_of_row)).view(2, -1, 1, 1).expand(-1, -1, 3, 5).contiguous()
-    grouped = layout.to_groups(rows)
+    rows = torch.arange(2.0 * len(prompt_of_row)).view(-1, 1, 1).expand(-1, 3, 5).contiguous()
+    grouped = layout.to_groups(rows, 2)
     assert grouped.shape == (2 * len(prompt_of_group), slots * 3, 5)
     assert torch.equal(layout.to_rows(grouped, 2), rows)
 

@@ -253,3 +253,69 @@ def test_a_call_that_was_broken_off_leaves_nothing_behind(model, monkeypatch):
     monkeypatch.undo()
     assert not engine.busy
     assert engine.run([job], FREE)[0].token_ids == alone(model, job).token_ids
+
+
+ENGINES = [{}, {"batch_invariant": True}, {"cuda_graphs": True}]
+
+
+@pytest.mark.parametrize("options", ENGINES)
+def test_completions_of_batches_that_were_joined_are_those_of_each_job_alone(model, options):
+    """All end at the same limit, so that rows that have ended stay beside rows of batches that began later."""
+    prompts = [tuple(range(5 + i, 13 + i)) for i in range(40)]
+    jobs = [Job(prompt, 500 + i, 12, FREE) for i, prompt in enumerate(prompts)]
+    for job, completion in zip(jobs, Engine(model, prefill_tokens=40, **options).run(jobs, FREE), strict=True):
+        expected = alone(model, job)
+        assert completion.token_ids == expected.token_ids
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", ENGINES)
+def test_the_cache_stays_within_its_bytes(model, options):
+    """Short jobs too, whose rows are rounded up; a job that doesn't fit alone is let in when nothing else runs."""
+    tokens = 2000
+    engine = Engine(model, kv_bytes=tokens * kv_bytes_per_token(CONFIG), **options)
+    for i in range(60):
+        engine.add(Job((5, 6, 7 + i), i, 30, FREE))
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, sum(batch.cache.tokens for batch in engine._batches))
+    assert 0 < most <= tokens
+    assert engine.run([Job(tuple(range(4, 200)) * 9, 1, 5, FREE)], FREE)[0].stop_reason == "length"
+
+
+def test_a_prompt_that_was_half_computed_when_weights_changed_is_no_prefix(model):
+    """Its keys and values are of two versions; the next one that begins like it gets what it gets alone."""
+    prompt = tuple(range(10, 60))
+    engine = Engine(model, prefill_tokens=16, prefix_bytes=2**20)
+    engine.add(Job(prompt, 1, 2, FREE))
+    engine.step()
+    assert engine._starting is not None
+    engine.weights_changed(1)
+    while engine.busy:
+        engine.step()
+    assert engine.prefill.prefixes.bytes == 0
+    job = Job((*prompt[:40], 7), 2, 6, FREE)
+    assert engine.run([job], FREE) == [alone(model, job)]
+    assert engine.prefill.prefixes.bytes > 0
+
+
+def test_a_refused_job_leaves_none_of_its_call_behind(model):
+    engine = Engine(model)
+    with pytest.raises(UserError, match="tokenizer"):
+        engine.run([Job((5,), 1, 5), Job((6,), 2, 5, SamplingParams(stop=("x",)))], FREE)
+    assert not engine.busy
+
+
+def test_prompts_behind_cached_prefixes_are_computed_in_one_pass(model, monkeypatch):
+    shared = tuple(range(5, 5 + 2 * BLOCK))
+    jobs = [Job((*shared, *range(50, 53 + i)), i, 3, FREE) for i in range(6)]
+    engine = Engine(model, prefix_bytes=2**22)
+    engine.run(jobs[:1], FREE)
+    passes, original = [], model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: passes.append(len(ids)) or original(ids, *rest))
+    together = engine.run([*jobs[1:], Job((9, 9, 9), 99, 3, FREE)], FREE)
+    assert passes[:2] == [3, sum(len(job.prompt) - len(shared) for job in jobs[1:])]
+    monkeypatch.undo()
+    for job, completion in zip(jobs[1:], together, strict=False):
+        assert completion.token_ids == alone(model, job).token_ids

@@ -122,9 +122,9 @@ def test_prompts_are_prefilled_once_per_group(monkeypatch):
     sizes = []
     original = decoder.hidden
 
-    def spy(token_ids, positions, attention):
+    def spy(token_ids, positions, attention, *only):
         sizes.append(len(token_ids))
-        return original(token_ids, positions, attention)
+        return original(token_ids, positions, attention, *only)
 
     monkeypatch.setattr(decoder, "hidden", spy)
     Engine(decoder).generate(PROMPTS, SamplingParams(max_tokens=3, n=16, ignore_eos=True))

@@ -57,7 +57,7 @@ def test_split_and_rotate(normed: bool) -> None:
         qk = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         return qk[:, :3], qk[:, 3:], x[:, 4:]
 
-    actual = split_and_rotate(qkv, weight if normed else None, cos, sin, heads, 1e-3)
+    actual = split_and_rotate(qkv, weight if normed else None, cos.repeat(1, 1, 2), sin, heads, 1e-3)
     assert_same(actual, plain(), [qkv, weight] if normed else [qkv])
 
 
@@ -83,7 +83,7 @@ def test_values_are_the_same_bit_for_bit_without_gradients() -> None:
             rms_norm(x, weight, 1e-3),
             swiglu(x),
             bf16_linear(x, matrix, None, matrix.detach().bfloat16()),
-            *split_and_rotate(qkv, qk_weight, angles.cos(), angles.sin(), (3, 1), 1e-3),
+            *split_and_rotate(qkv, qk_weight, angles.cos().repeat(1, 1, 2), angles.sin(), (3, 1), 1e-3),
         ]
 
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_rotary_table_grows_without_changing_what_it_held() -> None:
     cos, sin = table(torch.tensor([3, 0, 200, 5000]))
     assert torch.equal(before[0], cos[:3]) and torch.equal(before[1], sin[:3])
     angles = 5000 / 10000 ** (torch.arange(16, dtype=torch.float64) / 16)
-    torch.testing.assert_close(cos[3, 0].double(), angles.cos(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(cos[3, 0].double(), angles.cos().repeat(2), atol=1e-3, rtol=0)
     torch.testing.assert_close(sin[3, 0].double(), angles.sin(), atol=1e-3, rtol=0)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hone.config.shared import InitConfig
+from hone.config.shared import InitConfig, OptimConfig
 from hone.model import decoder as decoder_module
 from hone.model import packed as packed_module
 from hone.model.attention import PackedAttention
 from hone.model.packed import PackedWeight, padded_rows
 from hone.model.presets import random_decoder, tiny_config
+from hone.trainer.optim import Optimizer
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -31,6 +35,8 @@ def test_the_product_is_the_plain_one(dtype, rows, biased, monkeypatch):
         got, expected = PackedWeight().product(x, weight, bias), F.linear(x, weight, bias)
     assert got.shape == expected.shape
     torch.testing.assert_close(got, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
+    if dtype == torch.bfloat16 and rows == 16:
+        assert torch.equal(got, expected)
 
 
 def test_it_follows_its_weight():
@@ -66,3 +72,42 @@ def test_a_large_model_samples_without_packed_weights(precision, monkeypatch):
     assert torch.equal(*logits)
     assert packs.layers[0].qkv_proj.packed._packed is not None
     assert plain.layers[0].qkv_proj.packed._packed is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_sampling_follows_the_trainers_optimizer(precision, monkeypatch):
+    """The fused optimizer leaves no trace on a parameter: after its step logits are those of a model packed anew."""
+    monkeypatch.setattr(packed_module, "MIN_FP32_SIZE", 0)
+    config = tiny_config(InitConfig(layers=1, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
+    model = random_decoder(config, 0, precision)
+    tokens = torch.arange(10, 26)
+
+    def logits() -> torch.Tensor:
+        return model.logits(model.hidden(tokens, torch.arange(16), PackedAttention([16])))
+
+    with torch.no_grad():
+        before = logits()
+    optimizer = Optimizer(model, OptimConfig(lr=0.05))
+    logits().log_softmax(-1)[:, 5].mean().neg().backward()
+    optimizer.step(0.05)
+    model.refresh()
+    with torch.no_grad():
+        after = logits()
+        for module in model.modules():
+            if isinstance(module, decoder_module.Linear):
+                module.packed = PackedWeight()
+        model.packed_head = PackedWeight()
+        assert torch.equal(after, logits())
+    assert (after - before).abs().max() > 0.1
+
+
+def test_a_cpu_without_bf16_kernels_samples_with_the_plain_product():
+    """oneDNN packs no bf16 weight there; the default precision has to work all the same."""
+    code = (
+        "import torch; from hone.model.presets import *; from hone.inference import Engine, SamplingParams; "
+        "m = random_decoder(tiny_config(), 0, 'bf16_linear'); "
+        "print(len(Engine(m).generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0][0].token_ids))"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -54,10 +54,10 @@ class Batch:
         self.tickets, self.cache, self.logits = list(tickets), cache, logits_BV
         limits = np.array([ticket.job.max_tokens for ticket in tickets])
         keys = np.array([ticket.job.key for ticket in tickets], dtype=np.uint64)
-        longest = int(limits.max())
-        self.uniforms = torch.from_numpy(rng.uniforms(keys, 0, longest)).to(device)
-        self.tokens = torch.zeros(len(tickets), longest, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(len(tickets), longest, device=device)
+        columns = int(limits.max()) + 1  # a row that has ended, but is still here, writes behind its last token
+        self.uniforms = torch.from_numpy(rng.uniforms(keys, 0, columns)).to(device)
+        self.tokens = torch.zeros(len(tickets), columns, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(len(tickets), columns, device=device)
         self.index = torch.zeros(len(tickets), dtype=torch.int64, device=device)  # of each row's next token
         self.last = torch.from_numpy(limits - 1).to(device)
         self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
@@ -140,8 +140,7 @@ class Batch:
         if remaining <= COMPACT_AT * len(self):
             ended = self._completions((~self.alive).nonzero().squeeze(1))
             self._keep(self.alive.nonzero().squeeze(1))
-        # A row that has ended but is still here writes over its last token's neighbour, which nothing reads.
-        self.index = torch.minimum(self.index + 1, self.last + 1).clamp_(max=self.tokens.shape[1] - 1)
+        self.index = torch.minimum(self.index + 1, self.last + 1)
         return ended
 
     def moved(self, logits_BV: Tensor) -> None:

@@ -57,15 +57,33 @@ class GroupLayout:
         row_of_slot[slot] = np.arange(rows)
         self._slot_of_row, self._row_of_slot = (torch.from_numpy(x).to(device) for x in (slot, row_of_slot))
 
-    def to_groups(self, x: Tensor) -> Tensor:
-        """[K, B, G, …] → [K·E, R·G, …]."""
-        x = x if self.in_order else x.index_select(1, self._row_of_slot)
-        return x.reshape(x.shape[0] * len(self.prompt_of_group), -1, x.shape[-1])
+    def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
+        """[K·B, G, …] → [K·E, R·G, …]."""
+        if not self.in_order:
+            x = x.unflatten(0, (kv_heads, -1)).index_select(1, self._row_of_slot)
+        return x.reshape(kv_heads * len(self.prompt_of_group), -1, x.shape[-1])
 
     def to_rows(self, x: Tensor, kv_heads: int) -> Tensor:
-        """[K·E, R·G, …] → [K, B, G, …]."""
-        x = x.view(kv_heads, len(self.prompt_of_group) * self.slots, -1, x.shape[-1])
-        return x if self.in_order else x.index_select(1, self._slot_of_row)
+        """[K·E, R·G, …] → [K·B, G, …]."""
+        slots = len(self.prompt_of_group) * self.slots
+        if self.in_order:
+            return x.view(kv_heads * slots, -1, x.shape[-1])
+        return x.view(kv_heads, slots, -1, x.shape[-1]).index_select(1, self._slot_of_row).flatten(0, 1)
+
+
+class Block:
+    """What each row decoded in `BLOCK` columns: `stored` `[2, K, B, BLOCK, Dh]`, keys and values, and views of it."""
+
+    def __init__(self, stored: Tensor) -> None:
+        self.stored = stored
+        self._columns = stored[0], stored[1]
+        rows = stored.flatten(1, 2)
+        self.keys, self.values = rows[0].transpose(1, 2), rows[1]  # [K·B, Dh, BLOCK], [K·B, BLOCK, Dh]
+
+    def store(self, column: int, k: Tensor, v: Tensor) -> None:
+        """Writes one token's keys and values `[B, K, Dh]`."""
+        for stored, new in zip(self._columns, (k, v), strict=True):
+            stored.select(2, column).copy_(new.transpose(0, 1))
 
 
 class KVCache:
@@ -87,7 +105,7 @@ class KVCache:
         self.width, self.column, self.room = max(lengths), 0, max_new
         real = torch.arange(self.width, device=k.device) < torch.tensor(lengths, device=k.device)[:, None]  # [P, width]
         self.prompts: list[tuple[Tensor, Tensor]] = []
-        self.decoded: list[list[Tensor]] = [[] for _ in layers]
+        self.decoded: list[list[Block]] = [[] for _ in layers]
         for layer in layers:
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:], dtype=torch.float32)
             padded[:, real] = torch.stack(layer).float()
@@ -101,38 +119,32 @@ class KVCache:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, H, Dh]`, k and v `[B, K, Dh]` of one new token per row; stores k, v and attends to all so far."""
-        self._store(layer, k, v)
-        prompt_keys, prompt_values = (x.flatten(0, 1) for x in self.prompts[layer])
-        blocks = [block.flatten(1, 2) for block in self.decoded[layer]]  # [2, K·B, BLOCK, Dh]
-        sizes = [self.width, *[BLOCK] * (len(blocks) - 1), self.column % BLOCK + 1]
-        blocks[-1] = blocks[-1][:, :, : sizes[-1]]
+        blocks, used = self.decoded[layer], self.column % BLOCK + 1
+        if used == 1:
+            blocks.append(Block(k.new_empty(2, k.shape[1], k.shape[0], BLOCK, k.shape[2], dtype=torch.float32)))
+        blocks[-1].store(self.column % BLOCK, k, v)
+        keys = [*(block.keys for block in blocks[:-1]), blocks[-1].keys[:, :, :used]]
+        values = [*(block.values for block in blocks[:-1]), blocks[-1].values[:, :used]]
+        prompt_keys, prompt_values = self.prompts[layer]
+        kv_heads, rows = k.shape[1], k.shape[0]
 
         scaled = q.float() * q.shape[-1] ** -0.5
-        queries = scaled.unflatten(1, (k.shape[1], -1)).transpose(0, 1).contiguous()  # [K, B, G, Dh]
-        to_prompt = torch.bmm(self.layout.to_groups(queries), prompt_keys)
+        of_row = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
+        to_prompt = torch.bmm(self.layout.to_groups(of_row, kv_heads), prompt_keys.flatten(0, 1))
         if self.mask is not None:
-            to_prompt.view(k.shape[1], -1, *to_prompt.shape[1:]).add_(self.mask)
-        of_row = queries.flatten(0, 1)
-        to_blocks = [torch.bmm(of_row, keys.transpose(1, 2)) for keys, _ in blocks]
-        scores = torch.cat([self.layout.to_rows(to_prompt, k.shape[1]).flatten(0, 1), *to_blocks], dim=-1)
-        scores = scores.unflatten(0, queries.shape[:2])  # [K, B, G, width + T]
+            to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
+        to_prompt = self.layout.to_rows(to_prompt, kv_heads)
+        scores = torch.cat([to_prompt, *(torch.bmm(of_row, block) for block in keys)], dim=-1)  # [K·B, G, width + T]
         if self.began is not None:
-            scores[..., self.width :] += self.began[:, None, : self.column + 1]
+            scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
+        sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
         of_prompt, *of_blocks = scores.softmax(-1).split(sizes, dim=-1)
 
-        of_prompt = torch.bmm(self.layout.to_groups(of_prompt), prompt_values)
-        out = self.layout.to_rows(of_prompt, k.shape[1]).flatten(0, 1)
-        for probs, (_, values) in zip(of_blocks, blocks, strict=True):
-            out = torch.baddbmm(out, probs.flatten(0, 1), values)
-        return out.unflatten(0, queries.shape[:2]).transpose(0, 1).flatten(1, 2).to(q.dtype)
-
-    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Writes one token's keys and values `[B, K, Dh]` behind the others."""
-        blocks, (index, column) = self.decoded[layer], divmod(self.column, BLOCK)
-        if index == len(blocks):
-            blocks.append(k.new_empty(2, k.shape[1], k.shape[0], BLOCK, k.shape[2], dtype=torch.float32))
-        blocks[index][0, :, :, column] = k.transpose(0, 1)
-        blocks[index][1, :, :, column] = v.transpose(0, 1)
+        out = torch.bmm(self.layout.to_groups(of_prompt, kv_heads), prompt_values.flatten(0, 1))
+        out = self.layout.to_rows(out, kv_heads)
+        for probs, block in zip(of_blocks, values, strict=True):
+            out = torch.baddbmm(out, probs, block)
+        return out.view(kv_heads, rows, -1, q.shape[-1]).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
     def moved(self) -> None:
         """To be called after a decode step."""
@@ -155,7 +167,7 @@ class KVCache:
             first = int((self.began == 0).int().argmax(1).min()) // BLOCK
             self.began = self.began[:, first * BLOCK :]
             self.began = self.began.contiguous() if bool((self.began[:, 0] != 0).any()) else None
-        self.decoded = [[block.index_select(2, rows) for block in blocks[first:]] for blocks in self.decoded]
+        self.decoded = [[Block(b.stored.index_select(2, rows)) for b in blocks[first:]] for blocks in self.decoded]
         self.column -= first * BLOCK
         self.room -= first * BLOCK
         self._lay_out(self.layout.group_of_row[rows.cpu().numpy()])
@@ -179,7 +191,7 @@ class KVCache:
             values = torch.cat([_padded(values, 2, width), _padded(more_values, 2, width)], dim=1)
             self.prompts[layer] = keys, values
             parts = [_shifted(cache, layer, column) for cache in (self, other)]
-            self.decoded[layer] = [torch.cat(blocks, dim=2) for blocks in zip(*parts, strict=True)]
+            self.decoded[layer] = [Block(torch.cat(blocks, dim=2)) for blocks in zip(*parts, strict=True)]
         groups = len(self.layout.prompt_of_group)
         prompt_of_row = np.concatenate([self.layout.group_of_row, other.layout.group_of_row + groups])
         self.width, self.column, self.room = width, column, column + max_new
@@ -198,7 +210,7 @@ class KVCache:
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
     """The blocks of a layer moved right so that the next column is `column`; zeros come before them."""
-    blocks = cache.decoded[layer]
+    blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks
     values = cache.prompts[layer][1]

@@ -91,8 +91,8 @@ class Engine:
         """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill."""
         for job in jobs:
             self._check(job)
-        tickets = [self.add(job, params) for job in jobs]
         try:
+            tickets = [self.add(job, params) for job in jobs]
             while self.busy:
                 self._step(emit=False)
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
@@ -132,7 +132,7 @@ class Engine:
     def weights_changed(self, version: int) -> None:
         """To be called when the model's parameters were changed: tokens from now on are of this version."""
         self.version = version
-        self.prefill.prefixes.clear()
+        self.prefill.weights_changed()
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
@@ -196,8 +196,9 @@ class Engine:
         for ticket in self._waiting:
             job = ticket.job
             widths = max(longest_prompt, len(job.prompt)), max(longest_new, job.max_tokens)
+            width = -(-sum(widths) // self.runner.granule) * self.runner.granule
             new = 0 if job.prompt in prompts else len(job.prompt)
-            full = used + sum(widths) * (len(taken) + 1) > budget
+            full = used + width * (len(taken) + 1) > budget
             if (full and (taken or self._batches)) or (taken and new and tokens + new > self.prefill_tokens):
                 break
             tokens += new

@@ -40,6 +40,8 @@ MAX_PADDING = 2
 class GraphRunner:
     """Decodes batches one after the other, as few as possible, each with one graph."""
 
+    granule = GRANULE
+
     def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
         self.model = model
         self.prefill = Prefill(model, prefix_bytes)

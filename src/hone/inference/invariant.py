@@ -4,8 +4,8 @@ Floating-point sums depend on their order, and kernels choose it by the shapes t
 fixed: the model only ever sees `TILE` rows, and attention one block of `TILE` tokens at a time, counted from a
 sequence's own beginning. Neighbours, empty rows and blocks behind a sequence's end then change nothing, for what they
 add is an exact zero. Prompts are computed in aligned chunks of `TILE` tokens, so neither chunked prefill nor a cached
-prefix changes them. That a kernel treats the rows of a tile alike is no promise of anybody's: it is tried when the
-engine is made, and where it fails a tile has one row.
+prefix changes them. That a kernel treats the rows of a tile, or the products of a batch, alike is no promise of
+anybody's: it is tried when the engine is made, and where it fails a tile has one row.
 
 Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh head size, T tokens of the longest row.
 """
@@ -13,7 +13,7 @@ Shapes: B rows, K key/value heads, G query heads that share one, H = K G, Dh hea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from torch import Tensor
 from hone.inference.batch import Batch, Ticket
 from hone.inference.prefill import Layers, Prefill, Prompt
 from hone.inference.runner import rows_of
-from hone.model.attention import PackedAttention
 from hone.model.decoder import Decoder
 
 TILE = 32
@@ -31,6 +30,8 @@ TILE = 32
 
 class InvariantRunner:
     """Decodes batches of at most `tile` rows, one after the other; each is padded to exactly that many."""
+
+    granule = TILE
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model
@@ -45,17 +46,20 @@ class InvariantRunner:
             hidden = torch.stack([prompt.hidden for prompt in mine if prompt.hidden is not None])
             logits_BV = self.model.logits(_padded(hidden, self.tile))[: len(mine)]
             part = tickets[begin : begin + self.tile]
-            cache = RowCache(mine, self.tile, max(ticket.job.max_tokens for ticket in part))
+            cache = RowCache([prompt.layers for prompt in mine], max(ticket.job.max_tokens for ticket in part))
             batches.append(Batch(part, cache, logits_BV))
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """The two smallest, as long as they fit into one tile."""
-        batches.sort(key=len, reverse=True)
-        while len(batches) > 1 and len(batches[-1]) + len(batches[-2]) <= self.tile:
-            last = batches.pop()
-            batches[-1].join(last)
+        """The two smallest, as long as they fit into one tile, and the padding between them into the bounds."""
+        while len(batches) > 1:
             batches.sort(key=len, reverse=True)
+            first, second = batches[-2:]
+            others = sum(batch.cache.tokens for batch in batches[:-2])
+            joined = first.cache.tokens_joined(second.cache, max(first.room, second.room))
+            if len(first) + len(second) > self.tile or others + joined > budget:
+                return
+            first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -65,41 +69,44 @@ class InvariantRunner:
 
 
 class RowCache:
-    """Keys and values of at most `tile` sequences, each from its own first token on: no prompt is shared.
+    """Keys and values of a few sequences, each from its own first token on: no prompt is shared.
 
-    `layers`: per layer `[2, tile, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[tile]`: tokens so far. The rest is
-    zero. Acts as the decoder's attention in a decode step.
+    `layers`: per layer `[2, B, K, T, Dh]`, T a multiple of `TILE`; `lengths` `[B]`: tokens so far. The rest is zero.
+    Acts as the decoder's attention in a decode step, of whose rows it takes the first B.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], tile: int, max_new: int) -> None:
-        k = prompts[0].layers[0][0]
-        self.tile, self.rows, self.room = tile, len(prompts), max_new
-        self.longest = max(len(prompt.ids) for prompt in prompts)
-        self.lengths = _padded(torch.tensor([len(prompt.ids) for prompt in prompts], device=k.device), tile)
+    def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
+        k = prompts[0][0][0]
+        lengths = [len(layers[0][0]) for layers in prompts]
+        self.room, self.longest = max_new, max(lengths)
+        self.lengths = torch.tensor(lengths, device=k.device)
         self.layers = [
-            k.new_zeros(2, tile, k.shape[1], _blocks(self.longest) * TILE, k.shape[2], dtype=torch.float32)
-            for _ in prompts[0].layers
+            k.new_zeros(2, len(prompts), k.shape[1], _blocks(self.longest) * TILE, k.shape[2], dtype=torch.float32)
+            for _ in prompts[0]
         ]
-        for row, prompt in enumerate(prompts):
-            for layer, (keys, values) in zip(self.layers, prompt.layers, strict=True):
-                layer[0, row, :, : len(prompt.ids)] = keys.transpose(0, 1)
-                layer[1, row, :, : len(prompt.ids)] = values.transpose(0, 1)
-        self._all_rows = torch.arange(tile, device=k.device)
+        for row, layers in enumerate(prompts):
+            for stored, (keys, values) in zip(self.layers, layers, strict=True):
+                stored[0, row, :, : len(keys)] = keys.transpose(0, 1)
+                stored[1, row, :, : len(keys)] = values.transpose(0, 1)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[tile, H, Dh]`, k and v `[tile, K, Dh]` of one new token per row; stores k, v, attends to all so far."""
         if layer == 0:
             self._make_room()
-        stored = self.layers[layer]
-        stored[0, self._all_rows, :, self.lengths] = k.float()
-        stored[1, self._all_rows, :, self.lengths] = v.float()
-        queries = (q.float() * q.shape[-1] ** -0.5).view(-1, q.shape[1] // k.shape[1], q.shape[2])  # [tile K, G, Dh]
+        tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)
+        q, k, v = (x[: len(self)] for x in (q, k, v))
+        stored[0, rows, :, self.lengths] = k.float()
+        stored[1, rows, :, self.lengths] = v.float()
+        queries = (q.float() * q.shape[-1] ** -0.5).reshape(-1, q.shape[1] // k.shape[1], q.shape[2])  # [B K, G, Dh]
         blocks = [block.flatten(1, 2) for block in stored.split(TILE, dim=3)]
         masks = [mask.repeat_interleave(k.shape[1], dim=0)[:, None] for mask in self.mask.split(TILE, dim=1)]
-        return _attend(queries, blocks, masks).view(q.shape).to(q.dtype)
+        return _padded(_attend(queries, blocks, masks).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
-        """For the new token, and `mask` `[tile, T]`: 0 up to it, -inf behind it."""
+        """For the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
             self.layers = [F.pad(layer, (0, 0, 0, missing)) for layer in self.layers]
@@ -108,39 +115,33 @@ class RowCache:
 
     def moved(self) -> None:
         """To be called after a decode step."""
-        self.lengths = self.lengths + (self._all_rows < self.rows)
+        self.lengths = self.lengths + 1
         self.longest += 1
         self.room -= 1
 
     @property
     def tokens(self) -> int:
         """Tokens that there is room for: what it costs in `kv_bytes_per_token`."""
-        return self.tile * (self.longest + max(self.room, 0))
+        return len(self) * _blocks(self.longest + max(self.room, 0)) * TILE
 
     def tokens_joined(self, other: RowCache, max_new: int) -> int:
         """What `tokens` would be after `join`."""
-        return self.tile * (max(self.longest, other.longest) + max_new)
+        return (len(self) + len(other)) * _blocks(max(self.longest, other.longest) + max_new) * TILE
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but `rows`."""
-        self.rows = len(rows)
-        self.lengths = _padded(self.lengths.index_select(0, rows), self.tile)
+        self.lengths = self.lengths.index_select(0, rows)
         self.longest = int(self.lengths.max())
         size = _blocks(self.longest) * TILE
-        self.layers = [_padded(layer.index_select(1, rows)[:, :, :, :size], self.tile, 1) for layer in self.layers]
+        self.layers = [layer.index_select(1, rows)[:, :, :, :size] for layer in self.layers]
 
     def join(self, other: RowCache, max_new: int) -> None:
         """Takes in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
-        rows = self.rows + other.rows
-        assert rows <= self.tile
         self.longest, self.room = max(self.longest, other.longest), max_new
         size = max(self.layers[0].shape[3], other.layers[0].shape[3])
-        for index, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
-            mine, theirs = (F.pad(x, (0, 0, 0, size - x.shape[3])) for x in (mine, theirs))
-            joined = torch.cat([mine[:, : self.rows], theirs[:, : other.rows]], dim=1)
-            self.layers[index] = _padded(joined, self.tile, 1)
-        self.lengths = _padded(torch.cat([self.lengths[: self.rows], other.lengths[: other.rows]]), self.tile)
-        self.rows = rows
+        for index, pair in enumerate(zip(self.layers, other.layers, strict=True)):
+            self.layers[index] = torch.cat([F.pad(x, (0, 0, 0, size - x.shape[3])) for x in pair], dim=1)
+        self.lengths = torch.cat([self.lengths, other.lengths])
 
 
 class InvariantPrefill(Prefill):
@@ -153,12 +154,11 @@ class InvariantPrefill(Prefill):
         for prompt in prompts:
             end = prompt.done + max(TILE, budget // TILE * TILE)
             while prompt.done < min(end, len(prompt.ids)):
-                self._chunk(prompt, TILE)
-            if prompt.done == len(prompt.ids):
-                self.prefixes.add(prompt.ids, prompt.layers)
+                self._chunk(prompt)
+        self._remember(prompts)
 
-    def _chunk(self, prompt: Prompt, budget: int) -> None:
-        assert prompt.done % TILE == 0 and budget == TILE
+    def _chunk(self, prompt: Prompt) -> None:
+        assert prompt.done % TILE == 0
         device, ids = self.model.device, prompt.ids[prompt.done : prompt.done + TILE]
         attention = _ChunkAttention(prompt.layers)
         token_ids = _padded(torch.tensor(ids, device=device), TILE)
@@ -206,21 +206,41 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor]) 
 
 
 @torch.no_grad()
-def rows_are_alike(model: Decoder, trials: int = 4) -> bool:
-    """Whether this machine's kernels give a row the same bits wherever it lies in a tile, whatever lies beside it."""
-    device, generator = model.device, torch.Generator().manual_seed(0)
+def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
+    """Whether this machine's kernels give a row the same bits wherever it lies in a tile, whatever lies beside it.
 
-    def run(token_ids: Tensor, positions: Tensor) -> Tensor:
-        attention: Any = PackedAttention([1] * TILE)
-        return model.logits(model.hidden(token_ids.to(device), positions.to(device), attention))
+    Tries rows of random keys and values: all of them, in another order, and a few of them alone.
+    """
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    shape = (config.num_kv_heads, config.head_dim)
+
+    def prompt(length: int) -> Layers:
+        layers = [
+            torch.randn(2, length, *shape, generator=generator).to(model.device) for _ in range(config.num_layers)
+        ]
+        return [(keys, values) for keys, values in layers]
 
     for _ in range(trials):
-        token_ids = torch.randint(model.config.vocab_size, (TILE,), generator=generator)
-        positions = torch.randint(64, (TILE,), generator=generator)
-        order = torch.randperm(TILE, generator=generator)
-        if not torch.equal(run(token_ids[order], positions[order]), run(token_ids, positions)[order.to(device)]):
-            return False
+        prompts = [prompt(length) for length in torch.randint(1, 2 * TILE, (TILE,), generator=generator).tolist()]
+        token_ids = torch.randint(config.vocab_size, (steps, TILE), generator=generator)
+        order = torch.randperm(TILE, generator=generator).tolist()
+        whole = _decoded(model, prompts, token_ids, range(TILE))
+        for rows in (order, order[: TILE // 3], order[:1]):
+            if not torch.equal(_decoded(model, prompts, token_ids, rows), whole[:, rows]):
+                return False
     return True
+
+
+def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows: Sequence[int]) -> Tensor:
+    """Logits `[steps, rows, V]` of these rows in one tile, after the given tokens `[steps, TILE]`."""
+    cache = RowCache([prompts[row] for row in rows], len(token_ids))
+    logits = []
+    for tokens in token_ids:
+        mine, positions = tokens[list(rows)].to(model.device), cache.lengths
+        hidden_BD = model.hidden(_padded(mine, TILE), _padded(positions, TILE), cache)
+        logits.append(model.logits(hidden_BD)[: len(rows)])
+        cache.moved()
+    return torch.stack(logits)
 
 
 def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ Shapes: N tokens of all prompts end to end, H query heads, K key/value heads, Dh
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -36,16 +37,21 @@ class PrefillAttention:
 
 
 class ContinuedAttention:
-    """Causal attention of the next tokens of one prompt, whose earlier ones have these keys and values."""
+    """Causal attention of the next `lengths` tokens of each prompt, whose earlier ones have keys and values `pasts`."""
 
-    def __init__(self, past: Layers) -> None:
-        self.past = past
-        self.layers: Layers = []
+    def __init__(self, pasts: Sequence[Layers], lengths: list[int]) -> None:
+        self.pasts, self.lengths = pasts, lengths
+        self.layers: list[Layers] = [[] for _ in pasts]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        past_k, past_v = self.past[layer]
-        k, v = torch.cat([past_k, k]), torch.cat([past_v, v])
-        self.layers.append((k, v))
+        parts = zip(*(x.split(self.lengths) for x in (q, k, v)), self.pasts, self.layers, strict=True)
+        return torch.cat([self._one(layer, *part) for part in parts])
+
+    @staticmethod
+    def _one(layer: int, q: Tensor, k: Tensor, v: Tensor, past: Layers, layers: Layers) -> Tensor:
+        if past:
+            k, v = torch.cat([past[layer][0], k]), torch.cat([past[layer][1], v])
+        layers.append((k, v))
         new, total = q.shape[0], k.shape[0]
         sees = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
         heads = (x.float().transpose(0, 1)[None] for x in (q, k, v))
@@ -65,6 +71,8 @@ class Prompt:
     done: int = 0
     hidden: Tensor | None = None
     all_hidden: list[Tensor] | None = None
+    weights: int = 0
+    """Which weights it was begun with, as `Prefill` counts them."""
 
     def computed(self, hidden_ND: Tensor) -> None:
         """Takes the hidden states of its next tokens."""
@@ -79,6 +87,12 @@ class Prefill:
     def __init__(self, model: Decoder, prefix_bytes: int = 0, block: int = BLOCK) -> None:
         self.model = model
         self.prefixes = PrefixCache(prefix_bytes, block)
+        self._weights = 0
+
+    def weights_changed(self) -> None:
+        """Forgets all prefixes; those of prompts that are half computed will not be remembered."""
+        self.prefixes.clear()
+        self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
         """The prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
@@ -86,22 +100,31 @@ class Prefill:
         `all_hidden`: every token's hidden state is wanted, so nothing is taken from the cache.
         """
         if all_hidden:
-            return Prompt(ids, [], all_hidden=[])
+            return Prompt(ids, [], all_hidden=[], weights=self._weights)
         layers, done = self.prefixes.longest(ids[:-1])
-        return Prompt(ids, layers, done)
+        return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Computes the prompts to their ends: together if none has begun and all fit into `budget` tokens.
+        """Computes the prompts to their ends: together if what is left of them fits into `budget` tokens.
 
         Else one by one, and of a prompt with more tokens left than `budget` only that many.
         """
-        if all(prompt.done == 0 for prompt in prompts) and sum(len(prompt.ids) for prompt in prompts) <= budget:
-            self._together(prompts)
+        if sum(len(prompt.ids) - prompt.done for prompt in prompts) <= budget:
+            fresh = [prompt for prompt in prompts if prompt.done == 0]
+            begun = [prompt for prompt in prompts if prompt.done > 0]
+            if fresh:
+                self._together(fresh)
+            if begun:
+                self._continue(begun, budget)
         else:
             for prompt in prompts:
-                self._chunk(prompt, budget)
+                self._continue([prompt], budget)
+        self._remember(prompts)
+
+    def _remember(self, prompts: Sequence[Prompt]) -> None:
+        """Prefixes of the prompts that are done, unless they began under other weights."""
         for prompt in prompts:
-            if prompt.done == len(prompt.ids):
+            if prompt.done == len(prompt.ids) and prompt.weights == self._weights:
                 self.prefixes.add(prompt.ids, prompt.layers)
 
     def _together(self, prompts: Sequence[Prompt]) -> None:
@@ -110,23 +133,29 @@ class Prefill:
         token_ids = torch.tensor([token for prompt in prompts for token in prompt.ids], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
         attention = PrefillAttention(lengths)
-        hidden_ND = self.model.hidden(token_ids, positions, attention)
-        start = 0
-        for prompt, length in zip(prompts, lengths, strict=True):
-            part = slice(start, start + length)
-            prompt.layers = [(k[part], v[part]) for k, v in attention.layers]
-            prompt.done = length
-            prompt.computed(hidden_ND[part])
-            start += length
+        ends = torch.tensor(lengths, device=device).cumsum(0)
+        whole = any(prompt.all_hidden is not None for prompt in prompts)
+        hidden = self.model.hidden(token_ids, positions, attention, None if whole else ends - 1)
+        states = hidden.split(lengths if whole else 1)
+        for prompt, (start, end), hidden_ND in zip(prompts, pairwise([0, *ends.tolist()]), states, strict=True):
+            prompt.layers = [(k[start:end], v[start:end]) for k, v in attention.layers]
+            prompt.done = end - start
+            prompt.computed(hidden_ND)
 
-    def _chunk(self, prompt: Prompt, budget: int) -> None:
-        device, end = self.model.device, min(prompt.done + budget, len(prompt.ids))
-        token_ids = torch.tensor(prompt.ids[prompt.done : end], device=device)
-        positions = torch.arange(prompt.done, end, device=device)
-        attention = ContinuedAttention(prompt.layers) if prompt.done else PrefillAttention([end])
-        hidden_ND = self.model.hidden(token_ids, positions, attention)
-        prompt.layers, prompt.done = attention.layers, end
-        prompt.computed(hidden_ND)
+    def _continue(self, prompts: Sequence[Prompt], budget: int) -> None:
+        """The next tokens of each prompt, at most `budget`, in one pass."""
+        device = self.model.device
+        ends = [min(prompt.done + budget, len(prompt.ids)) for prompt in prompts]
+        new = [prompt.ids[prompt.done : end] for prompt, end in zip(prompts, ends, strict=True)]
+        token_ids = torch.tensor([token for ids in new for token in ids], device=device)
+        spans = zip(prompts, ends, strict=True)
+        positions = torch.cat([torch.arange(prompt.done, end, device=device) for prompt, end in spans])
+        lengths = [len(ids) for ids in new]
+        attention = ContinuedAttention([prompt.layers for prompt in prompts], lengths)
+        parts = self.model.hidden(token_ids, positions, attention).split(lengths)
+        for prompt, end, layers, hidden_ND in zip(prompts, ends, attention.layers, parts, strict=True):
+            prompt.layers, prompt.done = layers, end
+            prompt.computed(hidden_ND)
 
 
 class PrefixCache:
@@ -139,13 +168,15 @@ class PrefixCache:
         self.max_bytes, self.block = max_bytes, block
         self.bytes = 0
         self._prompts: OrderedDict[tuple[int, ...], Layers] = OrderedDict()
-        self._owner: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._owner: dict[int, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
         """Keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
-        for length in range(len(ids) // self.block * self.block, 0, -self.block):
-            owner = self._owner.get(ids[:length])
-            if owner is not None:
+        if not self._prompts:
+            return [], 0
+        for number, key in reversed(list(enumerate(self._hashes(ids), start=1))):
+            owner, length = self._owner.get(key), number * self.block
+            if owner is not None and owner[:length] == ids[:length]:
                 self._prompts.move_to_end(owner)
                 return [(k[:length], v[:length]) for k, v in self._prompts[owner]], length
         return [], 0
@@ -160,8 +191,7 @@ class PrefixCache:
         # A copy: a slice would keep all prompts that were computed together in memory.
         self._prompts[ids] = [(k.clone(), v.clone()) for k, v in layers]
         self.bytes += size
-        for length in range(self.block, len(ids) + 1, self.block):
-            self._owner[ids[:length]] = ids
+        self._owner |= dict.fromkeys(self._hashes(ids), ids)
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -169,11 +199,18 @@ class PrefixCache:
         self._owner.clear()
         self.bytes = 0
 
+    def _hashes(self, ids: tuple[int, ...]) -> Iterator[int]:
+        """A hash of each prefix of whole blocks, shortest first: each is made of the one before."""
+        key = 0
+        for end in range(self.block, len(ids) + 1, self.block):
+            key = hash((key, ids[end - self.block : end]))
+            yield key
+
     def _drop(self, ids: tuple[int, ...]) -> None:
         self.bytes -= _bytes(self._prompts.pop(ids))
-        for length in range(self.block, len(ids) + 1, self.block):
-            if self._owner.get(ids[:length]) == ids:
-                del self._owner[ids[:length]]
+        for key in self._hashes(ids):
+            if self._owner.get(key) == ids:
+                del self._owner[key]
 
 
 def _bytes(layers: Layers) -> int:

@@ -22,6 +22,11 @@ class Runner(Protocol):
     """What the engine schedules on."""
 
     @property
+    def granule(self) -> int:
+        """A row takes a multiple of this many tokens of the cache."""
+        ...
+
+    @property
     def prefill(self) -> Prefill:
         """Computes the prompts."""
         ...
@@ -41,6 +46,8 @@ class Runner(Protocol):
 
 class GroupedRunner:
     """The fast one: a prompt is stored once for its group, and the layers' products run over all batches at once."""
+
+    granule = 1
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model

@@ -38,7 +38,8 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
     size = weights_BV.shape[1]
     if size <= WHOLE:
         cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
-        return _first_above(cumulative_BV, uniforms_B[:, None] * cumulative_BV[:, -1:]).squeeze(1)
+        thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
+        return torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1)
     if size % BLOCK:
         weights_BV = torch.nn.functional.pad(weights_BV, (0, BLOCK - size % BLOCK))
     blocks_BNK = weights_BV.unflatten(1, (-1, BLOCK))

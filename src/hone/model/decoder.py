@@ -65,6 +65,7 @@ class Linear(nn.Module):
     @torch.no_grad()
     def refresh(self) -> None:
         """Re-casts the kept bf16 copy, into a fresh tensor: a graph still to be differentiated may hold the old one."""
+        self.packed.forget()
         if self.bf16_product:
             self._weight_bf16 = self.weight.detach().bfloat16()
 
@@ -95,10 +96,15 @@ class DecoderLayer(nn.Module):
         self.gate_up_proj = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, dtype, bf16_product)
         self.down_proj = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, dtype, bf16_product)
 
-    def forward(self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention, only: Tensor | None = None
+    ) -> Tensor:
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
         q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
-        hidden_ND = hidden_ND + self.o_proj(attention(self.index, q, k, v).flatten(1))
+        attended = attention(self.index, q, k, v).flatten(1)
+        if only is not None:
+            hidden_ND, attended = hidden_ND.index_select(0, only), attended.index_select(0, only)
+        hidden_ND = hidden_ND + self.o_proj(attended)
         return hidden_ND + self._mlp(self.post_norm(hidden_ND))
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
@@ -156,13 +162,18 @@ class Decoder(nn.Module):
         """Scalars, a tied head counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    def hidden(self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention) -> Tensor:
-        """Final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence."""
+    def hidden(
+        self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None
+    ) -> Tensor:
+        """Final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
+
+        `only` are indices of the tokens whose states are wanted: of the others the last layer computes keys and values.
+        """
         hidden_ND = F.embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             hidden_ND = layer(hidden_ND, cos, sin, attention)
-        return self.norm(hidden_ND)
+        return self.norm(self.layers[-1](hidden_ND, cos, sin, attention, only))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits `[M, V]` in float32 of any selection of hidden states."""
@@ -171,7 +182,8 @@ class Decoder(nn.Module):
         return self.packed_head.product(hidden_MD, self.head_weight).float()
 
     def refresh(self) -> None:
-        """Call after parameters changed in place: re-casts the bf16 copies of the linear weights."""
+        """Call after parameters changed in place: renews what is derived from them."""
+        self.packed_head.forget()
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()

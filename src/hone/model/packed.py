@@ -1,7 +1,8 @@
 """Products with a weight that is kept in the layout that oneDNN's kernels read, for sampling on a CPU.
 
-The same bits as the plain product, which brings the weight into that layout at each call: with few rows that is most of
-its time (measured on one core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95).
+The plain product brings the weight into that layout at each call; with few rows that is most of its time (measured on
+one core, [16, 1024] x [1024, 3072]: bf16 0.65 ms plain and 0.47 packed, fp32 1.7 and 0.95). In bf16 the bits are the
+same; in fp32 the plain product is another library's.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ def padded_rows(rows: int) -> int:
 
 
 class PackedWeight:
-    """The packed form of one weight `[out, in]`, made when it is first used and again after the weight has changed."""
+    """The packed form of one weight `[out, in]`, made when it is used after a `forget`.
 
-    def __init__(self) -> None:
-        self.enabled = True
+    A weight that was replaced or written to by PyTorch's operations is noticed in any case; a fused optimizer leaves no
+    trace, so whoever changes weights says so.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
         self._source: Tensor | None = None
         self._key: tuple[int, int] | None = None
         self._packed: Tensor | None = None
@@ -52,11 +57,17 @@ class PackedWeight:
             padded = x
         return torch.ops.mkldnn._linear_pointwise(padded, self._packed, bias, "none", [], "")[: x.shape[0]]
 
+    def forget(self) -> None:
+        """To be called when the weight was changed: it is packed anew when it is next used."""
+        self._packed = self._source = self._key = None
+
     def __deepcopy__(self, memo: dict) -> PackedWeight:
-        return PackedWeight()
+        return PackedWeight(self.enabled)
 
 
 def _pays(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    return weight.dtype == torch.bfloat16 or (weight.dtype == torch.float32 and weight.numel() >= MIN_FP32_SIZE)
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32 and weight.numel() >= MIN_FP32_SIZE

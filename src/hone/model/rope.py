@@ -78,22 +78,26 @@ class RotaryTable(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self._config = config
-        self._table = torch.empty(0, 2, 1, config.head_dim // 2)
+        self._half = config.head_dim // 2
+        self._table = torch.empty(0, 1, 3 * self._half)
 
     def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each `[N, 1, head_dim / 2]`. While a CUDA graph is captured, positions must be reserved before:
-        it may not wait for the largest of them."""
+        """cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`.
+
+        While a CUDA graph is captured, positions must be reserved before: it may not wait for the largest of them.
+        """
         table = self._table
         if positions_N.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
             table = self.reserve(int(positions_N.max()) + 1 if positions_N.numel() else 0, positions_N.device)
-        cos_sin = table.index_select(0, positions_N)
-        return cos_sin[:, 0], cos_sin[:, 1]
+        cos, sin = table.index_select(0, positions_N).split([2 * self._half, self._half], dim=-1)
+        return cos, sin
 
     def reserve(self, limit: int, device: torch.device) -> Tensor:
-        """The table, `[positions, 2, 1, head_dim / 2]`, another tensor than before if it had to grow up to `limit`."""
+        """The table, `[positions, 1, 3 / 2 head_dim]`, another tensor than before if it had to grow up to `limit`."""
         if limit > self._table.shape[0] or self._table.device != device:
             size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
             inverse, scale = inverse_frequencies(self._config)
             angles = torch.arange(size, dtype=torch.float32)[:, None] * inverse[None, :]
-            self._table = (torch.stack([angles.cos(), angles.sin()], dim=1) * scale).unsqueeze(2).to(device)
+            cos, sin = angles.cos() * scale, angles.sin() * scale
+            self._table = torch.cat([cos, cos, sin], dim=1).unsqueeze(1).to(device)
         return self._table
