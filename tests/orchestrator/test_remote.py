@@ -172,8 +172,21 @@ def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:
         with pytest.raises(Refused, match="answers 400: too long") as refused:
             asyncio.run(ask(server.url, [Status(400, "too long")]))
         assert (refused.value.status, len(server.bodies)) == (400, count + 1)
-        with pytest.raises(UserError, match="does not answer in JSON"):
+        with pytest.raises(Halt, match="does not answer in JSON"):
             asyncio.run(ask(server.url, [Raw("<html>", "text/html")]))
+
+
+def told(answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPolicy:
+    """A policy whose server answers so."""
+    policy = ServerPolicy(
+        Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m"), RENDERER, (), Spool(folder, random_model())
+    )
+
+    async def ask(bodies: Any) -> Any:
+        return [json.loads(answer) for _ in bodies]
+
+    monkeypatch.setattr(policy, "_ask", ask)
+    return policy
 
 
 @pytest.mark.parametrize(
@@ -192,16 +205,24 @@ def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:
 def test_an_answer_that_cannot_be_trained_on_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
 ) -> None:
-    model = random_model()
-    server = Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m")
-    policy = ServerPolicy(server, RENDERER, (), Spool(tmp_path, model))
-
-    async def told(bodies: Any) -> Any:
-        return [json.loads(answer) for _ in bodies]
-
-    monkeypatch.setattr(policy, "_ask", told)
+    policy = told(answer, tmp_path, monkeypatch)
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
         policy.sample(requests()[-1:], SamplingParams())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "null",
+        '{"choices": []}',
+        '{"choices": [{"prompt_logprobs": null}]}',
+        '{"choices": [{"prompt_logprobs": [null, {"7": {"logprob": -1}}]}]}',
+        '{"choices": [{"prompt_logprobs": [null, {"8": {"logprob": null}}]}]}',
+    ],
+)
+def test_scores_that_cannot_be_read_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    with pytest.raises(Halt, match="gave an answer without the logprobs of the prompt "):
+        told(answer, tmp_path, monkeypatch).score([[9, 8]], 1.0)
 
 
 def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Path) -> None:
@@ -236,4 +257,17 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     with FakeOpenAI(owner="vllm") as fake:
         assert "takes no weights: start vLLM by `inference --backend vllm" in error(fake.url.removesuffix("/v1"))
     with FakeOpenAI(models=Raw("[]")) as fake:
-        assert "lists no models that could be read" in error(fake.url.removesuffix("/v1"))
+        assert error(fake.url.removesuffix("/v1")).endswith("and is it that of an inference server?")
+
+
+@pytest.mark.parametrize("answer", ["[]", "<html>"])
+def test_a_list_of_models_that_cannot_be_read_ends_the_run(answer: str) -> None:
+    async def ask(url: str) -> None:
+        async with ServerClient(Endpoint(url)) as client:
+            await client.models()
+
+    with (
+        FakeOpenAI(models=Raw(answer)) as fake,
+        pytest.raises(Halt, match="lists no models that could be read|does not answer in JSON"),
+    ):
+        asyncio.run(ask(fake.url))

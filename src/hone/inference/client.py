@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from hone.errors import Halt, UserError
+from hone.errors import Halt
 from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
 
 CONNECT = 10.0
@@ -27,6 +27,10 @@ class Refused(Halt):
     def __init__(self, url: str, status: int, said: str) -> None:
         super().__init__(f"{url} answers {status}: {said}")
         self.status, self.said = status, said
+
+
+class Gone(Halt):
+    """The server is not there, or fails."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def models(self) -> list[Served]:
-        """What the server lists."""
+        """What the server lists; raises as `post` does."""
         page = await self._send("GET", "/v1/models", None)
         try:
             return [
@@ -73,7 +77,7 @@ class ServerClient:
                 for entry in page["data"]
             ]
         except (KeyError, TypeError, AttributeError):
-            raise UserError(
+            raise Halt(
                 f"{self.endpoint.url} lists no models that could be read ({one_line(str(page))}): does the URL end in "
                 "/v1, and is it that of an inference server?"
             ) from None
@@ -81,7 +85,8 @@ class ServerClient:
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """The server's answer to `body`, after as many tries as it takes.
 
-        Refused for what another try can't mend; Halt if the server is gone, or fails once too often.
+        Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Halt for an
+        answer that can't be read.
         """
         return await self._send("POST", path, body)
 
@@ -110,14 +115,14 @@ class ServerClient:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
         where = f"; its log is {self.endpoint.log}" if self.endpoint.log else ""
-        raise Halt(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})")
+        raise Gone(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})")
 
 
 def _parsed(response: Any, url: str) -> Any:
     try:
         return response.json()
     except ValueError:
-        raise UserError(
+        raise Halt(
             f"{url} does not answer in JSON ({one_line(response.text)}): does the URL end in /v1, and is it that of an "
             "inference server?"
         ) from None

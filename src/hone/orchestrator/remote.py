@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hone.errors import Halt, UserError
-from hone.inference.client import Refused, ServerClient
+from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
@@ -81,7 +82,7 @@ def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, s
             raise
         remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
         raise UserError(f"{error}; {remedy}") from None
-    except Halt as gone:
+    except Gone as gone:
         raise UserError(
             f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, or "
             "leave out --orchestrator.client.base-url to sample in this process"
@@ -159,11 +160,12 @@ class ServerPolicy:
             "prompt_logprobs": 0,
         }
         (answer,) = asyncio.run(self._ask([body]))
-        scores = []
-        for ids, choice in zip(sequences, answer["choices"], strict=True):
-            entries = choice["prompt_logprobs"][1:]
-            scores.append([entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)])
-        return scores
+        with self._readable("logprobs of the prompt"):
+            entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
+            return [
+                [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], of_ids, strict=True)]
+                for ids, of_ids in zip(sequences, entries, strict=True)
+            ]
 
     async def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
         """The answers; Halt unless the server says that its weights are those that it was given."""
@@ -203,18 +205,23 @@ class ServerPolicy:
         return body | ({"key": [r.key for r in group]} if hones else {"seed": first.key >> 33})
 
     def _trajectories(self, group: Sequence[Request], answer: Any) -> Iterator[Trajectory]:
-        try:
+        with self._readable("ids and logprobs of its tokens"):
             told = [_told(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
             assert len(told) == len(group), f"{len(told)} completions of {len(group)}"
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
-            raise Halt(
-                f"{self.server.words} gave an answer without the ids and logprobs of its tokens "
-                f"({type(error).__name__}: {error})"
-            ) from error
         for request, (prompt_ids, completion, versions) in zip(group, told, strict=True):
             versions = versions or [self._version] * len(completion.token_ids)
             self._check_version(next((version for version in versions if version != self._version), self._version))
             yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
+
+    @contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """Halt if an answer lacks `what`, or has it in another form."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
+            raise Halt(
+                f"{self.server.words} gave an answer without the {what} ({type(error).__name__}: {error})"
+            ) from error
 
 
 def _told(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:
