@@ -30,7 +30,11 @@ class Refused(Halt):
 
 
 class Gone(Halt):
-    """The server is not there, or fails."""
+    """The server is not there, or fails: `status` is that of its last answer, if it gave one."""
+
+    def __init__(self, text: str, status: int | None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,11 @@ class ServerClient:
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         import httpx
 
-        reason = ""
+        reason, status = "", None
         self._requests += 1
         name = f"{path} {self._requests}"
         for attempt in range(self.endpoint.max_retries + 1):
-            wait = None
+            wait = status = None
             try:
                 response = await self._http.request(method, self._root + path, json=body)
             except httpx.TimeoutException as error:
@@ -108,14 +112,16 @@ class ServerClient:
                 if response.is_success:
                     return _parsed(response, self.endpoint.url)
                 said = _said(response.text)
-                if not may_pass(response.status_code):
-                    raise Refused(self._root + path, response.status_code, said)
-                reason, wait = f"status {response.status_code}: {said}", retry_after(response.headers)
+                status = response.status_code
+                if not may_pass(status):
+                    raise Refused(self._root + path, status, said)
+                reason, wait = f"status {status}: {said}", retry_after(response.headers)
             if attempt < self.endpoint.max_retries:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
         where = f"; its log is {self.endpoint.log}" if self.endpoint.log else ""
-        raise Gone(f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})")
+        text = f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})"
+        raise Gone(text, status)
 
 
 def _parsed(response: Any, url: str) -> Any:

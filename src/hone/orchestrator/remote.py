@@ -83,6 +83,8 @@ def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, s
         remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
         raise UserError(f"{error}; {remedy}") from None
     except Gone as gone:
+        if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
+            raise UserError(f"{gone}: stop that server and start it anew") from None
         raise UserError(
             f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, or "
             "leave out --orchestrator.client.base-url to sample in this process"
