@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
-from real_server import random_model, serving
+from real_server import random_model, serving, until
 
 from hone import rng
 from hone.errors import Halt, UserError
@@ -147,6 +148,31 @@ def test_a_server_that_goes_away_ends_the_run_and_one_that_comes_back_does_not(t
     with serving(port=port):
         sampling.join(60)
     same(found, expected)
+
+
+def test_a_group_that_takes_too_long_is_not_sampled_again(tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, random_model(), tmp_path, timeout=1.0, max_retries=3)
+        served.service.pause().result()
+        words = "did not answer within 1 s: raise orchestrator.client.timeout$"
+        with pytest.raises(Halt, match=words):
+            policy.sample(requests()[:3], SamplingParams())
+        assert served.service.prompt_tokens == 3 * len(requests()[0].prompt_ids), "it was asked for once"
+        served.service.resume().result()
+
+
+def test_all_groups_of_a_step_are_asked_for_at_once(tmp_path: Path) -> None:
+    many = [replace(requests()[0], sample_id=f"0-{i}-0", max_tokens=i + 1) for i in range(40)]
+    with serving(weights_root=tmp_path) as served:
+        policy = policy_of(served.url, random_model(), tmp_path)
+        served.service.pause().result()
+        found: list[Any] = []
+        sampling = threading.Thread(target=lambda: found.extend(policy.sample(many, SamplingParams(ignore_eos=True))))
+        sampling.start()
+        until(lambda: served.service.running == 40, "all are there")
+        served.service.resume().result()
+        sampling.join(60)
+    assert [t.num_sampled for t in found] == list(range(1, 41))
 
 
 def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:

@@ -94,7 +94,7 @@ class ClientConfig(BaseConfig):
     api_key_var: str | None = None
     """Environment variable that holds the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one try of a request may take."""
+    """Seconds that a request may take, which is for a whole group: what takes longer ends the run."""
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
 

@@ -55,10 +55,12 @@ class ServerClient:
 
         self.endpoint = endpoint
         self._sleep, self._requests = sleep, 0
+        self._log = f"; its log is {endpoint.log}" if endpoint.log else ""
         self._root = endpoint.url.rstrip("/").removesuffix("/v1")
         key = endpoint.api_key
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(endpoint.timeout, connect=min(endpoint.timeout, CONNECT)),
+            # What waits for a connection is not late: the requests before it are at work.
+            timeout=httpx.Timeout(endpoint.timeout, connect=min(endpoint.timeout, CONNECT), pool=None),
             limits=httpx.Limits(max_connections=endpoint.concurrency),
             headers={"Authorization": f"Bearer {key}"} if key else None,
             # A proxy of the environment's cannot reach a server on this machine; certificates cost their time to load.
@@ -90,7 +92,7 @@ class ServerClient:
         """The server's answer to `body`, after as many tries as it takes.
 
         Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Halt for an
-        answer that can't be read.
+        answer that can't be read, or takes longer than `endpoint.timeout`: it would take as long again.
         """
         return await self._send("POST", path, body)
 
@@ -104,6 +106,11 @@ class ServerClient:
             wait = status = None
             try:
                 response = await self._http.request(method, self._root + path, json=body)
+            except httpx.ReadTimeout:
+                raise Halt(
+                    f"{self.endpoint.url} did not answer within {self.endpoint.timeout:g} s: raise "
+                    f"orchestrator.client.timeout{self._log}"
+                ) from None
             except httpx.TimeoutException as error:
                 reason = f"no answer within {self.endpoint.timeout:g} s ({type(error).__name__})"
             except httpx.TransportError as error:
@@ -119,8 +126,7 @@ class ServerClient:
             if attempt < self.endpoint.max_retries:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
-        where = f"; its log is {self.endpoint.log}" if self.endpoint.log else ""
-        text = f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{where})"
+        text = f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{self._log})"
         raise Gone(text, status)
 
 

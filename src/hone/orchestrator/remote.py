@@ -28,6 +28,8 @@ from hone.trainer.export import Spool
 from hone.types import Trajectory
 
 VLLM = "vllm"
+CONNECTIONS = 256
+"""Most requests that a server has at once; each is a group, and an open file."""
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 """A text that tokenizers of different models cut differently."""
 
@@ -171,7 +173,8 @@ class ServerPolicy:
 
     async def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
         """The answers; Halt unless the server says that its weights are those that it was given."""
-        async with ServerClient(self.server.endpoint) as client:
+        endpoint = replace(self.server.endpoint, concurrency=min(len(bodies), CONNECTIONS))
+        async with ServerClient(endpoint) as client:
             answers = await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies))
             served = {entry.id: entry.policy_version for entry in await client.models()}
         self._check_version(served.get(self.server.model))
