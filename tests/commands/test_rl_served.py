@@ -112,6 +112,14 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
     assert main(["verify", str(out), "--steps", "3"]) == 0
 
 
+def test_a_resume_with_a_server_makes_the_steps_before_it_no_less_exact(rl, server, tmp_path):
+    assert rl("out", "--max-steps", "2", "--ckpt.interval", "1") == 0
+    assert rl("out", *url(server), "--resume", "--allow-drift") == 0
+    entries = Run(tmp_path / "out").info["inexact"]
+    assert {"step": 2, "cause": f"completions are sampled by the server at {server.url}/v1"} in entries
+    assert {entry["step"] for entry in entries} == {2}
+
+
 def test_a_run_that_waits_for_its_server_ends_in_time(rl, server, tmp_path, capfd):
     """SIGTERM, while the server holds all requests: the state is saved, and what was asked for is cancelled."""
     server.service.pause().result()

@@ -60,7 +60,7 @@ def sampling(
     if config.sampled_by is None:
         yield own_policy(config, trainer, renderer)
         return
-    run.mark_inexact(0, SAMPLED_BY + config.sampled_by)
+    run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(_spool(config), trainer.model))
         if server is None:
