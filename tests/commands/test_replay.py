@@ -92,6 +92,7 @@ def test_rollouts_with_hashes_made_to_fit_do_not_lead_on(change, quantity, copie
         (lambda rows: rows[0].update(outcome="splendid"), "'splendid' is not a valid Outcome"),
         (lambda rows: rows[0]["token_ids"].__setitem__(-1, 10**6), "a token id is not in the vocabulary"),
         (lambda rows: rows[0].update(logprobs=[]), "AssertionError"),
+        (lambda rows: rows[0].update(sampled_mask=[False] * len(rows[0]["token_ids"])), "no token that was sampled"),
     ],
 )
 def test_rollouts_that_hone_can_not_have_written_are_refused(change, problem, copied, replay, capsys):

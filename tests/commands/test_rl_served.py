@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tampering
 from real_server import Served, serving, until
 from recorded import PARITY
 from refusals import fails
@@ -87,6 +88,27 @@ def test_what_a_server_sampled_is_trained_on_again_and_not_sampled_again(rl, ser
     metrics = tmp_path / "out" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"canary/verdict": 0.0', '"canary/verdict": 1.0'))
     assert main(["verify", out]) == 1
+
+
+@pytest.mark.parametrize("column", ["text", "prompt", "token_ids", "versions"])
+def test_recorded_completions_that_were_edited_are_found(rl, server, tmp_path, capsys, column):
+    """Consistently, with the hashes: the prompt in words and in ids, the text, and what it was graded on."""
+    assert rl("out", "--max-steps", "1", *url(server)) == 0
+    out = tmp_path / "out"
+    row = Run(out).rollouts(0).to_pylist()[0]
+    prompt = row["sampled_mask"].index(True)
+    edited = {
+        "text": row["text"] + " ",
+        "prompt": row["prompt"].replace('"content": "', '"content": "!'),
+        "token_ids": [row["token_ids"][0] + 1, *row["token_ids"][1:]],
+        "versions": [*row["versions"][:prompt], 7, *row["versions"][prompt + 1 :]],
+    }
+    assert edited[column] != row[column]
+    tampering.edit_rollouts(out, 0, lambda rows: rows[0].update({column: edited[column]}), fit_hashes=True)
+    capsys.readouterr()
+    assert main(["verify", str(out)]) == 1
+    what = "token 0 of sample 0-0-0" if column == "token_ids" else f"the column {column} of sample 0-0-0"
+    assert what in capsys.readouterr().out
 
 
 def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeypatch, capsys):

@@ -14,8 +14,9 @@ from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.environments.order import Draws
 from hone.errors import UserError
-from hone.inference.types import SamplingParams
+from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
+from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.ledger import State
 from hone.orchestrator.types import Policy, Request
 from hone.types import Example, Group, Score, Trajectory
@@ -85,11 +86,31 @@ class GroupSampler:
         """A group of completions for each example, group by group."""
         return self._policy.sample(self._requests.requests(examples, draws, step), self._sampling)
 
+    def retell(
+        self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """What `sample` gives if the policy is version `step` and chooses the tokens that it chose in `recorded`.
+
+        ValueError if `recorded` are not as many.
+        """
+        requests = self._requests.requests(examples, draws, step)
+        return [
+            trajectory(r, _chosen(t), [step] * t.num_sampled, self._requests.renderer)
+            for r, t in zip(requests, recorded, strict=True)
+        ]
+
     def grade(
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
         """The completions with their scores and advantages."""
         return grade_groups(self._env, examples, draws, trajectories, self._normalize_std, self._seed)
+
+
+def _chosen(trajectory: Trajectory) -> Completion:
+    """What the policy chose in a trajectory."""
+    mask_L = trajectory.sampled_mask
+    ids, logprobs = trajectory.token_ids[mask_L].tolist(), trajectory.logprobs[mask_L].tolist()
+    return Completion(ids, logprobs, trajectory.stop_reason)
 
 
 def check_prompts(

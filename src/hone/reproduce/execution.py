@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hone.config.rl import RLConfig
@@ -20,7 +20,7 @@ from hone.trainer.packing import split_micro_batches
 from hone.trainer.sft import Progress
 from hone.trainer.sft_data import Source, next_batch
 from hone.trainer.step import Trainer
-from hone.types import Group, PackedBatch
+from hone.types import Example, Group, PackedBatch, Trajectory
 
 Measure = Callable[[int], dict[str, float]]
 """version -> metrics of it: of its evaluation, or of its publication."""
@@ -98,7 +98,7 @@ class RLExecution:
         if self.resamples:
             trajectories = sampler.sample(examples, draws, step)
         else:
-            trajectories = [t for group in self._recorded(step) for t in group.trajectories]
+            trajectories = self._retold(sampler, examples, draws, step)
         return self._update(step, sampler.grade(examples, draws, trajectories), metrics)
 
     @property
@@ -114,6 +114,19 @@ class RLExecution:
         version = self.trainer.version
         metrics = self.publish(version) | self.evaluate(version)
         return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint())
+
+    def _retold(
+        self, sampler: GroupSampler, examples: Sequence[Example], draws: Sequence[int], step: int
+    ) -> list[Trajectory]:
+        """The completions of a step from their recorded token ids: prompts and texts are those of config and task."""
+        recorded = [t for group in self._recorded(step) for t in group.trajectories]
+        wanted = self.config.orchestrator.batch_size
+        if len(recorded) != wanted:
+            raise UserError(
+                f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
+                f"{wanted}: compare it with another copy of the run"
+            )
+        return sampler.retell(examples, draws, step, recorded)
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)

@@ -36,6 +36,8 @@ def _groups(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[G
     ids = np.concatenate([row["token_ids"] for row in rows])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError("a token id is not in the vocabulary")
+    if not all(any(row["sampled_mask"]) for row in rows):
+        raise ValueError("a sample has no token that was sampled")
     groups = []
     for draw, members in groupby(rows, key=lambda row: row["draw"]):
         of_group = list(members)
