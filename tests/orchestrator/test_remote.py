@@ -128,15 +128,43 @@ def test_a_server_whose_weights_are_not_ours_ends_the_run(tmp_path: Path) -> Non
         policy = policy_of(served.url, model, tmp_path)
         policy.load(3)
         policy_of(served.url, model, tmp_path).load(7)
-        with pytest.raises(Halt, match="from version 7 of the weights, not 3: it was started anew, or another run"):
+        with pytest.raises(
+            Halt, match=r"from version 7 of the weights \(.*\), not 3 \(.*\): it was started anew, or an"
+        ):
             policy.sample(requests(), SamplingParams())
+
+
+def test_a_server_of_two_runs_ends_both_at_equal_versions_too(tmp_path: Path) -> None:
+    """In lock-step each publishes version 1; whose weights sample is told by where they came from."""
+    with serving(weights_root=tmp_path) as served:
+        one = policy_of(served.url, random_model(seed=1), tmp_path / "one")
+        other = policy_of(served.url, random_model(seed=2), tmp_path / "other")
+        one.load(1)
+        assert one.sample(requests(), SamplingParams()) and one.score([[9, 8]], 1.0)
+        other.load(1)
+        words = r"version 1 of the weights \(.*/other/spool/step_1\), not 1 \(.*/one/spool/step_1\): .* another run"
+        with pytest.raises(Halt, match=words):
+            one.sample(requests(), SamplingParams())
+        with pytest.raises(Halt, match=words):
+            one.score([[9, 8]], 1.0)
+        assert len(other.sample(requests(), SamplingParams())) == len(requests())
+
+
+def test_a_server_that_was_started_anew_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as served:
+        policy, port = policy_of(served.url, random_model(seed=1), tmp_path), served.port
+        policy.load(0)
+    words = (
+        r"from version 0 of the weights \(those that it began with\), not 0 \(.*/spool/step_0\): it was started anew"
+    )
+    with serving(port=port), pytest.raises(Halt, match=words):
+        policy.sample(requests(), SamplingParams())
 
 
 def test_a_server_that_goes_away_ends_the_run_and_one_that_comes_back_does_not(tmp_path: Path) -> None:
     model = random_model()
     with serving(weights_root=tmp_path) as served:
         policy, port = policy_of(served.url, model, tmp_path), served.port
-        policy.load(0)
         expected = policy.sample(requests(), SamplingParams())
     with pytest.raises(Halt, match=r"is gone, or fails \(All connection attempts failed; 1 try\)"):
         policy.sample(requests(), SamplingParams())

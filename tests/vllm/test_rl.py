@@ -21,6 +21,7 @@ from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
+from hone.errors import Halt
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
@@ -138,3 +139,7 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
             assert mine == pytest.approx(theirs, abs=1e-4)
     else:
         assert np.isnan(np.concatenate(scores)).all(), "vLLM scores prompts at temperature 1 only"
+
+    vllm.update(folder / "v1", 4)
+    with pytest.raises(Halt, match="another run uses it"):
+        policy.sample(requests, SamplingParams(temperature=temperature))

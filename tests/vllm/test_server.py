@@ -115,6 +115,7 @@ def test_an_update_reaches_every_later_token(served) -> None:
     assert cached_tokens(served) >= hits + 256, "the prompt is not cached: this tests nothing"
     served.update(new, 1)
     assert weights_version(served.url, "sesame") == 1
+    assert next(iter(served.client.models.list())).model_extra["policy_path"] == str(new)
     for prompt in (longer, PROMPT):
         after = sample(served, prompt=prompt)
         assert gap(new, after, prompt=prompt) <= CLOSE

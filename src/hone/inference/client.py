@@ -39,12 +39,16 @@ class Gone(Halt):
 
 @dataclass(frozen=True)
 class Served:
-    """A model that a server lists: `owner` is who made the server. None: the server does not say."""
+    """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update.
+
+    None: the server does not say; there was no update.
+    """
 
     id: str
     owner: str
     max_model_len: int | None
     policy_version: int | None
+    policy_path: str | None
 
 
 class ServerClient:
@@ -79,7 +83,9 @@ class ServerClient:
         page = await self._send("GET", "/v1/models", None)
         try:
             return [
-                Served(entry["id"], entry["owned_by"], entry.get("max_model_len"), entry.get("policy_version"))
+                Served(
+                    entry["id"], entry["owned_by"], *map(entry.get, ("max_model_len", "policy_version", "policy_path"))
+                )
                 for entry in page["data"]
             ]
         except (KeyError, TypeError, AttributeError):

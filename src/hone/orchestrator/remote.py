@@ -129,6 +129,7 @@ class ServerPolicy:
         self.spool = spool
         self._ends = (*renderer.stop_ids, *eos_ids)
         self._version = 0
+        self._path: str | None = None
 
     @property
     def version(self) -> int:
@@ -143,14 +144,14 @@ class ServerPolicy:
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Has the server take the weights in `path`, or the trainer's."""
-        folder = self.spool.put(version) if path is None else path
+        folder = str((self.spool.put(version) if path is None else path).resolve())
 
         async def update() -> None:
             async with ServerClient(self.server.endpoint) as client:
-                await client.post("/update_weights", {"path": str(folder.resolve()), "version": version})
+                await client.post("/update_weights", {"path": folder, "version": version})
 
         asyncio.run(update())
-        self._version = version
+        self._version, self._path = version, folder
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """The sampler's logprobs; NaN where the server can't tell: vLLM's are of temperature 1, whatever is asked."""
@@ -176,15 +177,17 @@ class ServerPolicy:
         endpoint = replace(self.server.endpoint, concurrency=min(len(bodies), CONNECTIONS))
         async with ServerClient(endpoint) as client:
             answers = await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies))
-            served = {entry.id: entry.policy_version for entry in await client.models()}
-        self._check_version(served.get(self.server.model))
+            # After the answers: no other weights can have come in between, for only `load` brings ours back.
+            found = next((entry for entry in await client.models() if entry.id == self.server.model), None)
+        self._check_weights(found and found.policy_version, found and found.policy_path)
         return answers
 
-    def _check_version(self, version: int | None) -> None:
-        if version != self._version:
+    def _check_weights(self, version: int | None, path: str | None) -> None:
+        if (version, path) != (self._version, self._path):
+            first = "those that it began with"
             raise Halt(
-                f"{self.server.words} samples from version {version} of the weights, not {self._version}: it was "
-                "started anew, or another run uses it"
+                f"{self.server.words} samples from version {version} of the weights ({path or first}), not "
+                f"{self._version} ({self._path or first}): it was started anew, or another run uses it"
             )
 
     def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
@@ -215,7 +218,7 @@ class ServerPolicy:
             assert len(told) == len(group), f"{len(told)} completions of {len(group)}"
         for request, (prompt_ids, completion, versions) in zip(group, told, strict=True):
             versions = versions or [self._version] * len(completion.token_ids)
-            self._check_version(next((version for version in versions if version != self._version), self._version))
+            self._check_weights(next((v for v in versions if v != self._version), self._version), self._path)
             yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
 
     @contextmanager

@@ -414,7 +414,8 @@ def test_weights_change_between_two_tokens(weights, monkeypatch: pytest.MonkeyPa
         ((expected,),) = Engine(random_model(seed=1)).generate([ids_of("Hello")], params)
         assert after["token_ids"] == expected.token_ids != before
         assert after["policy_versions"] == [5] * 12
-        assert next(iter(served.client().models.list())).model_extra["policy_version"] == 5
+        facts = next(iter(served.client().models.list())).model_extra
+        assert (facts["policy_version"], facts["policy_path"]) == (5, "step_1")
 
 
 def test_weights_that_are_not_taken(weights, tmp_path, tiny_model_dir) -> None:

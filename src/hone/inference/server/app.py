@@ -78,6 +78,7 @@ class Api:
 
     def card(self) -> dict[str, Any]:
         facts = {"max_model_len": self.context, "policy_version": self.service.engine.version}
+        facts |= {"policy_path": self.service.weights_path}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone", **facts}
 
     async def models(self) -> Response:
@@ -117,7 +118,7 @@ class Api:
         async with self.updating:
             before = engine.version
             loaded = await asyncio.to_thread(self.weights.load, body.path, engine.model)
-            await asyncio.wrap_future(self.service.update(loaded, body.version))
+            await asyncio.wrap_future(self.service.update(loaded, body.version, body.path))
         return JSONResponse({"status": "ok", "policy_version": body.version, "previous_version": before})
 
     async def completions(self, request: Request) -> Response:

@@ -41,6 +41,8 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.deliver: Deliver = _call_sinks
+        self.weights_path: str | None = None
+        """That of the last update, as it was asked for."""
         self.paused = False
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
@@ -96,12 +98,13 @@ class Service:
     def resume(self) -> Future:
         return self.call(lambda: setattr(self, "paused", False))
 
-    def update(self, source: Decoder, version: int) -> Future:
-        """Takes over the parameters of `source` as `version`; samples in flight go on with them."""
+    def update(self, source: Decoder, version: int, path: str) -> Future:
+        """Takes over the parameters of `source`, from `path`, as `version`; samples in flight go on with them."""
 
         def swap() -> None:
             copy_weights(source, self.engine.model)
             self.engine.weights_changed(version)
+            self.weights_path = path
             self.updates += 1
 
         return self.call(swap)

@@ -36,7 +36,8 @@ class WorkerExtension:
 
 
 class UpdateWeights:
-    """Answers `POST /update_weights` as hone's own server does, and adds the weights' version to `GET /v1/models`.
+    """Answers `POST /update_weights` as hone's own server does, and adds the weights' version and folder to
+    `GET /v1/models`.
 
     An update that fails while weights are being written leaves the model half new: the server then answers no requests
     (503) until an update succeeds.
@@ -45,6 +46,7 @@ class UpdateWeights:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.version = 0
+        self.path: str | None = None
         self.broken: str | None = None
         self.lock = asyncio.Lock()
 
@@ -80,6 +82,7 @@ class UpdateWeights:
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
             # cached is forgotten, what was running computes its keys and values anew.
             await engine.pause_generation(mode="keep", clear_cache=False)
+            before, self.version, self.path = self.version, version, path  # told before any token is theirs
             try:
                 await engine.collective_rpc("hone_load_weights", args=(str(folder),))
                 if not await engine.reset_prefix_cache(reset_running_requests=True):
@@ -90,11 +93,11 @@ class UpdateWeights:
                 return 500, _error(self.broken)
             finally:
                 await engine.resume_generation()
-            before, self.version, self.broken = self.version, version, None
+            self.broken = None
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """vLLM's answer, with `policy_version` for each model."""
+        """vLLM's answer, with `policy_version` and `policy_path` for each model."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -107,7 +110,7 @@ class UpdateWeights:
             return
         models = json.loads(body)
         for model in models["data"]:
-            model["policy_version"] = self.version
+            model |= {"policy_version": self.version, "policy_path": self.path}
         await _answer(send, 200, models)
 
 
