@@ -46,7 +46,7 @@ def endpoint(url: str, **settings: Any) -> Endpoint:
 
 
 def policy_of(url: str, model: Decoder, folder: Path, **settings: Any) -> ServerPolicy:
-    server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool")
+    server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters)
     return ServerPolicy(server, RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
 
 
@@ -280,11 +280,11 @@ def test_scores_that_cannot_be_read_end_the_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Path) -> None:
-    spool = tmp_path / "out" / "spool"
+    spool, parameters = tmp_path / "out" / "spool", random_model().num_parameters
 
     def error(url: str, tokens: int = 64, model: str = "hone/tiny", renderer: Any = RENDERER, **settings: Any) -> str:
         with pytest.raises(UserError) as caught:
-            reach(endpoint(url, **settings), model, renderer, tokens, spool)
+            reach(endpoint(url, **settings), model, renderer, tokens, spool, parameters)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -293,6 +293,9 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
     with serving() as served:
         url = served.url
         assert "has room for 2048 tokens, seq_len is 4096" in error(url, 4096)
+        parameters += 1
+        assert f"serves a model of {parameters - 1:,} parameters, the run's has {parameters:,}: start" in error(url)
+        parameters -= 1
         assert "whose tokenizer is not that of m: serve the model that is trained" in error(
             url, model="m", renderer=other
         )

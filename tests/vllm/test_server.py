@@ -29,7 +29,7 @@ from hone.errors import UserError
 from hone.inference.endpoint import Endpoint
 from hone.inference.vllm import update_weights, weights_version
 from hone.model.chat import load_renderer
-from hone.model.hf import save_model
+from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.orchestrator.remote import reach
 
@@ -207,9 +207,9 @@ def test_an_update_that_fails_half_way_leaves_a_server_that_refuses_until_one_su
         served.update(served.folder / "misled", 9)
     with pytest.raises(openai.InternalServerError, match="an update of the weights failed"):
         sample(served)
-    renderer = load_renderer(served.folder / "v0")
+    renderer, parameters = load_renderer(served.folder / "v0"), load_model(served.folder / "v0").num_parameters
     with pytest.raises(UserError, match=r"an update of the weights failed .*: stop that server and start it anew$"):
-        reach(Endpoint(served.url, "sesame"), served.name, renderer, 64, served.folder / "spool")
+        reach(Endpoint(served.url, "sesame"), served.name, renderer, 64, served.folder / "spool", parameters)
     served.update(served.folder / "v0", 0)
     for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
         assert ids == ids_before

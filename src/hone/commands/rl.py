@@ -53,7 +53,7 @@ def run(config: RLConfig) -> int:
     model = load_policy(config, source)
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
     check_lengths(config, env, renderer, model)
-    server = reached(config, renderer)
+    server = reached(config, renderer, model.num_parameters)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)

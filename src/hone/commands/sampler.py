@@ -30,14 +30,18 @@ KV_GIB, VLLM_KV_GIB = 4.0, 1.0
 """Memory for keys and values, unless the config says how much."""
 
 
-def reached(config: RLConfig, renderer: ChatRenderer) -> Server | None:
-    """The server that the run is to use, if it is to use one that is up; UserError if it can't, or has no vLLM."""
+def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
+    """The server that the run is to use for its model of so many `parameters`, if it is to use one that is up.
+
+    UserError if it can't, or has no vLLM.
+    """
     if config.inference.backend == "vllm":
         find_vllm(config.inference.vllm_python, "--inference.vllm-python")
     client = config.orchestrator.client
     if client.base_url is None:
         return None
-    return reach(_endpoint(config, client.base_url), config.model.name, renderer, config.seq_len, _spool(config))
+    endpoint = _endpoint(config, client.base_url)
+    return reach(endpoint, config.model.name, renderer, config.seq_len, _spool(config), parameters)
 
 
 def own_policy(config: RLConfig, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:

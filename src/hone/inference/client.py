@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
@@ -39,7 +39,8 @@ class Gone(Halt):
 
 @dataclass(frozen=True)
 class Served:
-    """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update.
+    """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
+    `parameters` how many numbers the weights are.
 
     None: the server does not say; there was no update.
     """
@@ -49,6 +50,7 @@ class Served:
     max_model_len: int | None
     policy_version: int | None
     policy_path: str | None
+    parameters: int | None
 
 
 class ServerClient:
@@ -83,9 +85,7 @@ class ServerClient:
         page = await self._send("GET", "/v1/models", None)
         try:
             return [
-                Served(
-                    entry["id"], entry["owned_by"], *map(entry.get, ("max_model_len", "policy_version", "policy_path"))
-                )
+                Served(entry["id"], entry["owned_by"], *(entry.get(field.name) for field in fields(Served)[2:]))
                 for entry in page["data"]
             ]
         except (KeyError, TypeError, AttributeError):

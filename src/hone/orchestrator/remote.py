@@ -47,9 +47,10 @@ class Server:
         return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
 
 
-def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, spool: Path) -> Server:
-    """The server at `endpoint`, if it serves what is trained: `model`, with the tokenizer of `renderer`, room for
-    sequences of `tokens`, and weights from below `spool`. UserError if nothing answers there, or something else does.
+def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, spool: Path, parameters: int) -> Server:
+    """The server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the tokenizer of
+    `renderer`, room for sequences of `tokens`, and weights from below `spool`. UserError if nothing answers there, or
+    something else does.
     """
 
     async def ask() -> Server:
@@ -71,6 +72,11 @@ def reach(endpoint: Endpoint, model: str, renderer: ChatRenderer, tokens: int, s
             if found.max_model_len is not None and found.max_model_len < tokens:
                 raise UserError(
                     f"{endpoint.url} has room for {found.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
+                )
+            if found.parameters not in (None, parameters):
+                raise UserError(
+                    f"{endpoint.url} serves a model of {found.parameters:,} parameters, the run's has {parameters:,}: "
+                    f"start one that serves {model}"
                 )
             server = Server(endpoint, "hone" if found.owner == HONE else "vllm", found.id)
             await _check_tokenizer(client, server, model, renderer)

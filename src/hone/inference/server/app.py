@@ -78,7 +78,7 @@ class Api:
 
     def card(self) -> dict[str, Any]:
         facts = {"max_model_len": self.context, "policy_version": self.service.engine.version}
-        facts |= {"policy_path": self.service.weights_path}
+        facts |= {"policy_path": self.service.weights_path, "parameters": self.service.engine.model.num_parameters}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone", **facts}
 
     async def models(self) -> Response:

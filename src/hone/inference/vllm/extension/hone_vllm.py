@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import os
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,7 @@ class UpdateWeights:
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """vLLM's answer, with `policy_version` and `policy_path` for each model."""
+        """vLLM's answer, with `policy_version` and `policy_path` of each model; `parameters` if it takes weights."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -111,6 +112,9 @@ class UpdateWeights:
         models = json.loads(body)
         for model in models["data"]:
             model |= {"policy_version": self.version, "policy_path": self.path}
+            if ROOT is not None:
+                config = scope["app"].state.engine_client.model_config.hf_config
+                model["parameters"] = await asyncio.to_thread(count_parameters, config)
         await _answer(send, 200, models)
 
 
@@ -139,11 +143,20 @@ def check_weights(folder: Path, config: Any) -> None:
             raise ValueError(f"{file} cannot be read ({error}): save it again") from None
     if not there:
         raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
-    wanted = expected_shapes(json.dumps(config.to_dict(), default=str, sort_keys=True), type(config))
+    wanted = shapes_of(config)
     for name in sorted(wanted.keys() | there.keys()):
         if there.get(name) != wanted.get(name):
             ours = wanted.get(name)
             raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
+
+
+def count_parameters(config: Any) -> int:
+    """Of a model of `config`."""
+    return sum(math.prod(shape) for shape in shapes_of(config).values())
+
+
+def shapes_of(config: Any) -> dict[str, list[int]]:
+    return expected_shapes(json.dumps(config.to_dict(), default=str, sort_keys=True), type(config))
 
 
 @cache
