@@ -79,6 +79,14 @@ def test_the_key_is_in_the_environment_not_on_the_command_line(monkeypatch: pyte
     assert env["HONE_WEIGHTS_ROOT"] == str(Path("spool").resolve())
 
 
+def test_who_may_do_what_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "HONE_WEIGHTS_ROOT")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    env = environment(CPU, replace(SETTINGS, api_key=None, weights_root=None))
+    assert not env.keys() & set(names)
+
+
 def test_a_gpu_keeps_its_compiled_kernels() -> None:
     assert "--enforce-eager" in arguments(CPU, SETTINGS)
     assert "--enforce-eager" not in arguments(CUDA, SETTINGS)

