@@ -93,6 +93,13 @@ def test_a_gpu_keeps_its_compiled_kernels() -> None:
     assert "TORCH_COMPILE_DISABLE" not in environment(CUDA, SETTINGS)
 
 
+def test_a_gpu_is_shared_with_a_trainer() -> None:
+    argv = arguments(CUDA, SETTINGS)
+    assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.01"
+    assert argv[argv.index("--kv-cache-memory-bytes") + 1] == str(2**30)
+    assert "--gpu-memory-utilization" not in arguments(CPU, SETTINGS)
+
+
 def test_sampled_logprobs_are_of_the_distribution_that_is_sampled_from() -> None:
     argv = arguments(CUDA, SETTINGS)
     assert argv[argv.index("--logprobs-mode") + 1] == "processed_logprobs"

@@ -125,8 +125,12 @@ def arguments(installed: Installed, settings: Settings) -> list[str]:
         argv += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         argv += ["--chat-template", settings.chat_template]
-    # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
-    return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"] if installed.cpu else argv
+    if installed.cpu:
+        # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
+        return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
+    # How much of the GPU has to be free at the start: by default nearly all, but a trainer may be there. The cache does
+    # not come of it, for its size is given.
+    return [*argv, "--gpu-memory-utilization", "0.01"]
 
 
 def environment(installed: Installed, settings: Settings) -> dict[str, str]:
