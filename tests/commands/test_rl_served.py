@@ -8,16 +8,23 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tampering
+from fake_vllm import fake_environment
 from real_server import Served, serving, until
 from recorded import PARITY
 from refusals import fails
 
 from hone.cli import main
+from hone.commands import sampler
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.runs import Run
+from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
 
 
@@ -181,3 +188,39 @@ def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir
 def test_what_can_not_be_sampled_from_touches_nothing(rl, tmp_path, capsys, flags, words):
     fails(capsys, rl("out", *flags), words)
     assert not (tmp_path / "out").exists()
+
+
+def fake_cuda(folder: Path) -> list[str]:
+    """Flags for a vLLM that was built for CUDA, says what it is told, and has no room for the cache."""
+    python = fake_environment(folder, "vllm", "0.32.0")
+    module = folder / "packages/vllm/entrypoints/openai/api_server.py"
+    module.parent.mkdir(parents=True)
+    said = "ValueError: too little memory is available for the KV cache. Try more"
+    module.write_text(f"import sys\nprint(*sys.argv)\nsys.exit({said!r})\n")
+    return ["--inference.backend", "vllm", "--inference.vllm-python", str(python)]
+
+
+def test_a_device_that_vllm_was_not_built_for_touches_nothing(rl, tmp_path, capsys):
+    flags = [*fake_cuda(tmp_path / "fake"), "--model.device", "cpu"]
+    fails(capsys, rl("out", *flags), "was built for cuda", "another vLLM with --inference.vllm-python")
+    assert not (tmp_path / "out").exists()
+
+
+def test_vllm_is_started_on_the_device_of_the_config(tmp_path, tiny_model_dir):
+    """Made and not started, for there may be no such device here."""
+    flags = ["--model.name", str(tiny_model_dir), "--model.device", "cuda:1", "--orchestrator.env.id", "parity"]
+    config = parse(RLConfig, [*flags, *fake_cuda(tmp_path / "fake")], "rl")
+    run = SimpleNamespace(folder=tmp_path, display=SimpleNamespace(message=print))
+    model, renderer = load_model(str(tiny_model_dir)), load_renderer(str(tiny_model_dir))
+    vllm = sampler._vllm(config, run, SimpleNamespace(model=model), renderer, Spool(tmp_path / "spool", model))
+    assert vllm.described == "vLLM 0.32.0, dtype bfloat16, cuda:1"
+
+
+def test_memory_for_vllm_on_a_gpu_and_what_gives_more(rl, tmp_path, capsys):
+    flags = fake_cuda(tmp_path / "fake")
+    remedy = "for the KV cache; raise inference.kv_gib, or lower seq_len (log: "
+    fails(capsys, rl("out", *flags), remedy)
+    told = (tmp_path / "out/logs/vllm.log").read_text()
+    assert f"--kv-cache-memory-bytes {8 * 2**30} " in told and "--max-model-len 65 " in told
+    fails(capsys, rl("more", *flags, "--inference.kv-gib", "20"), remedy)
+    assert f"--kv-cache-memory-bytes {20 * 2**30} " in (tmp_path / "more/logs/vllm.log").read_text()

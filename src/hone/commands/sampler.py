@@ -14,7 +14,7 @@ from hone.config.rl import RLConfig
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.vllm import VllmServer
-from hone.inference.vllm.launch import find_vllm
+from hone.inference.vllm.launch import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
@@ -26,8 +26,8 @@ from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
 
-KV_GIB, VLLM_KV_GIB = 4.0, 1.0
-"""Memory for keys and values, unless the config says how much."""
+KV_GIB = 4.0
+"""Memory for the own engine's keys and values, unless the config says how much."""
 
 
 def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
@@ -36,7 +36,8 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     UserError if it can't, or has no vLLM.
     """
     if config.inference.backend == "vllm":
-        find_vllm(config.inference.vllm_python, "--inference.vllm-python")
+        flag = "--inference.vllm-python"
+        check_device(find_vllm(config.inference.vllm_python, flag), config.model.device, flag)
     client = config.orchestrator.client
     if client.base_url is None:
         return None
@@ -94,9 +95,11 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         folder,
         log=run.folder / "logs" / "vllm.log",
         dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
+        device=config.model.device,
         max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),
         python=config.inference.vllm_python,
-        kv_gib=config.inference.kv_gib or VLLM_KV_GIB,
+        kv_gib=config.inference.kv_gib,
+        more_room="raise inference.kv_gib, or lower seq_len",
         threads=torch.get_num_threads(),
         seed=config.seed,
         weights_root=spool.folder,

@@ -173,7 +173,7 @@ class InferenceConfig(SectionConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`: by default float32 with `precision` fp32, else bfloat16. The own engine follows `precision`."""
     kv_gib: float | None = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4 for the own engine, 1 for vLLM on a CPU."""
+    """Memory for keys and values, in GiB: by default 4 for the own engine, for vLLM 1 on a CPU and 8 on a GPU."""
     batch_invariant: bool = False
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: bool = False

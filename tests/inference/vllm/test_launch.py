@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_vllm import fake_environment
 
 from hone.errors import UserError
 from hone.inference.vllm import launch
@@ -24,21 +25,6 @@ SETTINGS = Settings(
     "model", "name", "float32", "auto", "127.0.0.1", 8000, None, 1, 1.0, 0, None, Path("spool"), "sesame"
 )
 CPU, CUDA = Installed(Path("python"), "0.32.0", True), Installed(Path("python"), "0.32.0", False)
-
-
-def fake_environment(folder: Path, distribution: str, version: str) -> Path:
-    """A Python that finds a package `vllm` of that distribution."""
-    packages = folder / "packages"
-    (packages / "vllm").mkdir(parents=True)
-    (packages / "vllm" / "__init__.py").touch()
-    info = packages / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-    python = folder / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return python
 
 
 def test_a_python_without_vllm_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
@@ -114,7 +100,14 @@ def test_a_device_that_it_was_not_built_for() -> None:
         check_device(CPU, "cuda:1")
     with pytest.raises(UserError, match="built for cuda"):
         check_device(CUDA, "cpu")
-    assert environment(CUDA, replace(SETTINGS, device="cuda:1"))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_gpu_is_counted_among_those_that_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = replace(SETTINGS, device="cuda:1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment(CUDA, second)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert environment(CUDA, second)["CUDA_VISIBLE_DEVICES"] == "6"
 
 
 def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

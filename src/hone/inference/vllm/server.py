@@ -18,7 +18,15 @@ from urllib.error import URLError
 
 from hone.errors import UserError
 from hone.inference.vllm import supervisor
-from hone.inference.vllm.launch import Settings, arguments, check_device, default_threads, environment, find_vllm
+from hone.inference.vllm.launch import (
+    Settings,
+    arguments,
+    check_device,
+    default_kv_gib,
+    default_threads,
+    environment,
+    find_vllm,
+)
 from hone.inference.vllm.weights import opener_for, update_weights
 
 GRACE = 10.0
@@ -39,8 +47,9 @@ class VllmServer:
     Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
-    under `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values. `progress` is called
-    with a line when the start begins and every 10 s while it lasts.
+    under `weights_root` only, and without it not at all. `kv_gib` is memory for keys and values, by default 1 on a CPU
+    and 8 on a GPU; `more_room` is what the user can do where that is too little. `progress` is called with a line when
+    the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -57,7 +66,8 @@ class VllmServer:
         max_model_len: int | None = None,
         python: Path | None = None,
         threads: int | None = None,
-        kv_gib: float = 1.0,
+        kv_gib: float | None = None,
+        more_room: str = "raise kv_gib, or lower max_model_len",
         seed: int = 0,
         chat_template: str | None = None,
         weights_root: Path | None = None,
@@ -79,12 +89,13 @@ class VllmServer:
             port=port or free_port(host),
             max_model_len=max_model_len,
             threads=threads or default_threads(str(model)),
-            kv_gib=kv_gib,
+            kv_gib=kv_gib or default_kv_gib(self._installed),
             seed=seed,
             chat_template=chat_template,
             weights_root=weights_root,
             api_key=api_key,
         )
+        self._more_room = more_room
         self._progress = progress or (lambda line: None)
         self._log_begin = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,7 +111,8 @@ class VllmServer:
     def described(self) -> str:
         """What samples, in words: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
         threads = self._settings.threads
-        device = f"cpu, {threads} thread{'s' if threads > 1 else ''}" if self._installed.cpu else "cuda"
+        gpu = "cuda" if self._settings.device == "auto" else self._settings.device
+        device = f"cpu, {threads} thread{'s' if threads > 1 else ''}" if self._installed.cpu else gpu
         return f"vLLM {self._installed.version}, dtype {self._settings.dtype}, {device}"
 
     def update(self, path: Path, version: int) -> None:
@@ -178,7 +190,7 @@ class VllmServer:
             lines = [line.strip() for line in log if line.strip()] or ["it said nothing"]
         errors = (match[1] for line in lines if " WARNING " not in line and (match := _ERROR.search(line)))
         said = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
-        remedy = "; raise kv_gib, or lower max_model_len" if "cache" in said else ""
+        remedy = f"; {self._more_room}" if "cache" in said else ""
         return f"{said}{remedy} (log: {self.log})"
 
 
