@@ -210,6 +210,10 @@ def test_an_update_that_fails_half_way_leaves_a_server_that_refuses_until_one_su
     renderer, parameters = load_renderer(served.folder / "v0"), load_model(served.folder / "v0").num_parameters
     with pytest.raises(UserError, match=r"an update of the weights failed .*: stop that server and start it anew$"):
         reach(Endpoint(served.url, "sesame"), served.name, renderer, 64, served.folder / "spool", parameters)
+    body = json.dumps({"model": served.name, "prompt": "a", "max_tokens": 1}).encode()
+    headers = {"Authorization": "Bearer sesame", "Content-Type": "application/json"}
+    with pytest.raises(OSError, match="503"):
+        urlopen(Request(served.url.removesuffix("/v1") + "/invocations", body, headers), timeout=30)
     served.update(served.folder / "v0", 0)
     for (ids, logprobs), (ids_before, logprobs_before) in zip(sample(served), before, strict=True):
         assert ids == ids_before
@@ -228,6 +232,12 @@ def test_nothing_is_answered_without_the_key(served) -> None:
         update_weights(served.url, served.folder / "v1", 1, "guess")
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=served.url, api_key="guess", max_retries=0).models.list()
+    for path in ("/invocations", "/tokenize", "/version", "/docs"):
+        request = Request(served.url.removesuffix("/v1") + path, b"{}", {"Content-Type": "application/json"})
+        with pytest.raises(OSError, match="401"):
+            urlopen(request, timeout=30)
+    for path in ("/health", "/metrics"):
+        assert urlopen(served.url.removesuffix("/v1") + path, timeout=30).status == 200
     for pid in descendants(served.process.pid):
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes(), "the key is to be read by everyone here"
 

@@ -18,6 +18,8 @@ from typing import Any
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
 """Weights are taken from under this folder only; without it, not at all."""
 KEY = os.environ.get("VLLM_API_KEY")
+OPEN = ("/health", "/metrics")
+"""Paths that need no key, and answer while the model is half new. vLLM itself wants the key under some paths only."""
 
 
 class WorkerExtension:
@@ -40,8 +42,8 @@ class UpdateWeights:
     """Answers `POST /update_weights` as hone's own server does, and adds the weights' version and folder to
     `GET /v1/models`.
 
-    An update that fails while weights are being written leaves the model half new: the server then answers no requests
-    (503) until an update succeeds.
+    Lets nobody in without the key, if there is one. An update that fails while weights are being written leaves the
+    model half new: the server then answers no requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -52,21 +54,21 @@ class UpdateWeights:
         self.lock = asyncio.Lock()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
+        elif not _has_key(scope):
+            await _answer(send, 401, _error("this server wants its API key"))
         elif (scope["method"], scope["path"]) == ("POST", "/update_weights"):
             status, answer = await self._update(scope, receive)
             await _answer(send, status, answer)
         elif scope["path"] == "/v1/models":
             await self._models(scope, receive, send)
-        elif self.broken and scope["path"].startswith("/v1/"):
+        elif self.broken:
             await _answer(send, 503, _error(self.broken))
         else:
             await self.app(scope, receive, send)
 
     async def _update(self, scope: dict[str, Any], receive: Any) -> tuple[int, dict[str, Any]]:
-        if KEY and not hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode()):
-            return 401, _error("this server wants its API key")
         if ROOT is None:
             return 403, _error("this server takes no weights: start it with --weights-root FOLDER")
         engine = scope["app"].state.engine_client
@@ -116,6 +118,13 @@ class UpdateWeights:
                 config = scope["app"].state.engine_client.model_config.hf_config
                 model["parameters"] = await asyncio.to_thread(count_parameters, config)
         await _answer(send, 200, models)
+
+
+def _has_key(scope: dict[str, Any]) -> bool:
+    """True for requests with the key. A browser's question whether it may ask (OPTIONS) never has one."""
+    if not KEY or scope["method"] == "OPTIONS":
+        return True
+    return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode())
 
 
 def weights_folder(path: str) -> Path:

@@ -1,0 +1,60 @@
+"""Who gets past hone's layer on vLLM's server. Real servers are asked in tests/vllm."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from types import ModuleType
+
+import pytest
+
+from hone.inference.vllm.launch import EXTENSION
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What runs in vLLM's process, with a key."""
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    spec = importlib.util.spec_from_file_location("hone_vllm", EXTENSION / "hone_vllm.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def status(layer, path: str, key: str | None, method: str = "POST") -> int:
+    """That of the answer."""
+    sent = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    asyncio.run(layer({"type": "http", "method": method, "path": path, "headers": headers}, None, send))
+    return sent[0]["status"]
+
+
+async def inner(scope, receive, send) -> None:
+    """A server that answers everything."""
+    await send({"type": "http.response.start", "status": 200})
+    await send({"type": "http.response.body", "body": b'{"data": []}'})
+
+
+PATHS = ("/v1/completions", "/v1/models", "/invocations", "/tokenize", "/inference/v1/generate", "/docs", "/healthy")
+
+
+def test_the_key_is_wanted_everywhere_but_where_it_is_of_no_use(extension: ModuleType) -> None:
+    layer = extension.UpdateWeights(inner)
+    for path in PATHS:
+        found = [status(layer, path, key) for key in (None, "", "guess", "sesame")]
+        assert found == [401, 401, 401, 200], path
+    assert [status(layer, "/update_weights", key) for key in (None, "guess", "sesame")] == [401, 401, 403]
+    assert [status(layer, path, None, "GET") for path in ("/health", "/metrics")] == [200, 200]
+    assert status(layer, "/invocations", None, "OPTIONS") == 200
+
+
+def test_a_model_that_is_half_new_answers_nowhere(extension: ModuleType) -> None:
+    layer = extension.UpdateWeights(inner)
+    layer.broken = "an update failed"
+    assert {path: status(layer, path, "sesame") for path in PATHS} == dict.fromkeys(PATHS, 503) | {"/v1/models": 200}
+    assert [status(layer, path, None, "GET") for path in ("/health", "/metrics")] == [200, 200]
