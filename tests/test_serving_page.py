@@ -28,7 +28,9 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = [sys.executable, "-m", "hone.cli", *shlex.split(command), "--port", str(port)]
+    monkeypatch.setenv("KEY", "secret")
+    server_command = shlex.split(command.removeprefix("export KEY=secret\n"))
+    argv = [sys.executable, "-m", "hone.cli", *server_command, "--port", str(port)]
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     env = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
@@ -37,7 +39,6 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
             assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
             exec(compile(program.replace(":8000", f":{port}"), "serving.md", "exec"), {})
             monkeypatch.chdir(tmp_path)
-            monkeypatch.setenv("KEY", "secret")
             shutil.copytree(ROOT / "examples", tmp_path / "examples")
             flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]
             flags += ["--orchestrator.eval", "None", "--output-dir", "outputs/run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -59,6 +60,8 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["--backend", "vllm", "--vllm-python", sys.executable], "has no vLLM: on a CPU, `make vllm-env`"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--model.name", "./nowhere"], "there is no model folder ./nowhere"),
+        (["--api-key", "k", "--api-key-var", "KEY"], "leave out api_key"),
+        (["--api-key-var", "NOT_SET"], "NOT_SET (--api-key-var) is not set"),
         (["--weights-root", "./nowhere"], "weights_root = nowhere is not a folder"),
     ],
 )
@@ -73,7 +76,11 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
     port = free_port()
     command = [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(tiny_model_dir), "--port", str(port)]
     with subprocess.Popen(
-        [*command, "--api-key", "sesame"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--api-key-var", "KEY"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KEY": "sesame"},
     ) as server:
         assert server.stdout is not None and server.stderr is not None
         lines = []
@@ -82,13 +89,15 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
             assert lines[-1], server.stderr.read()
         said = "".join(lines)
         assert f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread)" in said
-        assert "sesame" not in said
+        assert "sesame" not in said and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
 
         curl = next(line for line in lines if line.startswith("try")).removeprefix("try")
         words = shlex.split(curl.replace("KEY", "sesame"))
         answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
         assert '"object":"text_completion"' in answer.stdout, answer.stderr
 
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="KEY", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="sesame", max_retries=0)
         stream = client.completions.create(model=str(tiny_model_dir), prompt="a", max_tokens=50, stream=True)
         next(stream)

@@ -68,14 +68,14 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder, port = tmp_path_factory.mktemp("vllm"), free_port("127.0.0.1")
     make_versions(request.param, folder)
     flags = (
-        f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 2048 --port {port} --api-key sesame".split()
+        f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 2048 --port {port} --api-key-var KEY".split()
     )
     argv = [*flags, "--model.name", str(folder / "v0"), "--weights-root", str(folder)]
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-m", "hone.cli", "inference", *argv],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "KEY": "sesame"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

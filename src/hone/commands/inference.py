@@ -14,6 +14,7 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
+from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
@@ -31,6 +32,8 @@ GRACE = 5
 
 def run(config: ServeConfig) -> int:
     """Serves until SIGINT or SIGTERM; returns 0 then. UserError if the port is taken or the model can't be loaded."""
+    key = config.api_key or api_key(config.api_key_var, "--api-key-var")
+    config = config.model_copy(update={"api_key": key})
     if config.backend == "vllm":
         from hone.commands.inference_vllm import serve
 
@@ -111,7 +114,7 @@ def _intro(config: ServeConfig, described: str) -> str:
     if name == TINY:
         lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
-        lines.append(f"Anyone who reaches {config.host} can use it: set --api-key, or leave out --host")
+        lines.append(f"Anyone who reaches {config.host} can use it: set --api-key-var, or leave out --host")
     if config.weights_root is not None:
         lines.append(f"POST /update_weights takes weights under {config.weights_root}")
     lines += [

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
 from hone.config.shared import CkptConfig, ModelConfig, Precision
+from hone.errors import UserError
 
 
 class ServeConfig(BaseConfig):
@@ -23,7 +24,9 @@ class ServeConfig(BaseConfig):
     port: int = Field(default=8000, ge=1, le=65535)
     """Port to listen on."""
     api_key: str | None = Field(default=None, min_length=1)
-    """Answer only to clients that send this key."""
+    """Answer only to clients that send this key; others on this machine can read it off the command line."""
+    api_key_var: str | None = None
+    """Environment variable that holds such a key."""
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
     seed: int = Field(default=0, ge=0)
@@ -56,3 +59,9 @@ class ServeConfig(BaseConfig):
     """Key of `rl`, accepted so that one file serves both; of no effect here."""
     ckpt: CkptConfig | None = None
     """Key of `rl`, accepted so that one file serves both; of no effect here."""
+
+    @model_validator(mode="after")
+    def _check_key(self) -> ServeConfig:
+        if self.api_key is not None and self.api_key_var is not None:
+            raise UserError("api_key is the server's key, api_key_var the variable that holds it: leave out api_key")
+        return self
