@@ -1,15 +1,20 @@
 """Environments: what a task is. The names here are the stable Python API."""
 
+from hone.environments.answers import AnswerParser, answer_rubric
 from hone.environments.data import generated_rows, hold_out, load_rows
 from hone.environments.environment import Environment, SingleTurnEnv
 from hone.environments.loading import load_environment
+from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
 from hone.environments.parsers import Parser, TagParser
 from hone.environments.rubric import Range, Rubric
 from hone.types import Example, Outcome, Score
 
 __all__ = [
+    "AnswerParser",
     "Environment",
     "Example",
+    "LastNumberParser",
+    "NumberParser",
     "Outcome",
     "Parser",
     "Range",
@@ -17,8 +22,11 @@ __all__ = [
     "Score",
     "SingleTurnEnv",
     "TagParser",
+    "answer_rubric",
     "generated_rows",
     "hold_out",
     "load_environment",
     "load_rows",
+    "read_number",
+    "same_number",
 ]

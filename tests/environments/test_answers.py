@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from hone.environments import Parser
+from hone.environments.answers import Ambiguous, AnswerParser, answer_rubric, said
+
+
+def read(text: str) -> str | None:
+    """Well-formed is one word of letters; "x or y" is ambiguous."""
+    if " or " in text:
+        raise Ambiguous(text)
+    return text if text.isalpha() else None
+
+
+PARSER = AnswerParser(read)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>a</answer>", "a"),
+        ("<answer>a</answer> and <answer>b</answer> done", "b"),
+        ("<answer>b</answer> and <answer>4 2</answer>", "b"),
+        ("<answer>b</answer> and <answer>c or d</answer>", None),
+        ("<answer>b</answer> and <answer>c", "b"),
+        ("<answer>\n\n b \t</answer>\n\n", "b"),
+        ("<answer>a<answer>b</answer>", "b"),
+        ("<answer></answer>", None),
+        ("a", None),
+        ("", None),
+        (r"\boxed{a}", "a"),
+        (r"\boxed {a} then \boxed{b}", "b"),
+        (r"\boxed{a} then \boxed{b", "a"),
+        (r"\boxed{1 {2} \boxed{a}}", "a"),
+        (r"\boxed{a\}}", None),
+        (r"} \boxed{a}", "a"),
+        (r"<answer>a</answer> so \boxed{b}", "b"),
+        (r"\boxed{a} so <answer>b</answer>", "b"),
+        (r"<answer>It is \boxed{a}</answer>", "a"),
+        (r"<answer>\boxed{a} or \boxed{b}</answer>", None),
+        ("ANSWER: a", "a"),
+        ("answer:a\nfurther text", "a"),
+        ("Final Answer :  a ", "a"),
+        ("**Answer:** a", "a"),
+        ("**ANSWER**: a", "a"),
+        ("ANSWER:\n\n  a\nb", "a"),
+        ("ANSWER:\n$$\na\n$$", "a"),
+        ("ANSWER: a\nANSWER: 4", "a"),
+        ("ANSWER: a<|im_end|>", "a"),
+        ("<answer>Answer: a</answer>", "a"),
+        ("reanswer: a", None),
+        ("ANSWER: {number}", None),
+    ],
+)
+def test_the_last_well_formed_answer_wins(text: str, answer: str | None):
+    assert PARSER.parse(text) == answer
+    assert PARSER.parse_answer([{"role": "assistant", "content": text}]) == answer
+    assert PARSER.value(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think><answer>a</answer></think><answer>b</answer>", "b"),
+        ("<think><answer>a</answer></think>", None),
+        ("<answer>a</answer><think><answer>b</answer></think>", "a"),
+        ("<think> unfinished <answer>a</answer>", None),
+        ("a draft <answer>a</answer></think><answer>b</answer>", "b"),
+        ("a draft <answer>a</answer></think>\n", None),
+        ("<think>I close <think> tags</think><answer>b</answer>", "b"),
+        ("<think>x</think> <answer>a</answer> </think> <answer>b</answer>", "b"),
+    ],
+)
+def test_drafts_in_what_was_thought_do_not_count(text: str, answer: str | None):
+    assert PARSER.parse(text) == answer
+
+
+def test_tags_that_the_chat_template_opened_count():
+    assert PARSER.parse("reasons</think><answer>b</answer>") == "b"
+    assert PARSER.parse("b</answer>") == "b"
+    assert PARSER.parse("so it is b</answer>") is None
+    assert PARSER.parse("<answer>a</answer>b</answer>") == "a"
+
+
+def test_what_is_said():
+    assert said("<think>a</think> b <|im_end|>\n<|endoftext|>\n") == "\n b"
+    assert said("a |> b |>") == "a |> b |>"
+    assert said("1<think>x</think>2") == "1\n2"
+
+
+def test_forms_can_be_left_out():
+    boxes = AnswerParser(read, ["boxed"])
+    assert boxes.parse(r"\boxed{a} <answer>b</answer> ANSWER: c") == "a"
+    assert (boxes.wrap("a"), PARSER.wrap("a")) == (r"\boxed{a}", "<answer>a</answer>")
+    assert AnswerParser(read, ["marker"]).wrap("a") == "ANSWER: a"
+
+
+def test_hostile_text_is_read_in_linear_time():
+    for part in ("<answer>", "answer:", "<think>", "</think>", "<|a|>", "1"):
+        assert PARSER.parse(part * 50_000) is None
+    assert PARSER.parse(r"\boxed{" * 50_000 + "}" * 50_000) is None
+    assert PARSER.parse("answer" + " " * 300_000 + "a") is None
+    assert PARSER.parse("answer:" + " " * 300_000 + "a") == "a"
+
+
+def test_totals_of_a_rubric_for_tags():
+    def correctness(completion, answer, parser):
+        return float(parser.parse_answer(completion) == answer)
+
+    from hone.environments import SingleTurnEnv
+
+    env = SingleTurnEnv(rubric=answer_rubric(correctness), parser=PARSER)
+    example = env.example(question="?", answer="b")
+    graded = [env.grade(example, f"<answer>{answer}</answer>") for answer in ("b", "a", "4")]
+    assert [(score.reward, str(score.outcome)) for score in graded] == [
+        (1.0, "correct"),
+        (0.1, "wrong"),
+        (0.0, "unparsable"),
+    ]
+    assert graded[1].components == {"format": 1.0, "correctness": 0.0}
+    assert isinstance(PARSER, Parser) and "no answer in <answer> tags in" in graded[2].detail
