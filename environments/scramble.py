@@ -1,0 +1,186 @@
+"""scramble: which English word do these letters make?
+
+    hone eval scramble -m outputs/weights/step_100 -n 20
+
+An answer is a word in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`). It is worth 0.1 if it is one word of
+letters, and 1 if it is right: the word that was scrambled, or any other of the word list that is made of the same
+letters ("stop" for "pots"), in any case.
+
+By default words are drawn from a list of common English words and scrambled into what is no word. A tenth of them is
+held out for evaluation; words of the same letters are on the same side. `dataset` names a file or a hub set with the
+column `word` instead, and `scrambled` if it brings its own, or with `question` and `answer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from typing import Any
+
+import numpy as np
+
+from hone import rng as streams
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, load_rows
+from hone.environments.data import Row, Rows
+from hone.environments.words import common_words
+from hone.errors import UserError
+from hone.types import Example, Message
+
+PROMPT = "The letters of an English word were scrambled into {letters}. Which word is it?"
+FORMAT_HINT = " Think in <think> tags, then give the word in <answer> tags, such as <answer>word</answer>."
+_WORD = re.compile(r"[\s*_`'\"“”‘’]*([^\W\d_]+)[\s*_`'\"“”‘’.!]*")
+
+
+def read_word(text: str) -> str | None:
+    """The one word of letters that `text` is, in lower case, without quotes, emphasis and a full stop around it."""
+    match = _WORD.fullmatch(text)
+    return match[1].lower() if match else None
+
+
+PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
+
+
+def correctness(completion: list[Message], answer: str) -> float:
+    """1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
+    given = PARSER.value(completion)
+    return float(given is not None and (given == answer or given in anagrams().get(letters_of(answer), ())))
+
+
+class Scramble(SingleTurnEnv):
+    """Rows have `word`, and `scrambled` or not: the seed and the word decide the order of the letters then. Or they have
+    `prompt` or `question`, and `answer`.
+    """
+
+    def __init__(self, *, prompt: str, seed: int, demo_noise: float, **kwargs: Any) -> None:
+        super().__init__(id="scramble", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
+        self.prompt, self.seed, self.demo_noise = prompt, seed, demo_noise
+
+    def format_row(self, row: Row) -> Row:
+        if "word" not in row and row.get("answer") and (row.get("prompt") or row.get("question")):
+            return {**row, "answer": str(row["answer"]).strip().lower()}
+        word = _word_of(row)
+        scrambled = row.get("scrambled") or scramble(word, streams.stream(self.seed, "scramble", word))
+        if letters_of(str(scrambled).lower()) != letters_of(word):
+            raise UserError(f"scramble: {scrambled!r} is not made of the letters of {word!r}")
+        question = self.prompt.replace("{letters}", str(scrambled))
+        return {"question": question, "answer": word, "info": {"scrambled": str(scrambled)}}
+
+    def reference(self, example: Example) -> str:
+        return PARSER.wrap(example.answer)
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """The reference; with probability 0.3 x `demo_noise`, the letters in another random order."""
+        if rng.random() < 0.3 * self.demo_noise:
+            return PARSER.wrap("".join(rng.permutation(list(example.answer))))
+        return self.reference(example)
+
+
+def letters_of(word: str) -> str:
+    """The letters in alphabetical order: the same for all words made of them."""
+    return "".join(sorted(word))
+
+
+@functools.cache
+def anagrams() -> dict[str, tuple[str, ...]]:
+    """The words of the list by their letters."""
+    found: dict[str, tuple[str, ...]] = {}
+    for word in common_words():
+        found[letters_of(word)] = (*found.get(letters_of(word), ()), word)
+    return found
+
+
+def scramble(word: str, rng: np.random.Generator) -> str:
+    """The letters in a random order that makes no word of the list; the word itself if its letters are all the same."""
+    if len(set(word)) < 2:
+        return word
+    while True:
+        scrambled = "".join(rng.permutation(list(word)))
+        if scrambled != word and scrambled not in anagrams().get(letters_of(word), ()):
+            return scrambled
+
+
+@functools.cache
+def split_words(min_chars: int, max_chars: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(train, eval) words of these lengths. Held out is the tenth of the letter sets with the smallest hashes."""
+    ranked = sorted(anagrams(), key=lambda letters: hashlib.blake2b(letters.encode(), digest_size=8).digest())
+    held_out = frozenset(ranked[: len(ranked) // 10])
+    words = [word for word in common_words() if min_chars <= len(word) <= max_chars]
+    train = tuple(word for word in words if letters_of(word) not in held_out)
+    return train, tuple(word for word in words if letters_of(word) in held_out)
+
+
+def load_environment(
+    dataset: str | None = None,
+    eval_dataset: str | None = None,
+    dataset_split: str = "train",
+    eval_split: str = "test",
+    num_train_examples: int = 50_000,
+    num_eval_examples: int = 1_000,
+    min_chars: int = 3,
+    max_chars: int = 8,
+    seed: int = 0,
+    prompt: str = PROMPT,
+    format_hint: bool = True,
+    system_prompt: str = "",
+    demo_noise: float = 0.0,
+) -> SingleTurnEnv:
+    """scramble on words of `min_chars` to `max_chars` letters, or on the rows of `dataset` (a JSONL or Parquet file, a
+    folder or a hub id).
+
+    Of `dataset` without `eval_dataset` a tenth of the words is held out. `prompt` is the user message, with {letters}
+    in it; `format_hint` adds how to answer.
+    """
+    if "{letters}" not in prompt:
+        raise UserError(f"scramble: prompt is {prompt!r}; it must contain {{letters}}")
+    if not 0 <= demo_noise <= 1 / 0.3:
+        raise UserError(f"scramble: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
+    for name, value, least in (
+        ("num_train_examples", num_train_examples, 1),
+        ("num_eval_examples", num_eval_examples, 1),
+        ("min_chars", min_chars, 3),
+        ("max_chars", max_chars, min_chars),
+    ):
+        if value < least:
+            raise UserError(f"scramble: {name} is {value}; it must be at least {least}")
+    if min_chars > 8:
+        raise UserError(f"scramble: min_chars is {min_chars}; the words of the list have at most 8 letters")
+
+    @functools.cache
+    def halves() -> tuple[Rows, Rows]:
+        return hold_out(load_rows(str(dataset), dataset_split), lambda row: letters_of(_word_of(row)))
+
+    def generated(split: str, n: int) -> Rows:
+        known = split_words(min_chars, max_chars)[split == "eval"]
+        return generated_rows(functools.partial(_puzzle, known), n, seed=seed, env_id="scramble", split=split)
+
+    def train() -> Rows:
+        if dataset is None:
+            return generated("train", num_train_examples)
+        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
+
+    def held_out() -> Rows:
+        if eval_dataset is not None:
+            return load_rows(eval_dataset, eval_split)
+        return halves()[1] if dataset else generated("eval", num_eval_examples)
+
+    return Scramble(
+        prompt=prompt + FORMAT_HINT * format_hint,
+        seed=seed,
+        demo_noise=demo_noise,
+        dataset=train,
+        eval_dataset=held_out,
+        system_prompt=system_prompt or None,
+    )
+
+
+def _puzzle(known: tuple[str, ...], rng: np.random.Generator) -> Row:
+    word = known[int(rng.integers(len(known)))]
+    return {"word": word, "scrambled": scramble(word, rng)}
+
+
+def _word_of(row: Row) -> str:
+    for name in ("word", "answer"):
+        if isinstance(row.get(name), str) and row[name].strip().isalpha():
+            return row[name].strip().lower()
+    raise KeyError("word")
