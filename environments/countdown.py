@@ -26,7 +26,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -42,6 +42,7 @@ PROMPT = "Use the numbers {nums} to make {target}. Each number may be used {uses
 FORMAT_HINT = " Think in <think> tags, then give the expression in <answer> tags, such as <answer>(1+2)/3</answer>."
 MAX_CHARS = 512
 MAX_NUMBERS = 6
+ATTEMPTS = 100_000
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>0|[1-9][0-9]*)(?![0-9.,])|(?P<frac>\\[dt]?frac)|\\left\s*(?P<left>\()|\\right\s*(?P<right>\))"
@@ -271,10 +272,12 @@ class Generator:
 
     def __call__(self, held_out: bool, rng: np.random.Generator) -> Row:
         """A solvable problem, of the tenth that is held out or of the others."""
-        for _ in range(100_000):
+        smallest, largest = self.size
+        for _ in range(ATTEMPTS):
             count = int(rng.integers(self.numbers[0], self.numbers[1], endpoint=True))
-            nums = [int(num) for num in rng.integers(self.size[0], self.size[1], endpoint=True, size=count)]
-            target = self._made_of(nums, rng)
+            draws = iter(rng.random(4 * count).tolist())
+            nums = [smallest + int(next(draws) * (largest - smallest + 1)) for _ in range(count)]
+            target = self._made_of(nums, draws)
             if self.target[0] <= target <= self.target[1] and is_held_out(nums, target) == held_out:
                 return {"nums": nums, "target": target}
         raise UserError(
@@ -282,16 +285,19 @@ class Generator:
             f"{self.target[0]} to {self.target[1]} and the operations {self.operations!r}; widen one of them"
         )
 
-    def _made_of(self, nums: list[int], rng: np.random.Generator) -> int:
+    def _made_of(self, nums: list[int], draws: Iterator[float]) -> int:
         """What the numbers make when two at a time are combined at random; 0 if a step leaves the whole numbers > 0."""
         values = list(nums)
         while len(values) > 1:
-            i, j = rng.choice(len(values), size=2, replace=False)
-            operator = self.operations[int(rng.integers(len(self.operations)))]
-            value = combine(operator, Fraction(values[i]), Fraction(values[j]))
-            if value is None or value <= 0 or value.denominator != 1:
+            left, right = (values.pop(int(next(draws) * len(values))) for _ in range(2))
+            operator = self.operations[int(next(draws) * len(self.operations))]
+            if operator == "/":
+                value = left // right if right and left % right == 0 else 0
+            else:
+                value = left + right if operator == "+" else left - right if operator == "-" else left * right
+            if value <= 0:
                 return 0
-            values = [int(value), *(v for k, v in enumerate(values) if k not in (i, j))]
+            values.append(value)
         return values[0]
 
 

@@ -48,7 +48,7 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 class Scramble(SingleTurnEnv):
-    """Rows have `word`, and `scrambled` or not: the seed and the word decide the order of the letters then. Or they have
+    """Rows have `word`, and `scrambled` or not: seed and word decide the order of the letters then. Or they have
     `prompt` or `question`, and `answer`.
     """
 
