@@ -49,9 +49,12 @@ class EnginePolicy:
 
 
 def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:
-    """The completion of a request; `versions` are those of the policy that sampled each of its tokens."""
+    """The completion of a request; `versions` are those of the policy that sampled each of its tokens.
+
+    Its text starts with the tag that the chat template opened for it, if it did: a grader must see what is thought.
+    """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
-    text = renderer.decode(completion.token_ids)
+    text = renderer.opened_by_template + renderer.decode(completion.token_ids)
     return Trajectory(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),
