@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,25 @@ def test_tiny_recipes_run(task: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["rl", "@", f"examples/{task}/tiny.toml", *short, *model, *few]) == 0
     metrics = Run(tmp_path / "rl").metrics()
     assert "reward/correctness/mean" in metrics.column_names and "reward/format/mean" in metrics.column_names
+
+
+def test_the_page_on_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its commands, cut to a step of training, and its Python, which prints what it says."""
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands, code = (page.split(f"```{language}\n")[1].split("```")[0] for language in ("bash", "python"))
+    sft, rl, evaluate = (shlex.split(line, comments=True) for line in commands.splitlines())
+    short = ["--display", "plain", "--max-steps", "1"]
+    assert main([*sft, *short]) == 0
+    told = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: hone ")
+    assert shlex.split(told)[-1] == '{"prompt": "{word} {letter}", "format_hint": false, "demo_noise": 1.0}'
+    Path("outputs/char-count-sft/weights/step_600").symlink_to("step_1")
+    few = ["--orchestrator.eval.num-examples", "4", "--orchestrator.batch-size", "16"]
+    assert main([*rl, *short, *few]) == 0
+    Path("outputs/char-count-rl/weights/step_150").symlink_to("step_1")
+    assert main([*evaluate[1:], "-r", "1", "-n", "4", "--no-save"]) == 0
+    capsys.readouterr()
+    exec(compile(code, "tasks.md", "exec"), {})
+    said = [line.split("  # ")[1] for line in code.splitlines() if "  # " in line]
+    assert capsys.readouterr().out.splitlines() == said

@@ -81,7 +81,7 @@ def run(config: RLConfig) -> int:
             return train(config, sampler, trainer, ledger, recorder, publish, evaluation)
 
         ending, code = run_loop(config, writer, trainer, renderer, lambda step: card(config, step), ledger.state, loop)
-    print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env.id))
+    print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env))
     return code
 
 

@@ -183,5 +183,4 @@ def report(
     if limit.dropped or limit.truncated:
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
     figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
-    env = config.data.env.id if config.data.env else "ENV"
-    return "\n".join([*lines, last_lines(config, writer, trainer.version, ending, figures, env)])
+    return "\n".join([*lines, last_lines(config, writer, trainer.version, ending, figures, config.data.env)])

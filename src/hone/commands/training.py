@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hone.commands.detach import hand_over
 from hone.commands.machine import device_of
-from hone.config.shared import RunConfig
+from hone.config.shared import EnvConfig, RunConfig
 from hone.errors import Halt, UserError
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
@@ -175,8 +177,10 @@ def headline(config: RunConfig, model: Decoder, threads: int) -> str:
     return f"{config.model.name} ({size}, {config.precision}, {model.device}, {threads} thread{plural})"
 
 
-def last_lines(config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: str) -> str:
-    """What happened, where it lies, what to do next."""
+def last_lines(
+    config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
+) -> str:
+    """What happened, where it lies, what to do next: evaluate on `env`, with the arguments that it was trained with."""
     if ending != "done":
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
@@ -190,4 +194,6 @@ def last_lines(config: RunConfig, run: RunWriter, version: int, ending: Ending, 
         return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: {command}"
     weights = run.weights_path(version)
     steps = "1 step" if version == 1 else f"{version} steps"
-    return f"Done: {steps}{figures}. Weights: {weights}\nNext: hone eval {env} -m {weights} -n 100 -r 4"
+    evaluate = ["hone", "eval", env.id if env else "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
+    evaluate += ["-a", json.dumps(env.args)] if env and env.args else []
+    return f"Done: {steps}{figures}. Weights: {weights}\nNext: {shlex.join(evaluate)}"
