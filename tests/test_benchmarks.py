@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sampling
 import serving
+import tasks
 import torch
 from gpu import sampling as gpu_sampling
 from limits import sampling_limits
@@ -113,3 +114,17 @@ def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int
     assert found["bandwidth"] == pytest.approx(3 / ((weight_bytes + kv) / 0.5e9))
     untied = replace(TOY, tie_word_embeddings=False)
     assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
+
+
+def test_the_table_of_tasks() -> None:
+    """Medians and ranges over seeds, written between the marks of a page, and again."""
+    figures = [(0.5, 0.9, 30.0), (0.6, 0.95, 40.0), (0.1, 0.8, 35.0)]
+    runs = [
+        {"task": "char_count", "sft": {"exact": sft, "seconds": seconds}, "rl": {"exact": rl, "seconds": 1.0}}
+        for sft, rl, seconds in figures
+    ]
+    row = "| `char-count` | 50.0 % (10.0 to 60.0) | 90.0 % (80.0 to 95.0) | 36 |\n"
+    assert tasks.table({"runs": runs}).splitlines(keepends=True)[2:] == [row]
+    page = tasks.with_table(f"before\n{tasks.BEGIN}old\n{tasks.END}after\n", {"runs": runs})
+    assert page == f"before\n{tasks.BEGIN}{tasks.table({'runs': runs})}{tasks.END}after\n"
+    assert tasks.with_table(page, {"runs": runs}) == page

@@ -1,0 +1,111 @@
+"""What the tiny preset learns of char-count, countdown and scramble, over seeds, recorded as JSON.
+
+    .venv/bin/python benchmarks/tasks.py --out benchmarks/results/tasks.json --docs docs/tasks.md
+
+Each run is `examples/TASK/tiny_sft.toml` and then `examples/TASK/tiny.toml` with another seed; both models answer the
+same held-out examples, sampled at T=1. `--docs` writes the table into a page, between the lines that mark it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quickstart_seeds import cpu_model
+
+ROOT = Path(__file__).resolve().parents[1]
+TASKS = ("char_count", "countdown", "scramble")
+BEGIN, END = "<!-- made by benchmarks/tasks.py -->\n", "<!-- end -->\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, …")
+    parser.add_argument("--examples", type=int, default=1000, help="held-out examples")
+    parser.add_argument("--max-steps", type=int, help="fewer steps, to try the script")
+    parser.add_argument("--work", type=Path, default=Path("outputs/tasks"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tasks.json"))
+    parser.add_argument("--docs", type=Path, help="page to write the table into")
+    args = parser.parse_args(argv)
+    machine = {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")}
+    result: dict[str, Any] = {"examples": args.examples, "machine": machine, "runs": []}
+    for seed in range(args.seeds):
+        for task in args.tasks:
+            result["runs"].append(run(task, seed, args.work / f"{task}-{seed}", args.examples, args.max_steps))
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+    if args.docs:
+        args.docs.write_text(with_table(args.docs.read_text(), result))
+    print(json.dumps(result, indent=2))
+
+
+def run(task: str, seed: int, folder: Path, examples: int, max_steps: int | None) -> dict[str, Any]:
+    """SFT, RL and the accuracy after each; seconds are those of the commands, start-up included."""
+    files = {"sft": ROOT / f"examples/{task}/tiny_sft.toml", "rl": ROOT / f"examples/{task}/tiny.toml"}
+    configs = {kind: tomllib.loads(file.read_text()) for kind, file in files.items()}
+    record: dict[str, Any] = {"task": task, "seed": seed}
+    model: list[str] = []
+    for kind, file in files.items():
+        steps = max_steps or configs[kind]["max_steps"]
+        flags = ["--seed", str(seed), "--output-dir", str(folder / kind), "--max-steps", str(steps), *model]
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "hone.cli", kind, "@", str(file), *flags], check=True)
+        seconds = time.monotonic() - started
+        weights = folder / kind / "weights" / f"step_{steps}"
+        model = ["--model.name", str(weights)]
+        record[kind] = {"seconds": seconds, **accuracy(configs["rl"]["orchestrator"], weights, examples)}
+    return record
+
+
+def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict[str, float]:
+    """Share of right answers to held-out examples at T=1, and the mean reward with its 95 % interval."""
+    from hone.commands.eval import evaluate_weights, load_weights
+    from hone.environments import load_environment
+    from hone.inference.types import SamplingParams
+
+    env = load_environment(orchestrator["env"]["id"], **orchestrator["env"]["args"])
+    found = evaluate_weights(
+        load_weights(str(weights), "bf16_linear"),
+        env,
+        SamplingParams(temperature=1.0),
+        num_examples=examples,
+        rollouts_per_example=1,
+        max_tokens=orchestrator["sampling"]["max_tokens"],
+        seed=0,
+    ).metrics()
+    return {name: found[f"eval/{env.id}/{name}"] for name in ("exact", "reward/mean", "ci95/low", "ci95/high")}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: for each task the accuracy after SFT and after RL, median and range over seeds, and seconds of both."""
+    lines = ["| task, tiny preset | after SFT | after RL | seconds, SFT + RL |", "|---|---|---|---|"]
+    for task in dict.fromkeys(run["task"] for run in result["runs"]):
+        runs = [run for run in result["runs"] if run["task"] == task]
+        seconds = median(run["sft"]["seconds"] + run["rl"]["seconds"] for run in runs)
+        cells = [_spread([run[kind]["exact"] for run in runs]) for kind in ("sft", "rl")]
+        lines.append(f"| `{task.replace('_', '-')}` | {cells[0]} | {cells[1]} | {seconds:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, result: dict[str, Any]) -> str:
+    """The page with the table in place of what is between its marks."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table(result) + END + rest.split(END)[1]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{100 * median(values):.1f} % ({100 * min(values):.1f} to {100 * max(values):.1f})"
+
+
+if __name__ == "__main__":
+    main()
