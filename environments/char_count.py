@@ -51,6 +51,7 @@ class CharCount(SingleTurnEnv):
         self.prompt, self.demo_noise = prompt, demo_noise
 
     def format_row(self, row: Row) -> Row:
+        row = {**(row["info"] if isinstance(row.get("info"), dict) else {}), **row}
         if "word" not in row and row.get("answer") and (row.get("prompt") or row.get("question")):
             return row
         word, letter = (_text_of(row, name) for name in ("word", "letter"))

@@ -57,6 +57,7 @@ class Scramble(SingleTurnEnv):
         self.prompt, self.seed, self.demo_noise = prompt, seed, demo_noise
 
     def format_row(self, row: Row) -> Row:
+        row = {**(row["info"] if isinstance(row.get("info"), dict) else {}), **row}
         if "word" not in row and row.get("answer") and (row.get("prompt") or row.get("question")):
             return {**row, "answer": str(row["answer"]).strip().lower()}
         word = _word_of(row)

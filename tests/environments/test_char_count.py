@@ -22,7 +22,9 @@ def env():
     ("word", "letter", "count"), [("strawberry", "r", "3"), ("Banana", "A", "3"), ("sky", "a", "0")]
 )
 def test_the_answer_is_the_count(env, word: str, letter: str, count: str):
-    assert env.example(word=word, letter=letter).answer == count
+    example = env.example(word=word, letter=letter)
+    assert example.answer == count
+    assert env.example(answer=count, info={"word": word, "letter": letter}) == example
 
 
 @pytest.mark.parametrize(

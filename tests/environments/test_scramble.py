@@ -48,6 +48,7 @@ def test_any_anagram_in_the_word_list_is_right(env, completion: str, reward: flo
 def test_a_word_that_is_not_in_the_list_is_right_if_it_was_scrambled(env):
     example = env.example(word="Zyzzyva")
     assert (example.answer, letters_of(example.info["scrambled"])) == ("zyzzyva", "avyyzzz")
+    assert env.example(answer="zyzzyva", info=example.info) == example
     assert env.grade(example, "<answer>zyzzyva</answer>").reward == 1.0
     assert env.grade(example, f"<answer>{example.info['scrambled']}</answer>").reward == 0.1
 

@@ -32,7 +32,7 @@ _DOLLAR = re.compile(r"-\s?\\?\$\s?(?=[0-9.])")
 # What LaTeX and Markdown wrap around a number becomes a space, so that digits never grow together: 4**2 is not 42.
 _WRAPPING = re.compile(
     r"\\(?:boxed|text|textbf|mathrm|mathbf|left|right|q?quad|implies|therefore|[Rr]ightarrow)(?![A-Za-z])"
-    r"|\\[()\[\],;:! ]|__|[*{}]|(?:\bUS)?\\?\$|\b(?:USD|EUR|GBP)\b"
+    r"|\^\s?\{?\\circ(?![A-Za-z])|\\[()\[\],;:! ]|__|[*{}]|(?:\bUS)?\\?\$|\b(?:USD|EUR|GBP)\b"
 )
 
 _BLOB = re.compile(
