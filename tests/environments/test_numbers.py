@@ -63,6 +63,8 @@ LAST = LastNumberParser()
         (r"\$1,234.50.", "2469/2"),
         ("42 seconds", "42"),
         ("42 times", "42"),
+        ("42 apples!", "42"),
+        (r"\underline{42}", "42"),
         ("42. I hope it is correct.", "42"),
         ("42 (since 6*7 = 42)", "42"),
         ("42 apples [six times seven]", "42"),

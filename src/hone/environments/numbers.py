@@ -31,7 +31,8 @@ _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\
 _DOLLAR = re.compile(r"-\s?\\?\$\s?(?=[0-9.])")
 # What LaTeX and Markdown wrap around a number becomes a space, so that digits never grow together: 4**2 is not 42.
 _WRAPPING = re.compile(
-    r"\\(?:boxed|text|textbf|mathrm|mathbf|left|right|q?quad|implies|therefore|[Rr]ightarrow)(?![A-Za-z])"
+    r"\\(?:boxed|underline|emph|text|text(?:bf|it)|math(?:rm|bf)|displaystyle|left|right|q?quad|implies|therefore"
+    r"|[Rr]ightarrow)(?![A-Za-z])"
     r"|\^\s?\{?\\circ(?![A-Za-z])|\\[()\[\],;:! ]|__|[*{}]|(?:\bUS)?\\?\$|\b(?:USD|EUR|GBP)\b"
 )
 
@@ -61,7 +62,7 @@ _SCALED = re.compile(rf"[\s-]*(?:{_SCALE})\b|[\s\w]{{0,30}}\band (?:an?|{_WORDS}
 _DOUBT = re.compile(rf"\b(?:or|not|isn|wrong|incorrect|{_SCALE}|{_WORDS})\b", re.IGNORECASE)
 _AREA = re.compile(r"(?<![A-Za-z])((?:[kcdm]?m|ft|feet|in|inch|inches|yd|yards?|miles?)) ?\^ ?[23]\b")
 _DIGIT_OF_UNIT = re.compile(r"(?<=m)[23]\b")
-_UNIT = re.compile(r"(?:[^\W\d_]|[\s.,;:'’/°²³·-])*")
+_UNIT = re.compile(r"(?:[^\W\d_]|[\s.,;:!'’/°²³·-])*")
 _PREFIX = re.compile(r"\s*(?:(?:[A-Za-z]\w{0,15}\s*)?=\s*)?")
 # Two numbers with this between them are alternatives, a list, a range, or a sum that nobody worked out.
 _JOINED = re.compile(
