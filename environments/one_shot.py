@@ -1,0 +1,106 @@
+"""one-shot: any task, cut to a few of its training examples, which are repeated to fill the batches.
+
+One well-chosen problem, sampled a hundred times a step, teaches a part of what a whole data set does (one-shot RLVR).
+The examples keep the prompt, answer, id and grading of their task, and the held-out split is the task's own. Repeated
+examples sample differently: a rollout's randomness depends on the draw.
+
+    rl --orchestrator.env.id one-shot --orchestrator.env.args.task gsm8k --orchestrator.env.args.k 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import hone.environments
+from hone import rng
+from hone.environments import Environment
+from hone.environments.data import Rows
+from hone.environments.environment import Split
+from hone.errors import UserError
+from hone.types import Example, content_hash
+
+
+class OneShot(Environment):
+    """`task` with the training examples that are `chosen`, or with `k` random ones, repeated to `rows` rows."""
+
+    def __init__(self, task: Environment, k: int, chosen: Sequence[int | str], rows: int, seed: int) -> None:
+        super().__init__(
+            id="one-shot",
+            rubric=task.rubric,
+            parser=task.parser,
+            dataset=lambda: _repeated(task.split("train"), _choose(task, k, chosen, seed), rows),
+            eval_dataset=lambda: _repeated(task.split("eval"), range(len(task.split("eval")))),
+        )
+        self.task = task
+
+    def digests(self, splits: Sequence[str]) -> dict[str, str]:
+        """Of this module together with the task's, and of the examples."""
+        found = super().digests(splits)
+        return found | {"environment": content_hash([found.get("environment"), self.task.digests([])])}
+
+    def reference(self, example: Example) -> str:
+        return self.task.reference(example)
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        return self.task.demonstrate(example, rng)
+
+
+def load_environment(
+    task: str = "math-problems",
+    k: int = 1,
+    examples: list[int | str] | None = None,
+    rows: int = 128,
+    seed: int = 0,
+    args: dict[str, Any] | None = None,
+) -> Environment:
+    """`task`, built with `args`, cut to the training `examples`, which are repeated until there are `rows` rows.
+
+    `examples` are row numbers from 0, or examples' ids as rollouts record them; without it, `k` rows drawn by `seed`.
+    """
+    chosen = examples or []
+    if not isinstance(chosen, list) or not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
+        raise UserError(f"one-shot: examples is {examples!r}; it must be a list of row numbers or ids, such as [0, 7]")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"one-shot: examples is {examples!r}; name each example once")
+    if not isinstance(args or {}, dict):
+        raise UserError(f"one-shot: args is {args!r}; it must be a table of the task's arguments")
+    count = len(chosen) or k
+    if k < 1 or rows < count:
+        raise UserError(
+            f"one-shot: k is {k} and rows is {rows}; k must be at least 1, and rows at least {max(1, count)}"
+        )
+    if task.replace("_", "-") == "one-shot":
+        raise UserError("one-shot: task is one-shot itself; name the task that it is to be made of")
+    return OneShot(hone.environments.load_environment(task, **(args or {})), k, chosen, rows, seed)
+
+
+def _choose(task: Environment, k: int, chosen: Sequence[int | str], seed: int) -> list[int]:
+    """Row numbers of the chosen training examples."""
+    split = task.split("train")
+    if not chosen:
+        if k > len(split):
+            raise UserError(f"one-shot: k is {k}, but {task.id} has {len(split)} training examples; choose fewer")
+        return sorted(rng.stream(seed, "one-shot", task.id).choice(len(split), k, replace=False).tolist())
+    wanted = {c for c in chosen if isinstance(c, str)}
+    found = {example.id: i for i, example in reversed(list(enumerate(split))) if example.id in wanted} if wanted else {}
+    for c in chosen:
+        if c not in found if isinstance(c, str) else not 0 <= c < len(split):
+            raise UserError(f"one-shot: {task.id} has no training example {c!r}; its {len(split)} rows count from 0")
+    return [found[c] if isinstance(c, str) else c for c in chosen]
+
+
+def _repeated(split: Split, indices: Sequence[int], count: int | None = None) -> Rows:
+    """The examples at `indices` as rows, over and over until there are `count`."""
+
+    class Repeated(Sequence[dict[str, Any]]):
+        def __len__(self) -> int:
+            return count or len(indices)
+
+        def __getitem__(self, i: Any) -> Any:
+            example = split[indices[i % len(indices)]]
+            return {"prompt": example.prompt, "answer": example.answer, "info": example.info}
+
+    return Rows(Repeated(), lambda i: split.where(indices[i % len(indices)]), generated=split.generated)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from hone.grading import GraderFailure, math
+from hone.grading.math import balanced, same, tidy
+from hone.types import Outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\frac{1}{2}", "0.5"),
+        (r"\dfrac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\left(3, \frac{\pi}{2}\right).", r"\left( 3, \frac{\pi}{2} \right)"),
+        ("4, 3", "3,4"),
+        ("x = 5", "5"),
+        ("5 > x", "x < 5"),
+        ("−3", "-3"),
+        ("$10{,}000$", "10000"),
+        (r"10\,000", "10,\\!000"),
+        ("1½", r"\frac{3}{2}"),
+        ("**42**", "42"),
+        ("42\\%", "42"),
+        (r"70", r"70 \text{ cm}^2"),
+        ("-5i + 6", "6 - 5i"),
+        ("2516", "2516_8"),
+        (r"2516_{8}", "2516_8"),
+        ("evelyn", r"\text{Evelyn}"),
+        (r"\text{(C)}", "C"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ],
+)
+def test_equal(answer: str, gold: str):
+    assert same(answer, gold) is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("3 or 4", "3"),
+        ("3, 4", "3"),
+        ("(4, 3)", "(3, 4)"),
+        ("0.333", r"\frac{1}{3}"),
+        ("Evleyn", "Evelyn"),
+        (r"\text{odd}", r"\text{even}"),
+        ("yes", "3"),
+        ("12_8", "12"),
+        ("12_9", "12_8"),
+        ("x^2", "x^3"),
+        ("[1,2]", "[1,2)"),
+    ],
+)
+def test_different(answer: str, gold: str):
+    assert same(answer, gold) is False
+
+
+@pytest.mark.parametrize("answer", ["", "1 000", "{3", "3}{", "3 + + ", "(" * 400 + "3", "3" * 513, "^", "\ud800"])
+def test_unreadable(answer: str):
+    assert same(answer, "3") is None
+
+
+def test_text_is_tidied_and_braces_are_counted():
+    assert tidy(r" $ \left( 1,\; 2 \right) $. ") == "( 1, 2 )"
+    assert [balanced(text) for text in ("{a}{b{c}}", r"\{", "}{", "{a")] == [True, True, False, False]
+
+
+def test_what_takes_too_long_is_a_timeout_and_the_next_question_is_answered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(math, "CPU_SECONDS", 1)
+    math._worker().close()  # so that a worker with the shorter time is started
+    assert same("2", "1+1") is True
+    failure = same("9^{9^{9^9}}", "9")
+    assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_TIMEOUT
+    assert failure.detail == "comparing the answer took 1 seconds of processor time"
+    assert same("3", "1+2") is True
+    math._worker().close()
+
+
+def test_a_worker_that_died_is_an_error_and_is_not_remembered():
+    assert same("2^2", "4") is True
+    process = math._worker()._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGTERM)
+    failure = same("2^3", "8")
+    assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_ERROR
+    assert same("2^3", "8") is True
+
+
+def test_an_answer_is_not_evaluated(tmp_path):
+    canary = tmp_path / "canary"
+    for code in (
+        f"__import__('os').system('touch {canary}')",
+        f"open('{canary}', 'w')",
+        f"print(open('{canary}','w'))",
+    ):
+        same(code, "1")
+        same(rf"\text{{{code}}}", "1")
+    assert not canary.exists()
+
+
+def test_it_works_off_the_main_thread_and_from_several():
+    found: dict[int, object] = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: same(f"{i}+{i}", f"{2 * i}")})) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(8), True)
