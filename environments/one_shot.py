@@ -41,6 +41,9 @@ class OneShot(Environment):
         found = super().digests(splits)
         return found | {"environment": content_hash([found.get("environment"), self.task.digests([])])}
 
+    def check_rollouts(self) -> None:
+        self.task.check_rollouts()
+
     def reference(self, example: Example) -> str:
         return self.task.reference(example)
 

@@ -47,6 +47,7 @@ def run(config: EvalConfig) -> int:
     config, exact_keys = _with_model(config)
     folder = results_folder(config) if config.save else None
     env = load_environment(config.env, **config.env_args)
+    env.check_rollouts()
     available = len(env.split("eval"))
     console = _console()
     if available < config.num_examples:

@@ -48,6 +48,7 @@ def run(config: RLConfig) -> int:
     refuse_unsupported(config)
     config = with_determinism(config, device_of(config.model.device))
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    env.check_rollouts()
     source = model_source(config)
     renderer = load_renderer(source, config.model.chat_template)
     model = load_policy(config, source)

@@ -109,6 +109,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
     if name is None:
         assert config.data.env is not None, "the config has exactly one of name, path and env"
         env = load_environment(config.data.env.id, **config.data.env.args)
+        env.check_rollouts()
         source = DemonstrationSource(env, renderer, limit, config.seed)
         digests = env.digests(("train", "eval") if config.val else ("train",))
         if config.val:

@@ -67,7 +67,8 @@ def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: 
 
 
 def load_rows(source: str | Path, split: str = "train") -> Rows:
-    """Reads a data set: a local JSONL or Parquet file, a folder of them, or a data set on the hub (through `datasets`).
+    """Reads a data set: a local JSONL or Parquet file, a folder of them, or a data set on the hub (through `datasets`),
+    as "USER/SET" or "USER/SET:CONFIG".
 
     Of a folder that names its splits (`train-00000.parquet`, `train/…`) only those files are read. Raises UserError for
     what is missing, unreadable or empty.
@@ -209,8 +210,9 @@ def _read_hub(name: str, split: str) -> Rows:
     import datasets
     from datasets.exceptions import DatasetsError
 
+    path, _, config = name.partition(":")
     try:
-        rows = datasets.load_dataset(name, split=split)
+        rows = datasets.load_dataset(path, config or None, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(

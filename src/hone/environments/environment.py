@@ -103,6 +103,9 @@ class Environment:
         """A completion for SFT to imitate, which may use the generator's randomness; by default the reference."""
         return self.reference(example)
 
+    def check_rollouts(self) -> None:
+        """Raises UserError if completions of this task can be graded but not sampled."""
+
     def split(self, name: str) -> Split:
         """The examples of "train" or "eval".
 

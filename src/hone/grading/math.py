@@ -33,6 +33,7 @@ CPU_SECONDS = 5
 CLOCK_SECONDS = 60.0
 """The backstop by the clock, for a worker that waits instead of working."""
 
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _WORD = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[\s-]+[^\W\d_]+)*")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -44,14 +45,16 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Whether `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
 
     Equal text is equal. Words (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base
-    (`12_{8}`) that the gold does not have makes an answer different. Digits parted by a space cannot be read.
+    (`12_{8}`) that the gold does not have makes an answer different.
     UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
     if answer and answer == gold:
         return True
-    if not answer or len(answer) > LONGEST or _PARTED.search(answer) or not balanced(answer):
+    if not readable(answer):
         return None
+    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
+        return int(answer) == int(gold)
     if _is_words(answer) or _is_words(gold):
         return _plain(answer).lower() == _plain(gold).lower()
     base = _BASE.search(answer)
@@ -61,6 +64,12 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
         return _asked(answer, gold)
     except _Died as death:
         return death.failure
+
+
+def readable(text: str) -> bool:
+    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space."""
+    text = tidy(text)
+    return 0 < len(text) <= LONGEST and not _PARTED.search(text) and balanced(text)
 
 
 def balanced(text: str) -> bool:
@@ -77,7 +86,7 @@ def tidy(text: str) -> str:
     """`text` without what says nothing: math delimiters, bold, spacing commands, white space, a trailing full stop."""
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
-    text = re.sub(r"(?<=\d),?\\[,! ](?=\d{3})", "", text)
+    text = re.sub(r"(?<=\d),?\\[,! ]\s*(?=\d{3})", "", text)
     text = re.sub(r"\\[,!;:]", " ", text)
     text = "".join(map(_spelled, text))
     text = " ".join(text.split()).rstrip(".").strip()

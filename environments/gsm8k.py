@@ -1,0 +1,109 @@
+"""gsm8k: word problems of everyday arithmetic, with a number as the answer.
+
+`mode = "two_part"` (the default): the answer is the number after `ANSWER:`, so that no other number in a long solution
+can be taken for it. The parts add up: 0.1 for the form, 1 for the right number. `mode = "sparse"`: the last number of
+the completion is the answer, and 1 the reward for a right one. It breaks where a solution goes on after its answer:
+watch `outcome/wrong` while completions grow longer.
+
+    hone eval gsm8k -m outputs/weights/step_100 -n 200
+
+Problems are made up from a seed, in the form of GSM8K, unless `dataset` names files or `openai/gsm8k` on the hub.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv
+from hone.environments.answers import format
+from hone.environments.data import Row
+from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
+from hone.environments.problems import answer_of, prompt_of, question_of, splits
+from hone.environments.word_problems import word_problems
+from hone.errors import UserError
+from hone.types import Example, Message
+
+HUB, CONFIG = "openai/gsm8k", "openai/gsm8k:main"
+INSTRUCTIONS = {
+    "two_part": "Solve the problem step by step. End with a line ANSWER: {number}",
+    "sparse": "Solve the problem step by step. End with the answer, as a number.",
+}
+PARSERS: dict[str, Parser] = {"two_part": NumberParser(("marker",)), "sparse": LastNumberParser()}
+CALCULATION = re.compile(r"<<[^<>]*>>")
+RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
+
+
+def correct(completion: list[Message], answer: str, parser: Parser) -> float:
+    """1 if the given number is the right one, else 0."""
+    given = parser.parse_answer(completion)
+    return float(given is not None and same_number(given, answer))
+
+
+class GSM8K(SingleTurnEnv):
+    """Rows have `question` and `answer`: the solution with a last line `#### 42`, or just the number."""
+
+    def format_row(self, row: Row) -> Row:
+        solution, _, number = answer_of(row).rpartition("####")
+        if read_number(number) is None:
+            raise UserError(
+                f"gsm8k: the answer {number.strip()!r} of {question_of(row)[:60]!r} is no number; correct it"
+            )
+        return {
+            "prompt": prompt_of(row),
+            "answer": number.strip(),
+            "info": {"solution": CALCULATION.sub("", solution).strip()},
+        }
+
+    def reference(self, example: Example) -> str:
+        """The solution as the data has it, and the answer in the form that is asked for."""
+        number = (
+            f"ANSWER: {example.answer}" if self.parser is PARSERS["two_part"] else f"The answer is {example.answer}."
+        )
+        return f"{example.info['solution']}\n{number}".strip()
+
+
+def load_environment(
+    mode: str = "two_part",
+    dataset: str | None = None,
+    eval_dataset: str | None = None,
+    dataset_split: str = "train",
+    eval_split: str = "test",
+    num_train_examples: int = 7_500,
+    num_eval_examples: int = 1_000,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> SingleTurnEnv:
+    """Made-up problems, or those of `dataset` and `eval_dataset`: files, folders, or hub ids and their splits.
+
+    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `system_prompt` replaces the
+    instruction that `mode` comes with; an empty one leaves it out.
+    """
+    if mode not in PARSERS:
+        raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
+    for name, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
+        if value < 1:
+            raise UserError(f"gsm8k: {name} is {value}; it must be at least 1")
+    counts = {"train": num_train_examples, "eval": num_eval_examples}
+    instruction = INSTRUCTIONS[mode] if system_prompt is None else system_prompt
+    if dataset == HUB:
+        dataset, eval_dataset = CONFIG, eval_dataset or CONFIG
+    return GSM8K(
+        id="gsm8k",
+        parser=PARSERS[mode],
+        rubric=_rubric(mode),
+        system_prompt=instruction or None,
+        **splits(
+            dataset,
+            CONFIG if eval_dataset == HUB else eval_dataset,
+            dataset_split,
+            eval_split,
+            lambda split: word_problems(counts[split], seed=seed, env_id="gsm8k", split=split),
+        ),
+    )
+
+
+def _rubric(mode: str) -> Rubric:
+    if mode == "sparse":
+        return Rubric([correct], ranges={"correct": RIGHT_OR_WRONG})
+    ranges = {"format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)), "correct": RIGHT_OR_WRONG}
+    return Rubric([format, correct], [0.1, 1.0], correctness=correct, ranges=ranges)
