@@ -13,6 +13,7 @@ Problems are made up from a seed, in the form of GSM8K, unless `dataset` names f
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hone.environments import Parser, Range, Rubric, SingleTurnEnv
 from hone.environments.answers import format
@@ -24,9 +25,9 @@ from hone.errors import UserError
 from hone.types import Example, Message
 
 HUB, CONFIG = "openai/gsm8k", "openai/gsm8k:main"
-INSTRUCTIONS = {
-    "two_part": "Solve the problem step by step. End with a line ANSWER: {number}",
-    "sparse": "Solve the problem step by step. End with the answer, as a number.",
+HINTS = {
+    "two_part": "Think step by step, and end with a line ANSWER: {number}",
+    "sparse": "Think step by step, and end with the answer as a number.",
 }
 PARSERS: dict[str, Parser] = {"two_part": NumberParser(("marker",)), "sparse": LastNumberParser()}
 CALCULATION = re.compile(r"<<[^<>]*>>")
@@ -42,6 +43,10 @@ def correct(completion: list[Message], answer: str, parser: Parser) -> float:
 class GSM8K(SingleTurnEnv):
     """Rows have `question` and `answer`: the solution with a last line `#### 42`, or just the number."""
 
+    def __init__(self, *, mode: str, hint: str, **kwargs: Any) -> None:
+        super().__init__(id="gsm8k", parser=PARSERS[mode], rubric=_rubric(mode), **kwargs)
+        self.mode, self.hint = mode, hint
+
     def format_row(self, row: Row) -> Row:
         solution, _, number = answer_of(row).rpartition("####")
         if read_number(number) is None:
@@ -49,16 +54,14 @@ class GSM8K(SingleTurnEnv):
                 f"gsm8k: the answer {number.strip()!r} of {question_of(row)[:60]!r} is no number; correct it"
             )
         return {
-            "prompt": prompt_of(row),
+            "prompt": prompt_of(row, self.hint),
             "answer": number.strip(),
             "info": {"solution": CALCULATION.sub("", solution).strip()},
         }
 
     def reference(self, example: Example) -> str:
         """The solution as the data has it, and the answer in the form that is asked for."""
-        number = (
-            f"ANSWER: {example.answer}" if self.parser is PARSERS["two_part"] else f"The answer is {example.answer}."
-        )
+        number = f"ANSWER: {example.answer}" if self.mode == "two_part" else f"The answer is {example.answer}."
         return f"{example.info['solution']}\n{number}".strip()
 
 
@@ -71,12 +74,13 @@ def load_environment(
     num_train_examples: int = 7_500,
     num_eval_examples: int = 1_000,
     seed: int = 0,
-    system_prompt: str | None = None,
+    format_hint: bool = True,
+    system_prompt: str = "",
 ) -> SingleTurnEnv:
     """Made-up problems, or those of `dataset` and `eval_dataset`: files, folders, or hub ids and their splits.
 
-    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `system_prompt` replaces the
-    instruction that `mode` comes with; an empty one leaves it out.
+    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `format_hint` adds to each
+    question how to answer.
     """
     if mode not in PARSERS:
         raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
@@ -84,14 +88,12 @@ def load_environment(
         if value < 1:
             raise UserError(f"gsm8k: {name} is {value}; it must be at least 1")
     counts = {"train": num_train_examples, "eval": num_eval_examples}
-    instruction = INSTRUCTIONS[mode] if system_prompt is None else system_prompt
     if dataset == HUB:
         dataset, eval_dataset = CONFIG, eval_dataset or CONFIG
     return GSM8K(
-        id="gsm8k",
-        parser=PARSERS[mode],
-        rubric=_rubric(mode),
-        system_prompt=instruction or None,
+        mode=mode,
+        hint=HINTS[mode] * format_hint,
+        system_prompt=system_prompt or None,
         **splits(
             dataset,
             CONFIG if eval_dataset == HUB else eval_dataset,

@@ -11,20 +11,26 @@ Without a data set there are twelve problems of our own, enough to see that ever
 
 from __future__ import annotations
 
+from typing import Any
+
 from hone.environments import Range, Rubric, SingleTurnEnv
 from hone.environments.data import Row
-from hone.environments.problems import MathParser, answer_of, correct, own_problems, prompt_of, splits
+from hone.environments.problems import MATH_HINT, MathParser, answer_of, correct, own_problems, prompt_of, splits
 from hone.types import Example
 
-SYSTEM_PROMPT = r"Reason step by step, and put your final answer within \boxed{}."
 PARSER = MathParser()
 
 
 class MathProblems(SingleTurnEnv):
     """Rows have `problem`, `question` or `prompt`, and `answer`, or a `solution` whose last box is the answer."""
 
+    def __init__(self, *, hint: str, **kwargs: Any) -> None:
+        rubric = Rubric([correct], ranges={"correct": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))})
+        super().__init__(id="math-problems", parser=PARSER, rubric=rubric, **kwargs)
+        self.hint = hint
+
     def format_row(self, row: Row) -> Row:
-        return {"prompt": prompt_of(row), "answer": answer_of(row), "info": row.get("info")}
+        return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> str:
         return PARSER.wrap(example.answer)
@@ -35,17 +41,16 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    system_prompt: str = SYSTEM_PROMPT,
+    format_hint: bool = True,
+    system_prompt: str = "",
 ) -> SingleTurnEnv:
     """Problems from `dataset` and `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id and its split.
 
-    Of `dataset` alone a tenth is held out; `eval_dataset` alone is for evaluation. An empty `system_prompt` leaves the
-    instruction out.
+    Of `dataset` alone a tenth is held out; `eval_dataset` alone is for evaluation. `format_hint` adds to each
+    question how to answer.
     """
     return MathProblems(
-        id="math-problems",
-        parser=PARSER,
-        rubric=Rubric([correct], ranges={"correct": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))}),
+        hint=MATH_HINT * format_hint,
         system_prompt=system_prompt or None,
         **splits(dataset, eval_dataset, dataset_split, eval_split, own_problems),
     )

@@ -19,14 +19,13 @@ from hone.environments import Range, Rubric
 from hone.environments.data import Row
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
-from hone.environments.problems import MathParser, answer_of, correct, own_problems, prompt_of, splits
+from hone.environments.problems import MATH_HINT, MathParser, answer_of, correct, own_problems, prompt_of, splits
 from hone.errors import UserError
 from hone.types import Example, Message
 
 SYSTEM_PROMPT = (
-    "Solve the problem. You may run Python, whose output you will see: "
-    '<tool_call>{"name": "python", "arguments": {"code": "print(1 + 1)"}}</tool_call> '
-    r"When you are done, put your final answer within \boxed{}."
+    "You may run Python, and will see what it prints: "
+    '<tool_call>{"name": "python", "arguments": {"code": "print(1 + 1)"}}</tool_call>'
 )
 CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 ERROR = "error:"
@@ -37,6 +36,9 @@ class FinalParser(MathParser):
 
     def parse(self, text: str) -> str | None:
         return None if CALL.search(text) else super().parse(text)
+
+
+PARSER = FinalParser()
 
 
 def tool_syntax(completion: list[Message]) -> float:
@@ -81,8 +83,12 @@ def tool_calls(message: Message) -> list[str | None]:
 class MathPython(MultiTurnEnv):
     """Rows as math-problems takes them."""
 
+    def __init__(self, *, hint: str, **kwargs: Any) -> None:
+        super().__init__(id="math-python", parser=PARSER, **kwargs)
+        self.hint = hint
+
     def format_row(self, row: Row) -> Row:
-        return {"prompt": prompt_of(row), "answer": answer_of(row), "info": row.get("info")}
+        return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> list[Message]:  # type: ignore[override]
         """A conversation that deserves full marks: a call, the tool's answer, the model's."""
@@ -90,7 +96,7 @@ class MathPython(MultiTurnEnv):
         return [
             {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"},
             {"role": "tool", "content": example.answer},
-            {"role": "assistant", "content": self.parser.wrap(example.answer)},  # type: ignore[attr-defined]
+            {"role": "assistant", "content": PARSER.wrap(example.answer)},
         ]
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
@@ -116,12 +122,13 @@ def load_environment(
     max_turns: int = 4,
     syntax_weight: float = 0.1,
     use_weight: float = 0.1,
+    format_hint: bool = True,
     system_prompt: str = SYSTEM_PROMPT,
 ) -> MathPython:
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
-    The weight of a right answer is 1; those of the tool's components together must be less. An empty `system_prompt`
-    leaves the instruction out.
+    The weight of a right answer is 1; those of the tool's components together must be less. `format_hint` adds to each
+    question how to answer; the system prompt tells how to call the tool.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:
@@ -132,8 +139,7 @@ def load_environment(
     either = Range(right=(0.0, 1.0), wrong=(0.0, 1.0))
     ranges = {"correct": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), "tool_syntax": either, "tool_use": either}
     return MathPython(
-        id="math-python",
-        parser=FinalParser(),
+        hint=MATH_HINT * format_hint,
         rubric=Rubric([correct, tool_syntax, tool_use], [1.0, *weights], ranges=ranges),
         system_prompt=system_prompt or None,
         max_turns=max_turns,

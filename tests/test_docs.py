@@ -118,6 +118,12 @@ def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_mode
     assert "gap.max=0.01" in capfd.readouterr().out
 
 
+def test_every_command_on_tasks_of_mathematics_runs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for argv in shell_commands(ROOT / "docs" / "math_tasks.md"):
+        assert run(argv, ["--no-save"]) == 0, (argv, capfd.readouterr().err)
+
+
 def test_the_bands_on_the_gap_page_are_those_of_the_code():
     from hone.algorithms.gap import BANDS
 

@@ -67,17 +67,19 @@ def test_the_hub_is_asked_for_what_is_no_path(monkeypatch: pytest.MonkeyPatch):
 
     asked = []
 
-    def fake(name, split):
-        asked.append((name, split))
+    def fake(name, config, split):
+        asked.append((name, config, split))
         return datasets.Dataset.from_list([{"question": "a"}])
 
     monkeypatch.setattr(datasets, "load_dataset", fake)
     rows = load_rows("someone/something", "test")
     assert (asked, rows[0], rows.where(0)) == (
-        [("someone/something", "test")],
+        [("someone/something", None, "test")],
         {"question": "a"},
         "someone/something (test), row 0",
     )
+    load_rows("someone/something:main")
+    assert asked[1:] == [("someone/something", "main", "train")]
 
 
 def test_a_hub_that_does_not_answer_is_one_sentence():

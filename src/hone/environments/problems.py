@@ -26,6 +26,7 @@ PROBLEMS = (
     (r"What is $\log_2 32$?", "5"),
 )
 """Problems of our own: two of three for training, the others for evaluation."""
+MATH_HINT = r"Reason step by step, and put your final answer within \boxed{}."
 QUESTION = ("problem", "question", "prompt")
 
 
@@ -49,10 +50,10 @@ def answer_of(row: Row) -> str:
     return str(answer).strip()
 
 
-def prompt_of(row: Row) -> str | list[Message]:
-    """The prompt as the row gives it: messages, or the question's text."""
+def prompt_of(row: Row, hint: str) -> str | list[Message]:
+    """The prompt: messages as the row has them, or the text of the question and, in a line of its own, the hint."""
     messages = row.get("prompt")
-    return messages if isinstance(messages, list) else question_of(row)
+    return messages if isinstance(messages, list) else f"{question_of(row)}\n{hint}".strip()
 
 
 def splits(

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from hone import rng
+from hone.environments import load_environment
+from hone.errors import UserError
+from hone.types import Outcome
+
+
+@pytest.fixture(scope="module")
+def task():
+    return load_environment("gsm8k")
+
+
+def test_the_chosen_examples_are_repeated_and_stay_what_they_were(task):
+    env = load_environment("one-shot", task="gsm8k", examples=[7, 0], rows=5)
+    split, of_task = env.split("train"), task.split("train")
+    assert [split[i] for i in range(5)] == [of_task[i] for i in (7, 0, 7, 0, 7)]
+    assert len(split) == 5 and split.where(1) == of_task.where(0)
+    assert list(env.split("eval"))[:20] == task.split("eval")[:20] and len(env.split("eval")) == 1000
+
+
+def test_examples_by_id(task):
+    ids = [task.split("train")[i].id for i in (12, 3)]
+    env = load_environment("one-shot", task="gsm8k", examples=ids, rows=2)
+    assert [example.id for example in env.split("train")] == ids
+
+
+def test_without_a_choice_the_seed_chooses():
+    def ids(**kwargs):
+        env = load_environment("one-shot", task="gsm8k", rows=8, **kwargs)
+        return [example.id for example in env.split("train")]
+
+    assert ids(k=4) == ids(k=4) and len(set(ids(k=4))) == 4
+    assert ids(k=4) != ids(k=4, seed=1)
+    assert len(set(ids())) == 1
+
+
+def test_grading_and_demonstrations_are_those_of_the_task(task):
+    env = load_environment("one-shot", task="gsm8k", examples=[5], args={"mode": "sparse"})
+    sparse = load_environment("gsm8k", mode="sparse")
+    example = env.split("train")[0]
+    assert env.demonstrate(example, rng.stream(0)) == env.reference(example) == sparse.reference(example)
+    for text, outcome in ((env.reference(example), Outcome.CORRECT), ("1 2 3", Outcome.UNPARSABLE)):
+        score, of_task = env.grade(example, text), sparse.grade(example, text)
+        assert score.outcome is of_task.outcome is outcome and score.reward == of_task.reward
+
+
+def test_what_the_task_is_counts_in_the_digests():
+    found = [
+        load_environment("one-shot", task=name).digests(["train"])["environment"] for name in ("gsm8k", "math-problems")
+    ]
+    assert found[0] != found[1]
+
+
+def test_a_task_that_cannot_be_sampled_is_refused_as_such():
+    with pytest.raises(UserError, match="'math-python' is a conversation of several turns"):
+        load_environment("one-shot", task="math-python").check_rollouts()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [
+        ({"examples": 3}, "examples is 3; it must be a list of row numbers or ids"),
+        ({"examples": [1.5]}, "it must be a list of row numbers or ids"),
+        ({"examples": [1, 1]}, "name each example once"),
+        ({"args": "sparse"}, "args is 'sparse'; it must be a table"),
+        ({"k": 0}, "k is 0 and rows is 128; k must be at least 1"),
+        ({"examples": [1, 2, 3], "rows": 2}, "rows at least 3"),
+        ({"task": "one_shot"}, "task is one-shot itself"),
+        ({"task": "gsm9k"}, "did you mean gsm8k"),
+        ({"args": {"mod": "sparse"}}, "does not take 'mod'"),
+    ],
+)
+def test_bad_arguments(kwargs: dict, why: str):
+    with pytest.raises(UserError, match=why):
+        load_environment("one-shot", **{"task": "gsm8k"} | kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [
+        ({"examples": [7500]}, "gsm8k has no training example 7500; its 7500 rows count from 0"),
+        ({"examples": ["abc"]}, "gsm8k has no training example 'abc'"),
+        ({"k": 7501, "rows": 8000}, "k is 7501, but gsm8k has 7500 training examples"),
+    ],
+)
+def test_examples_that_there_are_not(kwargs: dict, why: str):
+    with pytest.raises(UserError, match=why):
+        load_environment("one-shot", task="gsm8k", **kwargs).split("train")
