@@ -34,7 +34,7 @@ CALCULATION = re.compile(r"<<[^<>]*>>")
 RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
 
 
-def correct(completion: list[Message], answer: str, parser: Parser) -> float:
+def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
     """1 if the given number is the right one, else 0."""
     given = parser.parse_answer(completion)
     return float(given is not None and same_number(given, answer))
@@ -106,6 +106,6 @@ def load_environment(
 
 def _rubric(mode: str) -> Rubric:
     if mode == "sparse":
-        return Rubric([correct], ranges={"correct": RIGHT_OR_WRONG})
-    ranges = {"format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)), "correct": RIGHT_OR_WRONG}
-    return Rubric([format, correct], [0.1, 1.0], correctness=correct, ranges=ranges)
+        return Rubric([correctness], ranges={"correctness": RIGHT_OR_WRONG})
+    ranges = {"format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)), "correctness": RIGHT_OR_WRONG}
+    return Rubric([format, correctness], [0.1, 1.0], correctness=correctness, ranges=ranges)

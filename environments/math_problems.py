@@ -15,7 +15,7 @@ from typing import Any
 
 from hone.environments import Range, Rubric, SingleTurnEnv
 from hone.environments.data import Row
-from hone.environments.problems import MATH_HINT, MathParser, answer_of, correct, own_problems, prompt_of, splits
+from hone.environments.problems import MATH_HINT, MathParser, answer_of, correctness, own_problems, prompt_of, splits
 from hone.types import Example
 
 PARSER = MathParser()
@@ -25,7 +25,7 @@ class MathProblems(SingleTurnEnv):
     """Rows have `problem`, `question` or `prompt`, and `answer`, or a `solution` whose last box is the answer."""
 
     def __init__(self, *, hint: str, **kwargs: Any) -> None:
-        rubric = Rubric([correct], ranges={"correct": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))})
+        rubric = Rubric([correctness], ranges={"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))})
         super().__init__(id="math-problems", parser=PARSER, rubric=rubric, **kwargs)
         self.hint = hint
 

@@ -19,7 +19,7 @@ from hone.environments import Range, Rubric
 from hone.environments.data import Row
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
-from hone.environments.problems import MATH_HINT, MathParser, answer_of, correct, own_problems, prompt_of, splits
+from hone.environments.problems import MATH_HINT, MathParser, answer_of, correctness, own_problems, prompt_of, splits
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -137,10 +137,10 @@ def load_environment(
             "negative, and together less than 1, or calling the tool pays more than the right answer"
         )
     either = Range(right=(0.0, 1.0), wrong=(0.0, 1.0))
-    ranges = {"correct": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), "tool_syntax": either, "tool_use": either}
+    ranges = {"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), "tool_syntax": either, "tool_use": either}
     return MathPython(
         hint=MATH_HINT * format_hint,
-        rubric=Rubric([correct, tool_syntax, tool_use], [1.0, *weights], ranges=ranges),
+        rubric=Rubric([correctness, tool_syntax, tool_use], [1.0, *weights], ranges=ranges),
         system_prompt=system_prompt or None,
         max_turns=max_turns,
         **splits(dataset, eval_dataset, dataset_split, eval_split, own_problems),

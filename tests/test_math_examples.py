@@ -90,7 +90,7 @@ def test_math_python() -> None:
     assert numbers(config)["groups"] == (16, 16) and numbers(config)["tokens"] == (4096, 1024)
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
     assert isinstance(env, MultiTurnEnv) and env.max_turns == 4
-    assert env.rubric.weights == {"correct": 1.0, "tool_syntax": 0.1, "tool_use": 0.1}
+    assert env.rubric.weights == {"correctness": 1.0, "tool_syntax": 0.1, "tool_use": 0.1}
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -98,7 +98,7 @@ class MathParser(AnswerParser[str]):
         )
 
 
-def correct(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
+def correctness(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
     """1 if the given answer is equal to the right one, else 0. A comparison that takes too long gives no reward."""
     given = parser.parse_answer(completion)
     equal = given is not None and same(given, answer)
