@@ -33,6 +33,7 @@ from hone.types import Outcome
         (r"2516_{8}", "2516_8"),
         ("evelyn", r"\text{Evelyn}"),
         (r"\text{(C)}", "C"),
+        ("June 20", r"\text{June 20}"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ],
 )
@@ -49,6 +50,7 @@ def test_equal(answer: str, gold: str):
         ("0.333", r"\frac{1}{3}"),
         ("Evleyn", "Evelyn"),
         (r"\text{odd}", r"\text{even}"),
+        ("June 21", r"\text{June 20}"),
         ("yes", "3"),
         ("12_8", "12"),
         ("12_9", "12_8"),

@@ -55,8 +55,9 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
         return None
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         return int(answer) == int(gold)
-    if _is_words(answer) or _is_words(gold):
-        return _plain(answer).lower() == _plain(gold).lower()
+    told = _plain(answer).lower() == _plain(gold).lower()
+    if _is_words(answer) or _is_words(gold) or (told and _TEXT.search(gold)):
+        return told
     base = _BASE.search(answer)
     if base and base.groups() != getattr(_BASE.search(gold), "groups", tuple)():
         return False
