@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 from hone.environments import Parser, Range, Rubric, SingleTurnEnv
 from hone.environments.answers import format
 from hone.environments.data import Row
@@ -43,9 +45,9 @@ def correctness(completion: list[Message], answer: str, parser: Parser) -> float
 class GSM8K(SingleTurnEnv):
     """Rows have `question` and `answer`: the solution with a last line `#### 42`, or just the number."""
 
-    def __init__(self, *, mode: str, hint: str, **kwargs: Any) -> None:
+    def __init__(self, *, mode: str, hint: str, demo_noise: float, **kwargs: Any) -> None:
         super().__init__(id="gsm8k", parser=PARSERS[mode], rubric=_rubric(mode), **kwargs)
-        self.mode, self.hint = mode, hint
+        self.mode, self.hint, self.demo_noise = mode, hint, demo_noise
 
     def format_row(self, row: Row) -> Row:
         solution, _, number = answer_of(row).rpartition("####")
@@ -61,8 +63,22 @@ class GSM8K(SingleTurnEnv):
 
     def reference(self, example: Example) -> str:
         """The solution as the data has it, and the answer in the form that is asked for."""
-        number = f"ANSWER: {example.answer}" if self.mode == "two_part" else f"The answer is {example.answer}."
-        return f"{example.info['solution']}\n{number}".strip()
+        return self._told(example, example.answer, self.mode == "two_part")
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """The reference as an unreliable teacher would write it.
+
+        At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 off; both scale with it.
+        """
+        plain, wrong = rng.random(2) < 0.3 * self.demo_noise
+        number = read_number(example.answer)
+        assert number is not None
+        answer = str(number + int(rng.integers(1, 11))) if wrong else example.answer
+        return self._told(example, answer, self.mode == "two_part" and not plain)
+
+    def _told(self, example: Example, answer: str, marked: bool) -> str:
+        last = f"ANSWER: {answer}" if marked else f"The answer is {answer}."
+        return f"{example.info['solution']}\n{last}".strip()
 
 
 def load_environment(
@@ -76,6 +92,7 @@ def load_environment(
     seed: int = 0,
     format_hint: bool = True,
     system_prompt: str = "",
+    demo_noise: float = 0.0,
 ) -> SingleTurnEnv:
     """Made-up problems, or those of `dataset` and `eval_dataset`: files, folders, or hub ids and their splits.
 
@@ -87,12 +104,15 @@ def load_environment(
     for name, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
         if value < 1:
             raise UserError(f"gsm8k: {name} is {value}; it must be at least 1")
+    if not 0 <= demo_noise <= 1 / 0.3:
+        raise UserError(f"gsm8k: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
     counts = {"train": num_train_examples, "eval": num_eval_examples}
     if dataset == HUB:
         dataset, eval_dataset = CONFIG, eval_dataset or CONFIG
     return GSM8K(
         mode=mode,
         hint=HINTS[mode] * format_hint,
+        demo_noise=demo_noise,
         system_prompt=system_prompt or None,
         **splits(
             dataset,

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from hone import rng
 from hone.environments import load_environment
 from hone.environments.data import load_rows
 from hone.errors import UserError
@@ -82,6 +84,18 @@ def test_made_up_problems_are_solved_by_their_reference(mode: str, split: str):
     for example in env.split(split)[:200]:
         score = env.grade(example, env.reference(example))
         assert (score.outcome, score.reward) == (Outcome.CORRECT, pytest.approx(1.1 if mode == "two_part" else 1.0))
+
+
+def test_demonstrations_are_as_sloppy_as_documented():
+    env = load_environment("gsm8k", demo_noise=1.0)
+    outcomes = Counter()
+    for i, example in enumerate(env.split("train")[:2000]):
+        outcomes[env.grade(example, env.demonstrate(example, rng.stream(0, i))).outcome] += 1
+    assert outcomes[Outcome.UNPARSABLE] == pytest.approx(2000 * 0.3, rel=0.1)
+    assert outcomes[Outcome.WRONG] == pytest.approx(2000 * 0.7 * 0.3, rel=0.12)
+    clean = load_environment("gsm8k")
+    for example in clean.split("train")[:20]:
+        assert clean.demonstrate(example, rng.stream(0)) == clean.reference(example)
 
 
 def test_the_steps_of_made_up_problems_are_right_and_use_numbers_there_are():
@@ -167,6 +181,8 @@ def test_the_set_on_the_hub_is_asked_for_by_its_config(monkeypatch: pytest.Monke
     [
         ({"mode": "dense"}, "mode is 'dense'; it must be 'two_part'"),
         ({"num_eval_examples": 0}, "num_eval_examples is 0; it must be at least 1"),
+        ({"demo_noise": 4}, "demo_noise is 4"),
+        ({"demo_noise": float("nan")}, "demo_noise is nan"),
         ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ],
 )
