@@ -15,9 +15,8 @@ import json
 import re
 from typing import Any
 
-from hone.environments import Range, Rubric
+from hone.environments import MultiTurnEnv, Range, Rubric
 from hone.environments.data import Row
-from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
 from hone.environments.problems import MATH_HINT, MathParser, answer_of, correctness, own_problems, prompt_of, splits
 from hone.errors import UserError

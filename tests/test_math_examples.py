@@ -9,8 +9,7 @@ import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.environments import load_environment
-from hone.environments.multi_turn import MultiTurnEnv
+from hone.environments import MultiTurnEnv, load_environment
 from hone.types import Outcome
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from hone.cli import main
-from hone.environments import load_environment
-from hone.environments.multi_turn import MultiTurnEnv
+from hone.environments import MultiTurnEnv, load_environment
 from hone.errors import UserError
 from hone.types import Outcome
 

@@ -4,6 +4,7 @@ from hone.environments.answers import AnswerParser, answer_rubric
 from hone.environments.data import generated_rows, hold_out, load_rows
 from hone.environments.environment import Environment, SingleTurnEnv
 from hone.environments.loading import load_environment
+from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
 from hone.environments.parsers import Parser, TagParser
 from hone.environments.rubric import Range, Rubric
@@ -14,6 +15,7 @@ __all__ = [
     "Environment",
     "Example",
     "LastNumberParser",
+    "MultiTurnEnv",
     "NumberParser",
     "Outcome",
     "Parser",
