@@ -83,14 +83,31 @@ def test_what_takes_too_long_is_a_timeout_and_the_next_question_is_answered(monk
     math._worker().close()
 
 
-def test_a_worker_that_died_is_an_error_and_is_not_remembered():
-    assert same("2^2", "4") is True
+def test_a_worker_that_stands_still_is_ended_by_the_clock(monkeypatch: pytest.MonkeyPatch):
+    assert same("2", "4-2") is True
+    process = math._worker()._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(math, "CLOCK_SECONDS", 0.01)
+    failure = same("5", "2+3")
+    assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_TIMEOUT
+    assert process.poll() is not None
+    monkeypatch.undo()
+    assert same("5", "2+3") is True
+
+
+@pytest.mark.parametrize("before_the_question", [False, True])
+def test_a_worker_that_died_is_an_error_and_is_not_remembered(before_the_question: bool):
+    assert same(f"2^2+{before_the_question:d}", f"{4 + before_the_question}") is True
     process = math._worker()._process
     assert process is not None
     os.kill(process.pid, signal.SIGTERM)
-    failure = same("2^3", "8")
+    if before_the_question:
+        process.wait()
+    question = (f"3^2+{before_the_question:d}", f"{9 + before_the_question}")
+    failure = same(*question)
     assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_ERROR
-    assert same("2^3", "8") is True
+    assert same(*question) is True
 
 
 def test_an_answer_is_not_evaluated(tmp_path):

@@ -143,34 +143,31 @@ class _Worker:
         atexit.register(self.close)
 
     def ask(self, answer: str, gold: str) -> bool | None:
+        """The worker's verdict. Raises _Died if there is none."""
         with self._lock:
             process = self._process = self._process or _start()
-            assert process.stdin is not None and process.stdout is not None
             try:
-                process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
-                process.stdin.flush()
-                ready, _, _ = select.select([process.stdout], [], [], CLOCK_SECONDS)
-                line = process.stdout.readline() if ready else b""
-            except BrokenPipeError:
-                line = b""
+                line = _exchange(process, json.dumps([answer, gold]).encode() + b"\n")
             except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for that of the next
                 self.close()
                 raise
-            if line:
-                said = json.loads(line)
-                if isinstance(said, str):
-                    raise _Died(GraderFailure(Outcome.GRADER_ERROR, said))
-                return said
-            if not ready:
-                process.kill()
-            self._process = None
-            raise _Died(_why(process))
+            if line is None:
+                self.close()
+                detail = f"comparing the answer took {CLOCK_SECONDS:.0f} seconds"
+                raise _Died(GraderFailure(Outcome.GRADER_TIMEOUT, detail))
+            if not line:
+                self._process = None
+                raise _Died(_why(process))
+            said = json.loads(line)
+            if isinstance(said, str):
+                raise _Died(GraderFailure(Outcome.GRADER_ERROR, said))
+            return said
 
     def close(self) -> None:
         """Ends the process, if there is one."""
         if self._process is not None:
             self._process.kill()
-            _why(self._process)
+            self._process.communicate()
             self._process = None
 
 
@@ -189,6 +186,18 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
+def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+    """The line that answers `question`; nothing if the process ended, None if it did not answer in time."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(question)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    ready, _, _ = select.select([process.stdout], [], [], CLOCK_SECONDS)
+    return process.stdout.readline() if ready else None
+
+
 def _why(process: subprocess.Popen[bytes]) -> GraderFailure:
     """What a process died of."""
     _, errors = process.communicate()
@@ -196,7 +205,5 @@ def _why(process: subprocess.Popen[bytes]) -> GraderFailure:
         return GraderFailure(
             Outcome.GRADER_TIMEOUT, f"comparing the answer took {CPU_SECONDS} seconds of processor time"
         )
-    if process.returncode == -signal.SIGKILL:
-        return GraderFailure(Outcome.GRADER_TIMEOUT, f"comparing the answer took {CLOCK_SECONDS:.0f} seconds")
     said = errors.decode("utf-8", "replace").strip()[-2000:]
     return GraderFailure(Outcome.GRADER_ERROR, f"the process of math-verify ended with {process.returncode}: {said}")
