@@ -25,7 +25,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands that other tests run: the upload in tests/commands/test_hf_upload.py; the server in
 # tests/test_serving_page.py and, on vLLM, in tests/vllm; the rest is this very test run.
 ELSEWHERE = ("hf upload", "inference", "bash .ci/run", ".venv/bin/pytest", "source .venv")
-COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", *(word.split()[0] for word in ELSEWHERE))
+COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", "export", *(word.split()[0] for word in ELSEWHERE))
 
 
 def blocks(page: Path, language: str) -> list[str]:

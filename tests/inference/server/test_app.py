@@ -55,7 +55,13 @@ def text(served: Served, path: str) -> str:
 def test_models(served: Served) -> None:
     (model,) = served.client().models.list()
     assert (model.id, model.owned_by) == ("hone/tiny", "hone")
-    assert model.model_extra == {"max_model_len": 2048, "policy_version": 0}
+    parameters = ENGINE.model.num_parameters
+    assert model.model_extra == {
+        "max_model_len": 2048,
+        "parameters": parameters,
+        "policy_version": 0,
+        "policy_path": None,
+    }
     assert served.client().models.retrieve("hone/tiny").id == "hone/tiny"
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here"):
         served.client().models.retrieve("other")
