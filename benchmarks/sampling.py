@@ -253,6 +253,8 @@ def measure_group(args: argparse.Namespace, folder: Path, prompt_tokens: int) ->
     """Seconds until a group has its first tokens: its prompt computed once, or for each sample as if alone."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {"workload": {"samples": GROUP, "prompt_tokens": prompt_tokens, "threads": 1}}
+    gflops = {name: gemm_gflops(getattr(torch, name)) for name in ("float32", "bfloat16")}
+    gigabytes = read_gigabytes()
     for precision in ("fp32", "bf16_linear"):
         engine = HoneSide(folder, precision).engine
         rows: list[dict[str, float]] = []
@@ -268,7 +270,17 @@ def measure_group(args: argparse.Namespace, folder: Path, prompt_tokens: int) ->
                 row[name] = time.perf_counter() - start
             rows.append(row)
         rows = rows[1:]
+        limits = {
+            name: {
+                kind: count / rate
+                for kind, rate in sampling_limits(
+                    engine.model.config, precision, count, prompt_tokens, 1, gflops, gigabytes
+                ).items()
+            }
+            for name, count in (("shared", 1), ("separate", GROUP))
+        }
         found[precision] = {
+            "limits_seconds": limits,
             "seconds": {name: median(row[name] for row in rows) for name in rows[0]},
             "cheaper": median(row["separate"] / row["shared"] for row in rows),
         }

@@ -24,8 +24,8 @@ from hone.environments import (
     answer_rubric,
     generated_rows,
     hold_out,
-    load_rows,
     read_number,
+    train_and_eval,
 )
 from hone.environments.data import Row, Rows
 from hone.environments.words import split_words
@@ -113,19 +113,17 @@ def load_environment(
         if value < 1:
             raise UserError(f"char-count: {name} is {value}; it must be at least 1")
 
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        return hold_out(load_rows(str(dataset), dataset_split), lambda row: _text_of(row, "word").lower())
+    def own(split: str) -> Rows:
+        return _questions(split, num_train_examples if split == "train" else num_eval_examples, words, seed)
 
-    def train() -> Rows:
-        if dataset is None:
-            return _questions("train", num_train_examples, words, seed)
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
-
-    def held_out() -> Rows:
-        if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else _questions("eval", num_eval_examples, words, seed)
+    train, held_out = train_and_eval(
+        dataset,
+        eval_dataset,
+        dataset_split,
+        eval_split,
+        lambda rows: hold_out(rows, lambda row: _text_of(row, "word").lower()),
+        own,
+    )
 
     return CharCount(
         prompt=prompt + FORMAT_HINT * format_hint,

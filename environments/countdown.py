@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, load_rows
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, train_and_eval
 from hone.environments.data import Row, Rows
 from hone.errors import UserError
 from hone.types import Example, Message
@@ -351,9 +351,7 @@ def load_environment(
             )
     generator = Generator((min_numbers, max_numbers), (min_number, max_number), (min_target, max_target), operations)
 
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        rows = load_rows(str(dataset), dataset_split)
+    def halve(rows: Rows) -> tuple[Rows, Rows]:
         if num_train_examples is None or num_eval_examples is None:
             return hold_out(rows, lambda row: _content(row["nums"], row["target"]))
         end = num_train_examples + num_eval_examples
@@ -361,19 +359,12 @@ def load_environment(
             raise UserError(f"countdown: {dataset} has {len(rows)} rows, fewer than the {end} asked for")
         return rows.take(range(num_train_examples)), rows.take(range(num_train_examples, end))
 
-    def generated(split: str, count: int) -> Rows:
+    def own(split: str) -> Rows:
+        count = (num_train_examples or 50_000) if split == "train" else (num_eval_examples or 1_000)
         make = functools.partial(generator, split == "eval")
         return generated_rows(make, count, seed=seed, env_id="countdown", split=split)
 
-    def train() -> Rows:
-        if dataset is None:
-            return generated("train", num_train_examples or 50_000)
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
-
-    def held_out() -> Rows:
-        if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else generated("eval", num_eval_examples or 1_000)
+    train, held_out = train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own)
 
     prompt = prompt.replace("{uses}", "exactly once" if use_all else "at most once")
     prompt = prompt.replace("{operations}", ", ".join(operations)) + FORMAT_HINT * format_hint

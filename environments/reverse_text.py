@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, generated_rows, hold_out, load_rows
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, generated_rows, hold_out, train_and_eval
 from hone.environments.data import Row, Rows
 from hone.environments.words import split_words
 from hone.errors import UserError
@@ -116,19 +116,14 @@ def load_environment(
         if value < least:
             raise UserError(f"reverse-text: {name} is {value}; it must be at least {least}")
 
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        return hold_out(load_rows(str(dataset), dataset_split), _text_of)
+    def own(split: str) -> Rows:
+        return _phrases(
+            split, num_train_examples if split == "train" else num_eval_examples, min_chars, max_chars, seed
+        )
 
-    def train() -> Rows:
-        if dataset is None:
-            return _phrases("train", num_train_examples, min_chars, max_chars, seed)
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
-
-    def held_out() -> Rows:
-        if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else _phrases("eval", num_eval_examples, min_chars, max_chars, seed)
+    train, held_out = train_and_eval(
+        dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, _text_of), own
+    )
 
     return ReverseText(
         prompt=prompt,

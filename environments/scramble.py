@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hone import rng as streams
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, load_rows
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, train_and_eval
 from hone.environments.data import Row, Rows
 from hone.environments.words import common_words
 from hone.errors import UserError
@@ -147,23 +147,19 @@ def load_environment(
     if min_chars > 8:
         raise UserError(f"scramble: min_chars is {min_chars}; the words of the list have at most 8 letters")
 
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        return hold_out(load_rows(str(dataset), dataset_split), lambda row: letters_of(_word_of(row)))
-
-    def generated(split: str, n: int) -> Rows:
+    def own(split: str) -> Rows:
+        count = num_train_examples if split == "train" else num_eval_examples
         known = split_words(min_chars, max_chars)[split == "eval"]
-        return generated_rows(functools.partial(_puzzle, known), n, seed=seed, env_id="scramble", split=split)
+        return generated_rows(functools.partial(_puzzle, known), count, seed=seed, env_id="scramble", split=split)
 
-    def train() -> Rows:
-        if dataset is None:
-            return generated("train", num_train_examples)
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
-
-    def held_out() -> Rows:
-        if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else generated("eval", num_eval_examples)
+    train, held_out = train_and_eval(
+        dataset,
+        eval_dataset,
+        dataset_split,
+        eval_split,
+        lambda rows: hold_out(rows, lambda row: letters_of(_word_of(row))),
+        own,
+    )
 
     return Scramble(
         prompt=prompt + FORMAT_HINT * format_hint,

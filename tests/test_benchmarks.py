@@ -58,6 +58,10 @@ def test_sampling(run) -> None:
     for precision in ("fp32", "bf16_linear"):
         seconds = group[precision]["seconds"]
         assert group[precision]["cheaper"] == seconds["separate"] / seconds["shared"]
+        limits = group[precision]["limits_seconds"]
+        assert (
+            0 < limits["shared"]["arithmetic"] < limits["separate"]["arithmetic"] and limits["shared"]["bandwidth"] > 0
+        )
 
 
 def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:

@@ -168,7 +168,7 @@ def test_the_set_on_the_hub_is_asked_for_by_its_config(monkeypatch: pytest.Monke
         asked.append((source, split))
         return load_rows(Path(__file__), split)
 
-    monkeypatch.setattr("hone.environments.problems.load_rows", read)
+    monkeypatch.setattr("hone.environments.data.load_rows", read)
     env = load_environment("gsm8k", dataset="openai/gsm8k")
     for split in ("train", "eval"):
         with pytest.raises(UserError):

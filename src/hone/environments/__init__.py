@@ -1,7 +1,7 @@
 """Environments: what a task is. The names here are the stable Python API."""
 
 from hone.environments.answers import AnswerParser, answer_rubric
-from hone.environments.data import generated_rows, hold_out, load_rows
+from hone.environments.data import generated_rows, hold_out, load_rows, train_and_eval
 from hone.environments.environment import Environment, SingleTurnEnv
 from hone.environments.loading import load_environment
 from hone.environments.multi_turn import MultiTurnEnv
@@ -31,4 +31,5 @@ __all__ = [
     "load_rows",
     "read_number",
     "same_number",
+    "train_and_eval",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -104,6 +105,37 @@ def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tu
     chosen = set(ranked[:count])
     train = [i for i, digest in enumerate(digests) if digest not in chosen]
     return rows.take(train), rows.take([i for i, digest in enumerate(digests) if digest in chosen])
+
+
+def train_and_eval(
+    dataset: str | None,
+    eval_dataset: str | None,
+    dataset_split: str,
+    eval_split: str,
+    halve: Callable[[Rows], tuple[Rows, Rows]],
+    own: Callable[[str], Rows],
+) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
+    """`dataset` and `eval_dataset` of an Environment, as functions that read.
+
+    Each names a file, a folder or a hub id. `halve` divides a `dataset` that comes without an `eval_dataset`; what
+    neither names, `own` makes: the rows of "train" or "eval".
+    """
+
+    @functools.cache
+    def halves() -> tuple[Rows, Rows]:
+        return halve(load_rows(str(dataset), dataset_split))
+
+    def train() -> Rows:
+        if dataset is None:
+            return own("train")
+        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
+
+    def held_out() -> Rows:
+        if eval_dataset is not None:
+            return load_rows(eval_dataset, eval_split)
+        return halves()[1] if dataset else own("eval")
+
+    return train, held_out
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from hone.environments.answers import AnswerParser
-from hone.environments.data import Row, Rows, hold_out, load_rows
+from hone.environments.data import Row, Rows, hold_out, train_and_eval
 from hone.grading import GraderFailure
 from hone.grading.math import readable, same
 from hone.types import Message
@@ -61,24 +60,11 @@ def splits(
 ) -> dict[str, Callable[[], Rows] | None]:
     """`dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    Each names a file, a folder or a hub id. Of `dataset` alone a tenth of the questions is held out; `eval_dataset`
-    alone leaves nothing to train on; without both, `own` makes the rows of "train" and "eval".
+    As by `train_and_eval`, with a tenth of the questions held out; but `eval_dataset` alone leaves nothing to train on.
     """
-
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        return hold_out(load_rows(str(dataset), dataset_split), question_of)
-
-    def train() -> Rows:
-        if dataset is None:
-            return own("train")
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
-
-    def held_out() -> Rows:
-        if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else own("eval")
-
+    train, held_out = train_and_eval(
+        dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, question_of), own
+    )
     return {"dataset": None if eval_dataset and not dataset else train, "eval_dataset": held_out}
 
 

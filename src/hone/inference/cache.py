@@ -187,8 +187,8 @@ class KVCache:
         for layer, ((keys, values), (more_keys, more_values)) in enumerate(
             zip(self.prompts, other.prompts, strict=True)
         ):
-            keys = torch.cat([_padded(keys, 3, width), _padded(more_keys, 3, width)], dim=1)
-            values = torch.cat([_padded(values, 2, width), _padded(more_values, 2, width)], dim=1)
+            keys = torch.cat([padded(keys, width, 3), padded(more_keys, width, 3)], dim=1)
+            values = torch.cat([padded(values, width, 2), padded(more_values, width, 2)], dim=1)
             self.prompts[layer] = keys, values
             parts = [_shifted(cache, layer, column) for cache in (self, other)]
             self.decoded[layer] = [Block(torch.cat(blocks, dim=2)) for blocks in zip(*parts, strict=True)]
@@ -221,7 +221,7 @@ def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
     return [block.contiguous() for block in moved.split(BLOCK, dim=3)]
 
 
-def _padded(x: Tensor, dim: int, size: int) -> Tensor:
+def padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
     """x with zeros behind it up to `size` in one dimension."""
     if x.shape[dim] == size:
         return x

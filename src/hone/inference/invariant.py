@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
+from hone.inference.cache import padded
 from hone.inference.prefill import Layers, Prefill, Prompt
 from hone.inference.runner import rows_of
 from hone.model.decoder import Decoder
@@ -44,7 +45,7 @@ class InvariantRunner:
         for begin in range(0, len(tickets), self.tile):
             mine = [prompts[row] for row in prompt_of_row[begin : begin + self.tile]]
             hidden = torch.stack([prompt.hidden for prompt in mine if prompt.hidden is not None])
-            logits_BV = self.model.logits(_padded(hidden, self.tile))[: len(mine)]
+            logits_BV = self.model.logits(padded(hidden, self.tile))[: len(mine)]
             part = tickets[begin : begin + self.tile]
             cache = RowCache([prompt.layers for prompt in mine], max(ticket.job.max_tokens for ticket in part))
             batches.append(Batch(part, cache, logits_BV))
@@ -63,7 +64,7 @@ class InvariantRunner:
 
     def decode(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            tokens, positions = _padded(batch.next, self.tile), _padded(batch.positions, self.tile)
+            tokens, positions = padded(batch.next, self.tile), padded(batch.positions, self.tile)
             hidden_BD = self.model.hidden(tokens, positions, cast(RowCache, batch.cache))
             batch.moved(self.model.logits(hidden_BD)[: len(batch)])
 
@@ -103,7 +104,7 @@ class RowCache:
         queries = (q.float() * q.shape[-1] ** -0.5).reshape(-1, q.shape[1] // k.shape[1], q.shape[2])  # [B K, G, Dh]
         blocks = [block.flatten(1, 2) for block in stored.split(TILE, dim=3)]
         masks = [mask.repeat_interleave(k.shape[1], dim=0)[:, None] for mask in self.mask.split(TILE, dim=1)]
-        return _padded(_attend(queries, blocks, masks).view(q.shape).to(q.dtype), tile)
+        return padded(_attend(queries, blocks, masks).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
         """For the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
@@ -161,7 +162,7 @@ class InvariantPrefill(Prefill):
         assert prompt.done % TILE == 0
         device, ids = self.model.device, prompt.ids[prompt.done : prompt.done + TILE]
         attention = _ChunkAttention(prompt.layers)
-        token_ids = _padded(torch.tensor(ids, device=device), TILE)
+        token_ids = padded(torch.tensor(ids, device=device), TILE)
         positions = torch.arange(prompt.done, prompt.done + TILE, device=device)
         hidden_ND = self.model.hidden(token_ids, positions, attention)
         past = prompt.layers or [None] * len(attention.layers)
@@ -237,7 +238,7 @@ def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows:
     logits = []
     for tokens in token_ids:
         mine, positions = tokens[list(rows)].to(model.device), cache.lengths
-        hidden_BD = model.hidden(_padded(mine, TILE), _padded(positions, TILE), cache)
+        hidden_BD = model.hidden(padded(mine, TILE), padded(positions, TILE), cache)
         logits.append(model.logits(hidden_BD)[: len(rows)])
         cache.moved()
     return torch.stack(logits)
@@ -247,13 +248,6 @@ def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count
     """The first `count` new tokens' keys and values behind the old ones."""
     k, v = new[0][:count], new[1][:count]
     return (k, v) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
-
-
-def _padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
-    """x with zeros behind it up to `size` in one dimension."""
-    shape = list(x.shape)
-    shape[dim] = size - shape[dim]
-    return torch.cat([x, x.new_zeros(shape)], dim=dim)
 
 
 def _blocks(tokens: int) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 
 from hone.inference.types import SamplingParams
-from hone.model.decoder import Decoder
+from hone.model.decoder import MAX_LOGITS, Decoder
 
 WHOLE, BLOCK = 1024, 128
 """Vocabularies up to the first size are searched as a whole, larger ones in blocks."""
-MAX_LOGITS = 2**25
-"""Logits of prompts held at once: 128 MiB."""
 
 
 def sample_tokens(

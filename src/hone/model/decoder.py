@@ -20,6 +20,8 @@ from hone.model.ops import rms_norm, split_and_rotate, swiglu, swiglu_forward
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight
 from hone.model.rope import RotaryTable
 
+MAX_LOGITS = 2**25
+"""Logits of many tokens held at once (128 MiB in fp32): beyond that, whoever computes them goes in chunks."""
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
 
 # (layer, q [N, H, Dh], k [N, K, Dh], v [N, K, Dh]) -> [N, H, Dh], after the norm of q and k and RoPE.

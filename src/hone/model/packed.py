@@ -7,6 +7,8 @@ same; in fp32 the plain product is another library's.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,8 +68,14 @@ class PackedWeight:
 
 
 def _pays(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not _packs(weight.dtype):
         return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32 and weight.numel() >= MIN_FP32_SIZE
+    return weight.dtype == torch.bfloat16 or weight.numel() >= MIN_FP32_SIZE
+
+
+@functools.cache
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN packs weights of this type."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -6,12 +6,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hone.model.attention import PackedAttention
-from hone.model.decoder import Decoder
+from hone.model.decoder import MAX_LOGITS, Decoder
 from hone.types import PackedBatch
-
-MAX_LOGITS = 2**25
-"""Logits held at once (128 MiB in fp32); beyond that, rows are processed in chunks and recomputed in the backward pass.
-"""
 
 
 def loss_indices(batch: PackedBatch) -> torch.Tensor:
