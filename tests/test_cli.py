@@ -91,7 +91,7 @@ def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overr
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     assert cli.main(["rl"]) == 0
-    assert seen == [("1000", "true")]
+    assert seen == [("3000", "true")]
 
 
 def test_hone_alone_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
