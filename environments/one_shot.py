@@ -9,7 +9,7 @@ examples sample differently: a rollout's randomness depends on the draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class OneShot(Environment):
             eval_dataset=lambda: _repeated(task.split("eval"), range(len(task.split("eval")))),
         )
         self.task = task
+
+    def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
+        """The template is for the data set that the task reads."""
+        self.task.use_template(columns, name)
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         """Of this module together with the task's, and of the examples."""

@@ -18,7 +18,8 @@ from rich.text import Text
 from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.environments import Environment, load_environment
+from hone.environments import Environment
+from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation import EvalResult, evaluate
 from hone.evaluation.remote import check_body, evaluate_url, find_model
@@ -46,7 +47,7 @@ def run(config: EvalConfig) -> int:
     """Evaluates and reports. Returns 0, or 1 if rollouts failed or no completion could be graded."""
     config, exact_keys = _with_model(config)
     folder = results_folder(config) if config.save else None
-    env = load_environment(config.env, **config.env_args)
+    env = configured(config.env, config.env_args, config.template, "template")
     env.check_rollouts()
     available = len(env.split("eval"))
     console = _console()
@@ -203,7 +204,7 @@ def _next_command(config: EvalConfig, available: int, result: EvalResult) -> str
     words = ["hone", "eval", config.env, "-m", config.model]
     for flag, value in (("-b", config.base_url), ("-k", config.api_key_var)):
         words += [flag, value] if value is not None else []
-    for flag, tree in (("-a", config.env_args), ("-S", config.sampling_args)):
+    for flag, tree in (("-a", config.env_args), ("--template", config.template), ("-S", config.sampling_args)):
         words += [flag, json.dumps(tree)] if tree else []
     for flag, name in (("-t", "max_tokens"), ("-T", "temperature"), ("--top-p", "top_p"), ("--seed", "seed")):
         value = getattr(config, name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
-from hone.commands.rl import make_evaluate, make_trainer, task_digests
+from hone.commands.rl import make_evaluate, make_trainer, task_digests, task_of
 from hone.commands.runs_words import refuse_interrupted
 from hone.commands.sampler import own_policy
 from hone.commands.sft import load_data
@@ -21,7 +21,6 @@ from hone.commands.training import load_policy, model_digests, with_determinism
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.environments import load_environment
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -164,7 +163,7 @@ def _rl(
     if replay_only:
         return RLExecution(config, trainer, records), {}
     with _looking_here("task"):
-        env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+        env = task_of(config)
         env.split("train")
     policy = own_policy(config, trainer, renderer)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())

@@ -23,8 +23,9 @@ from hone.commands.training import (
     with_determinism,
 )
 from hone.config.rl import RLConfig
-from hone.environments import Environment, load_environment
+from hone.environments import Environment
 from hone.environments.environment import Split
+from hone.environments.loading import configured
 from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.evaluation import evaluate
@@ -47,7 +48,7 @@ def run(config: RLConfig) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
     refuse_unsupported(config)
     config = with_determinism(config, device_of(config.model.device))
-    env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
+    env = task_of(config)
     env.check_rollouts()
     source = model_source(config)
     renderer = load_renderer(source, config.model.chat_template)
@@ -168,6 +169,12 @@ def make_evaluate(
         return result.metrics()
 
     return evaluation
+
+
+def task_of(config: RLConfig) -> Environment:
+    """The task that the config names. Touches no data."""
+    task = config.orchestrator.env
+    return configured(task.id, task.args, task.template, "orchestrator.env.template")
 
 
 def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:

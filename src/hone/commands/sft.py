@@ -24,8 +24,9 @@ from hone.commands.training import (
 )
 from hone.config.sft import SFTConfig
 from hone.digests import of_rows
-from hone.environments import load_environment
 from hone.environments.data import load_rows
+from hone.environments.loading import configured
+from hone.environments.template import Template
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -108,7 +109,8 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
     validation: list[Sequence] = []
     if name is None:
         assert config.data.env is not None, "the config has exactly one of name, path and env"
-        env = load_environment(config.data.env.id, **config.data.env.args)
+        task = config.data.env
+        env = configured(task.id, task.args, task.template, "data.env.template")
         env.check_rollouts()
         source = DemonstrationSource(env, renderer, limit, config.seed)
         digests = env.digests(("train", "eval") if config.val else ("train",))
@@ -116,6 +118,8 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
             validation = validation_demonstrations(source, config.val.max_examples)
     else:
         rows = load_rows(name if config.data.path is None else existing(name), config.data.split)
+        if config.data.template is not None:
+            rows = Template(config.data.template, "data.template").rows(rows)
         digests = {"data": of_rows(rows)}
         if config.val:
             rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)

@@ -196,4 +196,5 @@ def last_lines(
     steps = "1 step" if version == 1 else f"{version} steps"
     evaluate = ["hone", "eval", env.id if env else "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
     evaluate += ["-a", json.dumps(env.args)] if env and env.args else []
+    evaluate += ["--template", json.dumps(env.template)] if env and env.template else []
     return f"Done: {steps}{figures}. Weights: {weights}\nNext: {shlex.join(evaluate)}"

@@ -30,6 +30,8 @@ class EvalConfig(BaseConfig):
     """Environment id; also the first word of the command line."""
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
     """Keyword arguments of the environment, as JSON."""
+    template: dict[str, Any] | None = None
+    """How the columns that the environment reads are made of those of its data set, as in training."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
     """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, by default the only
     one it serves."""

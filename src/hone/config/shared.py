@@ -191,6 +191,8 @@ class EnvConfig(BaseConfig):
     """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""
     args: dict[str, Any] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
+    template: dict[str, Any] | None = None
+    """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
 
 
 class RunConfig(BaseConfig):

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,11 @@ class Rows(Sequence[Row]):
         rows = _Indexed(lambda i: self[indices[i]], len(indices))
         return Rows(rows, lambda i: self.where(indices[i]), self.ragged, self.generated)
 
+    def map(self, change: Callable[[Row, str], Row]) -> Rows:
+        """The rows as `change` makes them, given a row and its name, when they are asked for. They keep their names."""
+        rows = _Indexed(lambda i: change(self[i], self.where(i)), len(self))
+        return Rows(rows, self.where, self.ragged, self.generated)
+
 
 class _Indexed(Sequence[Row]):
     """`n` rows, each made by a function of its index when it is asked for."""
@@ -65,6 +71,26 @@ def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: 
     """`n` rows of a generated task: row i is `make` of a generator that depends on (seed, env_id, split, i) alone."""
     rows = _Indexed(lambda i: make(rng.stream(seed, env_id, split, i)), n)
     return Rows(rows, lambda i: f"{env_id} ({split}), row {i}", generated=True)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What gives the rows of a split when it is called, and can put a change between reading and all that follows.
+
+    `read` takes the change. `reads`: whether rows come from a data set, and are not made up; only then there is
+    something to change.
+    """
+
+    read: Callable[[Callable[[Rows], Rows]], Rows]
+    reads: bool
+    change: Callable[[Rows], Rows] = lambda rows: rows
+
+    def __call__(self) -> Rows:
+        return self.read(self.change)
+
+    def through(self, change: Callable[[Rows], Rows]) -> DataSource:
+        """The same source with another change."""
+        return replace(self, change=change)
 
 
 def load_rows(source: str | Path, split: str = "train") -> Rows:
@@ -114,28 +140,28 @@ def train_and_eval(
     eval_split: str,
     halve: Callable[[Rows], tuple[Rows, Rows]],
     own: Callable[[str], Rows],
-) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
+) -> tuple[DataSource, DataSource]:
     """`dataset` and `eval_dataset` of an Environment, as functions that read.
 
     Each names a file, a folder or a hub id. `halve` divides a `dataset` that comes without an `eval_dataset`; what
-    neither names, `own` makes: the rows of "train" or "eval".
+    neither names, `own` makes: the rows of "train" or "eval". A template changes what is read, before it is halved.
     """
 
     @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        return halve(load_rows(str(dataset), dataset_split))
+    def halves(change: Callable[[Rows], Rows]) -> tuple[Rows, Rows]:
+        return halve(change(load_rows(str(dataset), dataset_split)))
 
-    def train() -> Rows:
+    def train(change: Callable[[Rows], Rows]) -> Rows:
         if dataset is None:
             return own("train")
-        return load_rows(dataset, dataset_split) if eval_dataset else halves()[0]
+        return change(load_rows(dataset, dataset_split)) if eval_dataset else halves(change)[0]
 
-    def held_out() -> Rows:
+    def held_out(change: Callable[[Rows], Rows]) -> Rows:
         if eval_dataset is not None:
-            return load_rows(eval_dataset, eval_split)
-        return halves()[1] if dataset else own("eval")
+            return change(load_rows(eval_dataset, eval_split))
+        return halves(change)[1] if dataset else own("eval")
 
-    return train, held_out
+    return DataSource(train, dataset is not None), DataSource(held_out, bool(dataset or eval_dataset is not None))
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hone import digests
-from hone.environments.data import HALF_A_PAIR, Row, Rows, bad_column, is_text
+from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric
+from hone.environments.template import Template
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
@@ -62,7 +64,7 @@ class Environment:
     Each is a sequence of rows or, so that building an environment touches no data, a function that returns one; it is
     called on first use. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a reward
     function asks for it) and `info` (a dict, or one as JSON). A task whose rows have other columns overrides
-    `format_row`.
+    `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
     """
 
     def __init__(
@@ -82,6 +84,25 @@ class Environment:
         self.system_prompt = system_prompt
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._splits: dict[str, Split] = {}
+        self._template: Template | None = None
+
+    def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
+        """Make the task's columns of those that its data set has, as `hone.environments.template` says.
+
+        To be called before the data is used. `name` is what errors call the template. Raises UserError for a template
+        that is none, one that makes a column nothing reads, and a task that makes up its rows itself.
+        """
+        if not self._has_own_columns and (unknown := [column for column in columns if column not in COLUMNS]):
+            near = difflib.get_close_matches(unknown[0], COLUMNS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{name} makes a column {unknown[0]!r}, but {self.id} reads {', '.join(COLUMNS)}{hint}")
+        sources = [source for source in self._sources.values() if source is not None]
+        if all(isinstance(source, DataSource) and not source.reads for source in sources):
+            raise UserError(
+                f"{name} is for the rows of a data set, but {self.id} makes up its own: give it one (argument dataset)"
+            )
+        assert not self._splits, "the data has been used already"
+        self._template = Template(columns, name)
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         """What the task is: digests of its module's source, if it was loaded by its id, and of the splits' examples."""
@@ -116,15 +137,23 @@ class Environment:
             source = self._sources.get(name)
             if source is None:
                 raise UserError(f"environment {self.id!r} has no {name} split; it has {self._names()}")
-            rows = source() if callable(source) else source
-            if not isinstance(rows, Rows):
-                rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
+            rows = self._rows(source, name)
             if not len(rows):
                 raise UserError(f"the {name} split of environment {self.id!r} is empty; give it more data")
             for i in range(len(rows) if rows.ragged else 1):
                 self.to_example(rows[i], rows.where(i))
             self._splits[name] = Split(self, rows)
         return self._splits[name]
+
+    def _rows(self, source: RowSource, name: str) -> Rows:
+        """The rows of a split, through the template if there is one."""
+        template = self._template
+        if template is not None and isinstance(source, DataSource):
+            return source.through(template.rows)()
+        rows = source() if callable(source) else source
+        if not isinstance(rows, Rows):
+            rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
+        return rows if template is None else template.rows(rows)
 
     def examples(self, split: str, seed: int) -> Iterator[Example]:
         """The split's examples without end, in the order of (seed, epoch)."""
@@ -137,10 +166,15 @@ class Environment:
 
     def example(self, **columns: Any) -> Example:
         """One example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
-        has_own_columns = type(self).format_row is not Environment.format_row
-        if not has_own_columns and (unknown := columns.keys() - set(COLUMNS)):
+        if self._template is not None:
+            return self.to_example(self._template.row(columns, "example()"), "example()")
+        if not self._has_own_columns and (unknown := columns.keys() - set(COLUMNS)):
             raise UserError(f"example(): unknown column {sorted(unknown)[0]!r}; the columns are {', '.join(COLUMNS)}")
         return self.to_example(columns, "example()")
+
+    @property
+    def _has_own_columns(self) -> bool:
+        return type(self).format_row is not Environment.format_row
 
     def to_example(self, row: Row, where: str) -> Example:
         """The example that a row describes; `where` names the row in the UserError for one that lacks a column."""

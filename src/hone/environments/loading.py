@@ -10,6 +10,7 @@ import sys
 import traceback
 import types
 import typing
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -56,6 +57,14 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     return env
 
 
+def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
+    """The environment that a config describes; `name` is where it has the template: "orchestrator.env.template"."""
+    env = load_environment(env_id, **args)
+    if template is not None:
+        env.use_template(template, name)
+    return env
+
+
 def _find_module(env_id: str) -> ModuleType:
     name = env_id.replace("-", "_")
     if not name.isidentifier():
@@ -65,15 +74,29 @@ def _find_module(env_id: str) -> ModuleType:
     if name in sys.stdlib_module_names:
         raise UserError(f"environment id {env_id!r} names a module of the standard library; rename the environment")
     try:
-        for folder in _folders():
-            for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
-                if path.is_file():
-                    return _import_file(name, path)
+        if (path := _task_file(name)) is not None:
+            return _import_file(name, path)
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error
     raise UserError(f"no environment {env_id!r}: {_nearest(env_id)}")
+
+
+def is_taken(name: str) -> str | None:
+    """Where a module of this name is found already, as a task or as an installed package; None if it is nowhere."""
+    if (path := _task_file(name)) is not None:
+        return str(path)
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin or "an installed package"
+
+
+def _task_file(name: str) -> Path | None:
+    for folder in _folders():
+        for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
+            if path.is_file():
+                return path
+    return None
 
 
 def _folders() -> list[Path]:

@@ -66,6 +66,7 @@ def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
     return {
         "env": config.env,
         "env_args": config.env_args,
+        **({} if config.template is None else {"template": config.template}),
         "model": config.model,
         "num_examples": len(result.by_example),
         "rollouts_per_example": config.rollouts_per_example,

@@ -1,0 +1,183 @@
+"""Templates: rows of any columns become a task's columns, and whatever can't be is said with the row and the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.environments import SingleTurnEnv, answer_rubric, load_environment
+from hone.environments.template import Template
+from hone.errors import UserError
+
+ROW = {
+    "q": "2 + 3?",
+    "gold": 5,
+    "meta": {"level": 2, "tags": ["sum", "easy"]},
+    "a.b": "dotted",
+    "none": None,
+    "ok": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "value"),
+    [
+        ("{q}", "2 + 3?"),
+        ("{gold}", 5),
+        ("{ok}", True),
+        ("{none}", None),
+        ("{meta}", {"level": 2, "tags": ["sum", "easy"]}),
+        ("{meta.level}", 2),
+        ("{meta.tags.1}", "easy"),
+        ("{a.b}", "dotted"),
+        (" {gold}", " 5"),
+        ("{q} Answer: {gold}", "2 + 3? Answer: 5"),
+        ("{ok}, {meta.tags}", 'true, ["sum", "easy"]'),
+        ("{{{gold}}} and {{x}}", "{5} and {x}"),
+        ("no placeholder", "no placeholder"),
+        (7, 7),
+        ({"level": "{meta.level}", "source": "mine"}, {"level": 2, "source": "mine"}),
+        ([{"role": "user", "content": "{gold}"}], [{"role": "user", "content": "5"}]),
+        ([{"role": "{q}", "content": "{q}", "name": "{gold}"}], [{"role": "2 + 3?", "content": "2 + 3?", "name": 5}]),
+    ],
+)
+def test_what_a_template_makes(made, value):
+    row = Template({"column": made}).row(ROW, "row")
+    assert row == {"column": value} and type(row["column"]) is type(value)
+
+
+@pytest.mark.parametrize("column", ["prompt", "question", "completion"])
+def test_a_number_that_is_said_is_text(column):
+    assert Template({column: "{gold}", "answer": "{gold}"}).row(ROW, "row") == {column: "5", "answer": 5}
+
+
+@pytest.mark.parametrize("text", ["{q!r}", "{q:>9}", "{q:{gold}}", "{}", "{ }", "{meta[level]}", "{q", "q}", "{q}}"])
+def test_what_is_no_placeholder_is_refused_before_any_row(text):
+    with pytest.raises(UserError, match=r"^data\.template\.prompt: .*write .*braces$"):
+        Template({"prompt": text}, "data.template")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "{golden}",
+            "no column 'golden', which template.answer wants (did you mean {gold}?); the columns there are 'q', ",
+        ),
+        (
+            "{meta.levle}",
+            "no 'levle' in 'meta', which template.answer wants (did you mean {meta.level}?); the keys there",
+        ),
+        ("{q.__class__}", "template.answer wants {q.__class__}, but 'q' is '2 + 3?' and has no keys"),
+        ("{meta.__class__}", "no '__class__' in 'meta'"),
+        ("{meta.tags.2}", "template.answer wants {meta.tags.2}, but 'meta.tags' is a list of 2"),
+        ("{meta.tags.-1}", "'meta.tags' is a list of 2"),
+        ("It is {none}", "'none', which template.answer writes into a text, is null"),
+    ],
+)
+def test_a_row_that_lacks_something_is_named(text, why):
+    with pytest.raises(UserError) as error:
+        Template({"answer": text}).row(ROW, "data.jsonl, line 3")
+    assert str(error.value).startswith("data.jsonl, line 3: ") and why in str(error.value)
+
+
+def test_an_empty_template_is_refused():
+    with pytest.raises(UserError, match=r"template is empty: give the columns"):
+        Template({})
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    path = tmp_path / "odd.jsonl"
+    rows = [{"task": {"text": f"What is {i} + 1?"}, "steps": f"{i} and 1", "gold": i + 1} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+GSM8K = {"question": "{task.text}", "answer": "{steps}\n#### {gold}"}
+
+
+def test_a_task_reads_a_data_set_of_other_columns(odd: Path):
+    env = load_environment("gsm8k", dataset=str(odd))
+    env.use_template(GSM8K)
+    train, held_out = env.split("train"), env.split("eval")
+    assert (len(train), len(held_out)) == (18, 2)
+    asked = {example.prompt[0]["content"].split("?")[0]: example for example in [*train, *held_out]}
+    assert set(asked) == {f"What is {i} + 1" for i in range(20)}
+    example = asked["What is 4 + 1"]
+    assert example.answer == "5" and env.reference(example) == "4 and 1\nANSWER: 5"
+    assert env.grade(example, "ANSWER: 5").outcome == "correct"
+    assert train.where(0).startswith(f"{odd}, line ")
+    assert env.example(task={"text": "What is 4 + 1?"}, steps="4 and 1", gold=5) == example
+
+
+def test_held_out_rows_of_their_own_go_through_the_template_too(odd: Path):
+    env = load_environment("gsm8k", dataset=str(odd), eval_dataset=str(odd))
+    env.use_template(GSM8K)
+    assert len(env.split("train")) == len(env.split("eval")) == 20
+    assert env.split("train")[3] == env.split("eval")[3]
+
+
+def test_the_examples_digest_sees_the_template(odd: Path):
+    digests = []
+    for answer in ("{gold}", "{gold}", "1{gold}"):
+        env = load_environment("gsm8k", dataset=str(odd))
+        env.use_template({"question": "{task.text}", "answer": answer})
+        digests.append(env.digests(["train"])["data"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_columns_of_a_task_that_are_no_question_and_answer(tmp_path: Path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"item": w, "char": "a"}) + "\n" for w in ("banana", "apple", "kiwi")))
+    env = load_environment("char-count", dataset=str(path))
+    env.use_template({"word": "{item}", "letter": "{char}"})
+    assert {e.answer for e in [*env.split("train"), *env.split("eval")]} == {"3", "1", "0"}
+
+
+def test_one_shot_hands_the_template_to_its_task(odd: Path):
+    env = load_environment("one-shot", task="gsm8k", rows=4, examples=[0], args={"dataset": str(odd)})
+    env.use_template(GSM8K)
+    assert {example.prompt[0]["content"] for example in env.split("train")} == {
+        load_templated(odd).split("train")[0].prompt[0]["content"]
+    }
+
+
+def load_templated(path: Path):
+    env = load_environment("gsm8k", dataset=str(path))
+    env.use_template(GSM8K)
+    return env
+
+
+def correctness(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_task_of_ones_own_reads_its_rows_through_a_template_without_knowing(as_function):
+    rows = [{"x": "a", "y": 1}, {"x": "b", "y": 2}]
+    env = SingleTurnEnv(id="own", dataset=(lambda: rows) if as_function else rows, rubric=answer_rubric(correctness))
+    env.use_template({"prompt": [{"role": "user", "content": "Say {x}"}], "answer": "{y}", "info": {"x": "{x}"}})
+    example = env.split("train")[1]
+    assert (example.prompt, example.answer) == ([{"role": "user", "content": "Say b"}], "2")
+    assert example.info == {"x": "b"}
+
+
+def test_a_bad_row_of_a_templated_data_set_is_named(odd: Path):
+    odd.write_text(odd.read_text() + json.dumps({"task": {"text": "?"}, "steps": ""}) + "\n")
+    env = load_templated(odd)
+    with pytest.raises(UserError, match=r"odd\.jsonl, line 21: no column 'gold', which template\.answer wants"):
+        env.split("train")
+
+
+def test_a_column_that_nothing_reads_is_refused():
+    env = SingleTurnEnv(id="own", dataset=[{"x": "a"}], rubric=answer_rubric(correctness))
+    with pytest.raises(UserError, match=r"env.template makes a column 'anwser', but own reads .*did you mean 'answer'"):
+        env.use_template({"question": "{x}", "anwser": "{x}"}, "env.template")
+
+
+def test_a_task_that_makes_up_its_rows_has_no_use_for_a_template():
+    with pytest.raises(UserError, match=r"template is for the rows of a data set, but gsm8k makes up its own"):
+        load_environment("gsm8k").use_template(GSM8K)
