@@ -12,9 +12,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hone.cli import main
@@ -25,7 +27,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands that other tests run: the upload in tests/commands/test_hf_upload.py; the server in
 # tests/test_serving_page.py and, on vLLM, in tests/vllm; the rest is this very test run.
 ELSEWHERE = ("hf upload", "inference", "bash .ci/run", ".venv/bin/pytest", "source .venv")
-COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", "export", *(word.split()[0] for word in ELSEWHERE))
+COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", "export", "pytest", *(word.split()[0] for word in ELSEWHERE))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -122,6 +124,45 @@ def test_every_command_on_tasks_of_mathematics_runs(tmp_path, monkeypatch, capfd
     monkeypatch.chdir(tmp_path)
     for argv in shell_commands(ROOT / "docs" / "math_tasks.md"):
         assert run(argv, ["--no-save"]) == 0, (argv, capfd.readouterr().err)
+
+
+def test_every_command_on_a_task_of_ones_own_runs_in_order(tmp_path, monkeypatch, capfd):
+    """As printed but for the number of steps; the commands are those that `hone init-env` prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    init, test, sft, rl, evaluate = shell_commands(ROOT / "docs" / "your_own_task.md")
+    assert run(init, []) == 0
+    told = capfd.readouterr().out.splitlines()[1:5]
+    assert [shlex.split(line.removeprefix("next: "), comments=True) for line in told] == [test, sft, rl, evaluate]
+    done = subprocess.run([sys.executable, "-m", *test, "-q"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert run(sft, ["--max-steps", "2", "--display", "plain"]) == 0
+    stand_in(tmp_path / "outputs/my-task-sft/weights", "step_500")
+    few = ["--orchestrator.eval.num-examples", "4", "--orchestrator.batch-size", "16"]
+    assert run(rl, ["--max-steps", "2", "--display", "plain", *few]) == 0
+    stand_in(tmp_path / "outputs/my-task-rl/weights", "step_150")
+    assert run(evaluate, ["--no-save"]) == 0, capfd.readouterr().err
+
+
+def test_the_task_on_the_page_of_ones_own_grades_demonstrates_and_trains(tmp_path, monkeypatch, capfd):
+    from hone.environments import load_environment
+
+    (code,) = blocks(ROOT / "docs" / "your_own_task.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "largest", raising=False)
+    (tmp_path / "largest.py").write_text(code)
+    env = load_environment("largest")
+    example = env.example(question="…", answer="987")
+    completions = ["<answer>987</answer>", "\\boxed{987}", "ANSWER: 987", "<answer>986</answer>", "987"]
+    assert [env.grade(example, text).reward for text in completions] == [1.0, 1.0, 1.0, 0.1, 0.0]
+    examples, rng = env.split("train")[:300], np.random.default_rng(0)
+    assert all(env.grade(example, env.reference(example)).reward == 1.0 for example in examples)
+    shown = [env.grade(example, env.demonstrate(example, rng)).outcome for example in examples]
+    assert shown.count("correct") / 300 == pytest.approx(7 / 9, abs=0.06) and set(shown) == {"correct", "wrong"}
+    few = ["--max-steps", "1", "--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
+    assert run(["rl", "--orchestrator.env.id", "largest", *few], ["--seq-len", "128", "--display", "plain"]) == 0
+    assert "on largest" in capfd.readouterr().out
 
 
 def test_the_bands_on_the_gap_page_are_those_of_the_code():

@@ -26,6 +26,9 @@ COMMANDS = {
     "init-model": Command(
         "hone.config.init_model", "InitModelConfig", "hone.commands.init_model", "write a small model made from nothing"
     ),
+    "init-env": Command(
+        "hone.config.init_env", "InitEnvConfig", "hone.commands.init_env", "write a task of your own to start from"
+    ),
     "sft": Command("hone.config.sft", "SFTConfig", "hone.commands.sft", "imitate a data set or demonstrations"),
     "rl": Command("hone.config.rl", "RLConfig", "hone.commands.rl", "reinforce with a verifiable reward"),
     "eval": Command("hone.config.eval", "EvalConfig", "hone.commands.eval", "measure a model on held-out examples"),

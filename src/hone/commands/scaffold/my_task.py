@@ -1,0 +1,104 @@
+"""my-task: put the letters of a made-up word in alphabetical order.
+
+    hone eval my-task -m MODEL -n 20
+
+This works as it is and trains at once. What makes a task your own is marked CHANGE; the rest can stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import numpy as np
+
+from hone.environments import AnswerParser, Range, Rubric, SingleTurnEnv, generated_rows
+from hone.types import Example, Message
+
+LETTERS = list("abcdefghijklmnopqrstuvwxyz")
+PROMPT = "Put these letters in alphabetical order: {letters}"  # CHANGE: the question, with the columns of a row in it
+FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."
+
+
+def read_answer(text: str) -> str | None:
+    """CHANGE: what counts as an answer, right or wrong; None for what is none."""
+    return text if text.isalpha() and text.islower() else None
+
+
+# Finds the last well-formed answer in <answer> tags, \boxed{} or after ANSWER: (for numbers there is NumberParser).
+PARSER = AnswerParser(read_answer)
+
+
+def well_formed(completion: list[Message]) -> float:
+    """1 for an answer, right or wrong; it earns a little, so that a model that does not know the form can find it."""
+    return float(PARSER.value(completion) is not None)
+
+
+def correctness(completion: list[Message], answer: str) -> float:
+    """CHANGE: 1 if the answer is right, else 0."""
+    return float(PARSER.value(completion) == answer)
+
+
+RUBRIC = Rubric(
+    [well_formed, correctness],
+    weights=[0.1, 0.9],
+    correctness=correctness,  # decides what is reported as correct
+    ranges={  # what each part may be for a right and for a wrong answer
+        "well_formed": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
+        "correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
+    },
+)
+
+
+def make_row(split: str, rng: np.random.Generator) -> dict[str, str]:
+    """CHANGE: one problem, drawn from `rng` alone. A tenth of all problems, chosen by content, is for "eval" only."""
+    while True:
+        letters = "".join(rng.choice(LETTERS, size=rng.integers(3, 8)))
+        held_out = zlib.crc32(letters.encode()) % 10 == 0
+        if held_out == (split == "eval"):
+            return {"letters": letters}
+
+
+class MyTask(SingleTurnEnv):
+    """Rows have `letters`."""
+
+    def __init__(self, *, prompt: str, demo_noise: float, **kwargs) -> None:
+        super().__init__(id="my-task", parser=PARSER, rubric=RUBRIC, **kwargs)
+        self.prompt, self.demo_noise = prompt, demo_noise
+
+    def format_row(self, row: dict[str, str]) -> dict:
+        """CHANGE: question and right answer of a row; `info` is what reward functions and demonstrations need."""
+        letters = row["letters"]
+        question = self.prompt.replace("{letters}", letters)
+        return {"question": question, "answer": "".join(sorted(letters)), "info": {"letters": letters}}
+
+    def reference(self, example: Example) -> str:
+        """A completion that deserves full marks."""
+        return PARSER.wrap(example.answer)
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """CHANGE: what SFT imitates. At `demo_noise` 1 a careless teacher: each letter is another one with 10 %."""
+        rate = 0.1 * self.demo_noise
+        letters = [str(rng.choice(LETTERS)) if rng.random() < rate else letter for letter in example.answer]
+        return PARSER.wrap("".join(letters))
+
+
+def load_environment(
+    num_train_examples: int = 50_000,
+    num_eval_examples: int = 1_000,
+    seed: int = 0,
+    prompt: str = PROMPT,
+    format_hint: bool = True,
+    demo_noise: float = 0.0,
+) -> SingleTurnEnv:
+    """my-task on generated problems. `format_hint` adds to the prompt how to answer."""
+
+    def rows(split: str, count: int):
+        return generated_rows(functools.partial(make_row, split), count, seed=seed, env_id="my-task", split=split)
+
+    return MyTask(
+        prompt=prompt + FORMAT_HINT * format_hint,
+        demo_noise=demo_noise,
+        dataset=lambda: rows("train", num_train_examples),  # for rows of your own: lambda: load_rows("rows.jsonl")
+        eval_dataset=lambda: rows("eval", num_eval_examples),
+    )

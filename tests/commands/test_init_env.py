@@ -1,0 +1,158 @@
+"""`hone init-env`: what it writes passes its test and trains as printed, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from refusals import fails
+
+from hone.cli import main
+from hone.environments import load_environment
+from hone.runs import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of another test may have the same name."""
+    for name in ("my_task", "sort_it_2"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def files() -> set[str]:
+    return {path.as_posix() for path in Path().rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The commands that it says come next."""
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    return [shlex.split(line.removeprefix("next: "), comments=True) for line in lines]
+
+
+def pytest_passes(*argv: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *argv], capture_output=True, text=True)
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
+    assert main(["init-env", "sort-it-2"]) == 0
+    assert files() == {"sort_it_2.py", "test_sort_it_2.py", "sort_it_2/tiny_sft.toml", "sort_it_2/tiny.toml"}
+    assert not [name for name in files() if {"my_task", "my-task", "MyTask"} & set(Path(name).read_text().split())]
+    assert "class SortIt2(SingleTurnEnv)" in Path("sort_it_2.py").read_text()
+    test, sft, rl, evaluate = printed(capsys)
+    assert test[0] == "pytest"
+    pytest_passes(*test[1:])
+
+    assert main([*sft, "--max-steps", "3", "--display", "plain"]) == 0
+    losses = Run("outputs/sort-it-2-sft").metrics()["loss"].to_pylist()
+    assert losses[2] < losses[0]
+    Path("outputs/sort-it-2-sft/weights/step_500").symlink_to("step_3")
+    assert main([*rl, "--max-steps", "2", "--display", "plain", "--orchestrator.eval.num-examples", "4"]) == 0
+    metrics = Run("outputs/sort-it-2-rl").metrics()
+    assert {"reward/mean", "reward/well_formed/mean", "reward/correctness/mean"} <= set(metrics.column_names)
+    prompts = Run("outputs/sort-it-2-rl").rollouts(0)["prompt"].to_pylist()
+    assert len(prompts) == 128 and len(set(prompts)) == 16
+    Path("outputs/sort-it-2-rl/weights/step_150").symlink_to("step_2")
+    capsys.readouterr()
+    assert main([*evaluate[1:], "-r", "1"]) == 0
+    assert "sort-it-2: 100 examples" in capsys.readouterr().out
+
+
+def test_it_lies_where_a_project_has_its_folders(capsys):
+    for folder in ("environments", "tests", "examples"):
+        Path(folder).mkdir()
+    assert main(["init-env", "my-task"]) == 0
+    assert files() == {
+        "environments/my_task.py",
+        "tests/test_my_task.py",
+        "examples/my_task/tiny_sft.toml",
+        "examples/my_task/tiny.toml",
+    }
+    test, sft, rl, _ = printed(capsys)
+    assert (test[1], sft[2], rl[2]) == (
+        "tests/test_my_task.py",
+        "examples/my_task/tiny_sft.toml",
+        "examples/my_task/tiny.toml",
+    )
+    assert "#   sft @ examples/my_task/tiny_sft.toml\n" in Path(sft[2]).read_text()
+    pytest_passes(test[1])
+
+
+def test_the_recipes_belong_together_and_their_answers_fit(tiny_model_dir):
+    from hone.config.parse import parse
+    from hone.config.rl import RLConfig
+    from hone.config.sft import SFTConfig
+    from hone.model.chat import load_renderer
+
+    assert main(["init-env", "my-task"]) == 0
+    sft = parse(SFTConfig, ["@", "my_task/tiny_sft.toml"], "sft")
+    rl = parse(RLConfig, ["@", "my_task/tiny.toml"], "rl")
+    assert rl.model.name == f"{sft.output_dir}/weights/step_{sft.max_steps}"
+    assert sft.data.env is not None
+    assert sft.data.env.args.items() - {("demo_noise", 1.0)} == rl.orchestrator.env.args.items()
+    renderer = load_renderer(str(tiny_model_dir))
+    env = load_environment("my-task", **rl.orchestrator.env.args)
+    for example in env.split("train")[:300]:
+        answer = renderer.completion_ids(example.prompt, env.reference(example))
+        assert len(answer) <= rl.orchestrator.sampling.max_tokens
+        assert len(renderer.prompt_ids(example.prompt)) + rl.orchestrator.sampling.max_tokens <= rl.seq_len
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "instead"),
+    [
+        ("json", "standard library", "my-json"),
+        ("numpy", "there is a module of that name already (", "my-numpy"),
+        ("char-count", "there is a module of that name already (", "my-char-count"),
+        ("3sum", "starts with a letter", "task-3sum"),
+        ("My Task!", "English letters, digits and single dashes", "my-task"),
+        ("a--b", "single dashes", "a-b"),
+        ("../up", "English letters", "up"),
+        ("ä", "English letters", "task"),
+        ("class", "a word of the Python language", "my-class"),
+    ],
+)
+def test_names_that_no_task_can_have(name, why, instead, capsys):
+    fails(
+        capsys,
+        main(["init-env", name]),
+        f"a task can't be called {name!r}: ",
+        why,
+        f"`hone init-env {instead}` would do",
+    )
+    assert files() == set()
+
+
+@pytest.mark.parametrize("path", ["test_my_task.py", "my_task/tiny.toml", "my_task/notes.txt"])
+def test_nothing_is_overwritten(path, capsys):
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text("mine")
+    fails(capsys, main(["init-env", "my-task"]), "exists already, and nothing is overwritten")
+    assert files() == {path} and Path(path).read_text() == "mine"
+
+
+def test_a_second_time_it_names_the_first_and_another_name(capsys):
+    assert main(["init-env", "my-task"]) == 0
+    before = {name: Path(name).read_text() for name in files()}
+    fails(capsys, main(["init-env", "my-task"]), "my_task.py)", "`hone init-env my-my-task` would do")
+    assert {name: Path(name).read_text() for name in files()} == before
+
+
+def test_the_scaffold_is_in_the_wheel(tmp_path: Path):
+    """Hatchling takes the folder of the package as it is; what it would leave out is what git ignores."""
+    folder = ROOT / "src/hone/commands/scaffold"
+    names = ["my_task.py", "test_my_task.py", "tiny.toml", "tiny_sft.toml"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == names
+    done = subprocess.run(["git", "check-ignore", *names], cwd=folder, capture_output=True, text=True)
+    assert done.returncode != 0, f"git ignores {done.stdout}"
