@@ -129,7 +129,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert cli.main(["evl"]) == 2
     assert capsys.readouterr().err == "error: hone has no command 'evl': did you mean `hone eval`?\n"
     assert cli.main(["xyzzy"]) == 2
-    assert "there are init-model, sft, rl, eval" in capsys.readouterr().err
+    assert "there are init-model, init-env, sft, rl, eval" in capsys.readouterr().err
     assert cli.main(["runs", "lst"]) == 2
     assert capsys.readouterr().err == "error: hone has no command 'runs lst': did you mean `hone runs list`?\n"
     assert cli.main(["runs", "xyzzy"]) == 2

@@ -149,8 +149,8 @@ def test_a_second_time_it_names_the_first_and_another_name(capsys):
     assert {name: Path(name).read_text() for name in files()} == before
 
 
-def test_the_scaffold_is_in_the_wheel(tmp_path: Path):
-    """Hatchling takes the folder of the package as it is; what it would leave out is what git ignores."""
+def test_the_package_holds_the_scaffold():
+    """Hatchling puts all files of the package into a wheel, but for those that git ignores."""
     folder = ROOT / "src/hone/commands/scaffold"
     names = ["my_task.py", "test_my_task.py", "tiny.toml", "tiny_sft.toml"]
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == names

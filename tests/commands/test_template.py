@@ -74,6 +74,16 @@ def test_sft_imitates_the_messages_that_the_template_makes():
     ]
 
 
+def test_turns_of_the_page_become_messages():
+    from hone.environments.template import Template
+
+    (shown,) = re.findall(r"`(messages = \{ each .*?\})`", SECTION)
+    row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    assert Template(tomllib.loads(shown)).row(row, "row") == {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    }
+
+
 def test_flags_make_a_template_too(capsys):
     flags = ["--data.template.prompt", "{task.text}", "--data.template.completion", "{gold}", "--data.no-pack"]
     assert main(["sft", "--data.path", "problems.jsonl", *flags, *SHORT, "--output-dir", "out"]) == 0

@@ -83,6 +83,59 @@ def test_a_row_that_lacks_something_is_named(text, why):
     assert str(error.value).startswith("data.jsonl, line 3: ") and why in str(error.value)
 
 
+TURNS = {
+    "each": "{conversations}",
+    "role": "{from}",
+    "content": "{value}",
+    "roles": {"human": "user", "gpt": "assistant"},
+}
+
+
+def test_turns_become_messages():
+    turns = [("system", "Be brief."), ("human", "2 + 2?"), ("gpt", 4), ("human", "Sure?"), ("gpt", "{yes}")]
+    row = {"conversations": [{"from": who, "value": what} for who, what in turns], "other": 1}
+    assert Template({"messages": TURNS}).row(row, "row") == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "2 + 2?"},
+            {"role": "assistant", "content": "4"},
+            {"role": "user", "content": "Sure?"},
+            {"role": "assistant", "content": "{yes}"},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"talk": []}, "row: no column 'conversations', which template.messages.each wants"),
+        ({"conversations": "hi"}, "row: {conversations} of template.messages.each is 'hi', not a list of turns"),
+        (
+            {"conversations": [{"from": "gpt", "value": "a"}, {"from": "gpt", "text": "b"}]},
+            "row, turn 1: no column 'value'",
+        ),
+    ],
+)
+def test_bad_turns_are_named(row, why):
+    with pytest.raises(UserError) as error:
+        Template({"messages": TURNS}).row(row, "row")
+    assert str(error.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"each": "all {conversations}"}, "template.messages.each is 'all {conversations}': give the column"),
+        ({"each": 3}, "template.messages.each is 3: give the column"),
+        ({"roles": "user"}, "template.messages.roles is 'user': give a table such as {human = "),
+    ],
+)
+def test_what_makes_no_messages_of_turns_is_refused(change, why):
+    with pytest.raises(UserError) as error:
+        Template({"messages": TURNS | change})
+    assert str(error.value).startswith(why)
+
+
 def test_an_empty_template_is_refused():
     with pytest.raises(UserError, match=r"template is empty: give the columns"):
         Template({})

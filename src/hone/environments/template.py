@@ -9,6 +9,10 @@ of messages. Text that is one placeholder and nothing else keeps the type of wha
 list of messages; but a `prompt`, `question` or `completion` that is a number is written out, for these are text or
 messages. Anywhere else, and in what a message says, the value is written out as well: `true`, `false`, lists and tables
 as JSON.
+
+A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name what stands in a turn:
+
+    {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
 """
 
 from __future__ import annotations
@@ -56,6 +60,8 @@ def _compiled(value: Any, name: str, as_text: bool) -> Make:
     """What makes `value`, of the type that config files know, with its placeholders filled in."""
     if isinstance(value, str):
         return _text(value, name, as_text)
+    if isinstance(value, Mapping) and value.keys() >= MESSAGE | {"each"}:
+        return _turns(value, name)
     if isinstance(value, Mapping):
         message = value.keys() >= MESSAGE
         items = {key: _compiled(item, f"{name}.{key}", message and key in MESSAGE) for key, item in value.items()}
@@ -64,6 +70,27 @@ def _compiled(value: Any, name: str, as_text: bool) -> Make:
         parts = [_compiled(item, f"{name}[{i}]", as_text) for i, item in enumerate(value)]
         return lambda row, where: [make(row, where) for make in parts]
     return lambda row, where: value
+
+
+def _turns(value: Mapping[str, Any], name: str) -> Make:
+    """What makes a message of each turn in a list, and `roles` of the turns' words for them."""
+    source, roles = value["each"], value.get("roles", {})
+    fields = _fields(source, f"{name}.each") if isinstance(source, str) else []
+    if len(fields) != 1 or fields[0][0] or fields[0][1] is None:
+        raise UserError(f'{name}.each is {source!r}: give the column that holds the turns, such as "{{conversations}}"')
+    if not isinstance(roles, Mapping) or not all(isinstance(role, str) for role in roles.values()):
+        raise UserError(f'{name}.roles is {roles!r}: give a table such as {{human = "user", gpt = "assistant"}}')
+    find = _placeholder(fields[0][1], f"{name}.each")
+    make = _compiled({key: item for key, item in value.items() if key not in ("each", "roles")}, name, False)
+
+    def messages(row: Row, where: str) -> list[Any]:
+        turns = find(row, where)
+        if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
+            raise UserError(f"{where}: {source} of {name}.each is {_short(turns)}, not a list of turns")
+        made = [make(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
+        return [message | {"role": roles.get(message["role"], message["role"])} for message in made]
+
+    return messages
 
 
 def _text(text: str, name: str, as_text: bool) -> Make:
