@@ -69,6 +69,13 @@ def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
     assert "sort-it-2: 100 examples" in capsys.readouterr().out
 
 
+def test_a_name_that_holds_the_name_of_the_scaffold(capsys):
+    assert main(["init-env", "my-task-2"]) == 0
+    assert "#   sft @ my_task_2/tiny_sft.toml\n" in Path("my_task_2/tiny_sft.toml").read_text()
+    assert 'load_environment("my-task-2")' in Path("test_my_task_2.py").read_text()
+    assert "class MyTask2(SingleTurnEnv)" in Path("my_task_2.py").read_text()
+
+
 def test_it_lies_where_a_project_has_its_folders(capsys):
     for folder in ("environments", "tests", "examples"):
         Path(folder).mkdir()

@@ -44,7 +44,7 @@ def test_the_section_on_other_columns(capsys):
     Path("outputs/words-sft/weights/step_200").symlink_to("step_2")
     assert main([*rl, *SHORT, *FEW, "--orchestrator.sampling.max-tokens", "8"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told.endswith("""--template '{"question": "{task.text}", "answer": "{gold}"}'""")
+    assert shlex.split(told)[-2:] == evaluate[-2:]
     prompts = Run("outputs/words-rl").rollouts(0).column("prompt").to_pylist()
     assert all(re.search(r"Think step by step\.(.|\n)*(\d+ \+ \d+|Mia has .*)\?", prompt) for prompt in prompts), (
         prompts
@@ -54,7 +54,7 @@ def test_the_section_on_other_columns(capsys):
     out = capsys.readouterr().out
     assert "gsm8k has 2 held-out examples" in out and "--template" in out.splitlines()[-1]
     (metadata,) = Path("outputs/evals").rglob("metadata.json")
-    assert json.loads(metadata.read_text())["template"] == {"question": "{task.text}", "answer": "{gold}"}
+    assert json.loads(metadata.read_text())["template"] == json.loads(evaluate[-1])
 
 
 def test_sft_imitates_the_messages_that_the_template_makes():
@@ -72,6 +72,19 @@ def test_sft_imitates_the_messages_that_the_template_makes():
         {"role": "user", "content": "Mia has 3 bags of 14 nuts. How many nuts?"},
         {"role": "assistant", "content": "3 * 14 = 42\nANSWER: 42"},
     ]
+
+
+@pytest.mark.parametrize(("kind", "file"), [("sft", "words_sft.toml"), ("rl", "words_rl.toml")])
+def test_the_resolved_config_holds_the_template(kind, file):
+    from hone.config.dump import to_toml
+    from hone.config.parse import parse
+    from hone.config.rl import RLConfig
+    from hone.config.sft import SFTConfig
+
+    cls = SFTConfig if kind == "sft" else RLConfig
+    config = parse(cls, ["@", file], kind)
+    Path("resolved.toml").write_text(to_toml(config))
+    assert parse(cls, ["@", "resolved.toml"], kind) == config
 
 
 def test_turns_of_the_page_become_messages():

@@ -65,15 +65,13 @@ def _folder(name: str) -> Path:
 
 def _named(text: str, module: str, recipes: Path) -> str:
     """The scaffold's text for another name: in it the task is my-task, my_task and MyTask, its recipes in my_task/."""
-    class_name = "".join(word.capitalize() for word in module.split("_"))
-    for old, new in (
-        ("@ my_task/", f"@ {recipes.as_posix()}/"),
-        ("my_task", module),
-        ("my-task", module.replace("_", "-")),
-        ("MyTask", class_name),
-    ):
-        text = text.replace(old, new)
-    return text
+    names = {
+        "@ my_task/": f"@ {recipes.as_posix()}/",
+        "my_task": module,
+        "my-task": module.replace("_", "-"),
+        "MyTask": "".join(word.capitalize() for word in module.split("_")),
+    }
+    return re.sub("|".join(names), lambda match: names[match.group()], text)
 
 
 def _module_name(name: str) -> str:
