@@ -2,29 +2,20 @@
 
 math-verify limits its time by SIGALRM, which works on the main thread alone and stops no C code, and it turns a timeout
 into "different". So it works without limits in a process of its own, `math_worker.py`, which dies of an expression such
-as 9^{9^{9^9}} alone: the kernel ends it after 5 seconds of processor time (not of the clock: a busy machine changes no
-verdict), and the next question starts another.
+as 9^{9^{9^9}} alone, after 5 seconds of processor time.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.util
-import json
-import os
 import re
-import select
-import signal
-import subprocess
-import sys
-import threading
 import unicodedata
 from pathlib import Path
 
 from hone.errors import UserError
 from hone.grading.inline import GraderFailure
-from hone.types import Outcome
+from hone.grading.process import NoVerdict, Worker
 
 LONGEST = 512
 """Characters of an answer; a longer one cannot be read."""
@@ -63,8 +54,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
         return False
     try:
         return _asked(answer, gold)
-    except _Died as death:
-        return death.failure
+    except NoVerdict as nothing:
+        return nothing.failure
 
 
 def readable(text: str) -> bool:
@@ -116,94 +107,14 @@ def _plain(text: str) -> str:
     return " ".join(_TEXT.sub(r"\1", text).strip(" ()").split())
 
 
-class _Died(Exception):
-    """There is no verdict on a question."""
-
-    def __init__(self, failure: GraderFailure) -> None:
-        self.failure = failure
-
-
 @functools.lru_cache(maxsize=2**16)
 def _asked(answer: str, gold: str) -> bool | None:
-    """What the worker says, remembered. Raises _Died, which is not, if it has no verdict."""
-    return _worker().ask(answer, gold)
+    """What the worker says, remembered. Raises NoVerdict, which is not, if it has no verdict."""
+    return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
 
 
 @functools.cache
-def _worker() -> _Worker:
-    return _Worker()
-
-
-class _Worker:
-    """The worker process, started when it is needed. One question at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.close)
-
-    def ask(self, answer: str, gold: str) -> bool | None:
-        """The worker's verdict. Raises _Died if there is none."""
-        with self._lock:
-            process = self._process = self._process or _start()
-            try:
-                line = _exchange(process, json.dumps([answer, gold]).encode() + b"\n")
-            except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for that of the next
-                self.close()
-                raise
-            if line is None:
-                self.close()
-                detail = f"comparing the answer took {CLOCK_SECONDS:.0f} seconds"
-                raise _Died(GraderFailure(Outcome.GRADER_TIMEOUT, detail))
-            if not line:
-                self._process = None
-                raise _Died(_why(process))
-            said = json.loads(line)
-            if isinstance(said, str):
-                raise _Died(GraderFailure(Outcome.GRADER_ERROR, said))
-            return said
-
-    def close(self) -> None:
-        """Ends the process, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-
-def _start() -> subprocess.Popen[bytes]:
+def _worker() -> Worker:
     if importlib.util.find_spec("math_verify") is None:
         raise UserError("this task compares answers by math-verify, which is not installed: pip install math-verify")
-    worker = str(Path(__file__).with_name("math_worker.py"))
-    # -P: its folder, with this very file `math.py`, stays off the path. A session of its own: Ctrl-C is not for it.
-    return subprocess.Popen(
-        [sys.executable, "-P", worker, str(CPU_SECONDS)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
-    )
-
-
-def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
-    """The line that answers `question`; nothing if the process ended, None if it did not answer in time."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(question)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return b""
-    ready, _, _ = select.select([process.stdout], [], [], CLOCK_SECONDS)
-    return process.stdout.readline() if ready else None
-
-
-def _why(process: subprocess.Popen[bytes]) -> GraderFailure:
-    """What a process died of."""
-    _, errors = process.communicate()
-    if process.returncode == -signal.SIGXCPU:
-        return GraderFailure(
-            Outcome.GRADER_TIMEOUT, f"comparing the answer took {CPU_SECONDS} seconds of processor time"
-        )
-    said = errors.decode("utf-8", "replace").strip()[-2000:]
-    return GraderFailure(Outcome.GRADER_ERROR, f"the process of math-verify ended with {process.returncode}: {said}")
+    return Worker(Path(__file__).with_name("math_worker.py"), [], "comparing the answer")

@@ -1,0 +1,44 @@
+"""What runs in the process of `hone.grading.process`; it needs nothing of hone.
+
+    python -P process_main.py SCRIPT ARGUMENTS
+
+`start(*ARGUMENTS)` of the file SCRIPT returns the function that answers. One JSON line `[seconds, question]` comes in,
+one line `[answer, error]` goes out, until the input ends; `error` is a traceback or null. `seconds` is the processor
+time that the question may take, after which the kernel ends the process. What libraries print goes nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import runpy
+import sys
+import time
+import traceback
+
+MEMORY_BYTES = 4 * 2**30
+
+
+def main() -> None:
+    """Answers until the input ends."""
+    script, arguments = sys.argv[1], json.loads(sys.argv[2])
+    answers, nowhere = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    answer = runpy.run_path(script)["start"](*arguments)
+    os.dup2(nowhere, 2)
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for line in sys.stdin:
+        seconds, question = json.loads(line)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, resource.RLIM_INFINITY))
+        try:
+            said = json.dumps([answer(question), None])
+        except Exception:
+            said = json.dumps([None, traceback.format_exc()])
+        print(said, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
