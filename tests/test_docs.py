@@ -165,6 +165,26 @@ def test_the_task_on_the_page_of_ones_own_grades_demonstrates_and_trains(tmp_pat
     assert "on largest" in capfd.readouterr().out
 
 
+def test_every_command_on_adapters_runs_in_order(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for argv in shell_commands(ROOT / "docs" / "adapters.md"):
+        if argv[0] == "make":
+            continue
+        stand_in(tmp_path / "outputs/spell-sft/weights", "step_100")
+        few = ["--max-steps", "2", "--display", "plain", "--orchestrator.sampling.max-tokens", "16"]
+        few = {"rl": few, "sft": few[:4]}.get(argv[0], [])
+        assert run(argv, few) == 0, (argv, capfd.readouterr().err)
+
+
+def test_the_tasks_that_are_refused_are_those_of_the_page():
+    from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
+
+    page = (ROOT / "docs" / "adapters.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(REFUSED)
+    assert f"Of its {len(SCORED) + len(REFUSED)} tasks {len(SCORED)} are taken" in page
+
+
 def test_the_bands_on_the_gap_page_are_those_of_the_code():
     from hone.algorithms.gap import BANDS
 

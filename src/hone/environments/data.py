@@ -69,8 +69,12 @@ class _Indexed(Sequence[Row]):
 
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
     """`n` rows of a generated task: row i is `make` of a generator that depends on (seed, env_id, split, i) alone."""
-    rows = _Indexed(lambda i: make(rng.stream(seed, env_id, split, i)), n)
-    return Rows(rows, lambda i: f"{env_id} ({split}), row {i}", generated=True)
+    return indexed_rows(lambda i: make(rng.stream(seed, env_id, split, i)), n, f"{env_id} ({split})")
+
+
+def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
+    """`n` rows made when they are asked for: row i is `make(i)`. `name` stands for them in error messages."""
+    return Rows(_Indexed(make, n), lambda i: f"{name}, row {i}", generated=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Finding an environment by its id: the module of that name, dashes for underscores."""
+"""Finding an environment by its id: the module of that name, dashes for underscores; or `LIBRARY:TASK`."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -20,6 +21,8 @@ import hone
 from hone.environments.environment import Environment
 from hone.errors import UserError
 
+ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
+"""Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 _IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
 """The types of arguments that are checked."""
 
@@ -28,11 +31,14 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """The environment with this id, built by its module's `load_environment(**kwargs)`. Touches no data and no network.
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
-    source checkout and in the current directory, then for an installed package.
+    source checkout and in the current directory, then for an installed package. `reasoning-gym:TASK` and
+    `verifiers:TASKSET` are tasks of these libraries.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
     `load_environment`, and arguments that it does not take, or not of this type (text, numbers, booleans, null).
     """
+    if ":" in env_id:
+        return _adapted(env_id, kwargs)
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
     if not callable(build):
@@ -62,6 +68,23 @@ def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any]
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)
+    return env
+
+
+def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
+    """The task of another library."""
+    library, _, task = env_id.partition(":")
+    name = ADAPTERS.get(library.replace("_", "-"))
+    if name is None or not task:
+        raise UserError(
+            f"{env_id!r} is no environment id: before a colon stands a library ({' or '.join(ADAPTERS)}), after it the "
+            "name of its task"
+        )
+    module = importlib.import_module(f"hone.environments.adapters.{name}")
+    build = functools.partial(module.load, task)
+    _check_arguments(env_id, build, kwargs)
+    env = build(**kwargs)
+    env.module = Path(str(module.__file__))
     return env
 
 
@@ -169,7 +192,7 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
 
 def _annotations(build: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(build)
+        return typing.get_type_hints(build.func if isinstance(build, functools.partial) else build)
     except (NameError, TypeError, AttributeError):
         return {}  # names that exist for type checkers only: nothing to check against
 

@@ -72,6 +72,11 @@ class Worker:
                 raise NoVerdict(GraderFailure(Outcome.GRADER_ERROR, error))
             return answer
 
+    @property
+    def running(self) -> bool:
+        """Whether there is a process, which remembers what it was asked."""
+        return self._process is not None
+
     def close(self) -> None:
         """Ends the process, if there is one."""
         if self._process is not None:

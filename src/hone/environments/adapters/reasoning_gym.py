@@ -1,0 +1,182 @@
+"""Tasks of reasoning-gym (https://github.com/open-thought/reasoning-gym), by the id `reasoning-gym:NAME`.
+
+    hone eval reasoning-gym:leg_counting -m hone/tiny -n 20 -a '{"min_animals": 2}'
+
+An answer in `<answer>` tags (or in `\\boxed{}`, or after `ANSWER:`) is worth 0.1, plus 0.9 times the score that
+reasoning-gym's own `score_answer` gives it, partial credit included; it is correct if that score is 1. Rows are
+reasoning-gym's own (row i of its seed), but for the tenth of the questions, by content, that is held out for
+evaluation whatever the seed. Both are made and scored in a process of their own, under a limit of processor time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hone.digests import of_source
+from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
+from hone.environments.answers import MAX_CHARS, AnswerParser, format
+from hone.environments.data import Row, Rows, indexed_rows
+from hone.environments.environment import SingleTurnEnv
+from hone.environments.rubric import Range, Rubric
+from hone.errors import UserError
+from hone.grading import GraderFailure
+from hone.grading.process import NoVerdict, Worker
+from hone.types import Example, Message, content_hash
+
+FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
+HELD_OUT = 10
+"""One of this many questions belongs to evaluation, by its hash."""
+STRIDE = 1_000_000
+"""How far away the next row is looked for where one belongs to the other split; a split has no more rows."""
+ATTEMPTS = 300
+SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
+"""Processor time for scoring an answer and for making a row, and the backstop by the clock."""
+
+
+class ReasoningGym(SingleTurnEnv):
+    """Rows have the column `index`, the number of a row of reasoning-gym's data set: `env.example(index=3)`."""
+
+    def __init__(self, task: str, config: dict[str, Any], format_hint: bool, **kwargs: Any) -> None:
+        self.task, self.config, self.hint = task, config, FORMAT_HINT * format_hint
+        self.parser_of_answers = AnswerParser(str)
+        ranges = {
+            "format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
+            "correctness": Range(right=(1.0, 1.0), wrong=(0.0, 1.0)),
+        }
+        rubric = Rubric([format, self.correctness], [0.1, 0.9], correctness="correctness", ranges=ranges)
+        super().__init__(parser=self.parser_of_answers, rubric=rubric, **kwargs)
+        script = Path(__file__).with_name("reasoning_gym_worker.py")
+        self._worker = Worker(script, [task, config], f"{task} of reasoning-gym")
+        self._entry = functools.lru_cache(maxsize=4096)(self._made)
+        self._checked = False
+
+    def correctness(self, completion: list[Message], info: dict[str, Any]) -> float | GraderFailure:
+        """reasoning-gym's score of the answer, from 0 to 1."""
+        answer = self.parser_of_answers.parse_answer(completion)
+        return 0.0 if answer is None else self._score(info["index"], answer)
+
+    def format_row(self, row: Row) -> Row:
+        index = row["index"]
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise UserError(f"{self.id}: index is {index!r}; it must be a whole number from 0")
+        question, answer = self._entry(index)
+        return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
+
+    def reference(self, example: Example) -> str:
+        """reasoning-gym's answer. UserError for the rare one that its own score does not give full marks."""
+        text = self.parser_of_answers.wrap(example.answer)
+        score = self.grade(example, text)
+        if score.components.get("correctness", 0.0) < 1.0:
+            raise UserError(
+                f"{self.id}: reasoning-gym's own answer to row {example.info['index']} is not worth full marks "
+                f"({score.detail}): take another seed, or a task that scores its answers"
+            )
+        return text
+
+    def rows(self, split: str, count: int) -> Rows:
+        """`count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
+
+        Passed over are rows whose answer is empty, or longer than an answer may be.
+        """
+
+        def make(i: int) -> Row:
+            for index in range(i, i + ATTEMPTS * STRIDE, STRIDE):
+                question, answer = self._entry(index)
+                if is_held_out(question) == (split == "eval") and 0 < len(answer.strip()) <= MAX_CHARS:
+                    return {"index": index}
+            raise UserError(
+                f"{self.id} has too few different questions: {ATTEMPTS} in a row are none of the {split} split; take "
+                "arguments that make it more varied, or another task"
+            )
+
+        return indexed_rows(make, count, f"{self.id} ({split})")
+
+    def digests(self, splits: Sequence[str]) -> dict[str, str]:
+        """As of any environment, but no row is made: rows are a function of what is digested here."""
+        counts = [len(self.split(name)) for name in splits]
+        data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
+        assert self.module is not None
+        return {"environment": of_source(self.module), "data": data, "reasoning-gym": version("reasoning-gym")}
+
+    def _made(self, index: int) -> tuple[str, str]:
+        """Question and answer of a row."""
+        if not self._checked:
+            if problem := self._ask(["check"]):
+                raise UserError(f"{self.id} {problem}")
+            self._checked = True
+        question, answer = self._ask(["entry", index])
+        return question, answer
+
+    def _ask(self, question: list[Any]) -> Any:
+        try:
+            return self._worker.ask(question, MAKE_SECONDS, CLOCK_SECONDS)
+        except NoVerdict as nothing:
+            reason = nothing.failure.detail.splitlines()[-1]
+            raise UserError(f"{self.id} cannot be made ({reason}): take other arguments or another seed") from None
+
+    def _score(self, index: int, answer: str) -> float | GraderFailure:
+        try:
+            return self._worker.ask(["score", index, answer], SCORE_SECONDS, CLOCK_SECONDS)
+        except NoVerdict as nothing:
+            return nothing.failure
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question is of the tenth that is held out; no seed changes it."""
+    return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
+
+
+def load(
+    name: str,
+    /,
+    *,
+    num_train_examples: int = 50_000,
+    num_eval_examples: int = 1_000,
+    seed: int = 0,
+    format_hint: bool = True,
+    system_prompt: str = "",
+    **config: Any,
+) -> ReasoningGym:
+    """The task `name` of reasoning-gym; `config` are arguments of its configuration.
+
+    UserError without reasoning-gym, and for a task that is refused or unknown.
+    """
+    task = name.replace("-", "_")
+    if task not in SCORED:
+        raise UserError(f"reasoning-gym:{name} {_why_not(task)}")
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(
+            f"reasoning-gym:{name} needs reasoning-gym, which is not installed: pip install 'hone-rl[reasoning-gym]'"
+        )
+    if "size" in config:
+        raise UserError(f"reasoning-gym:{name}: for size write num_train_examples and num_eval_examples")
+    for argument, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
+        if not 1 <= value <= STRIDE:
+            raise UserError(f"reasoning-gym:{name}: {argument} is {value}; it must be from 1 to {STRIDE}")
+    env = ReasoningGym(
+        task,
+        {"seed": seed} | config,
+        format_hint,
+        dataset=lambda: env.rows("train", num_train_examples),
+        eval_dataset=lambda: env.rows("eval", num_eval_examples),
+        system_prompt=system_prompt or None,
+        id=f"reasoning-gym:{task}",
+    )
+    return env
+
+
+def _why_not(task: str) -> str:
+    if task in REFUSED:
+        return f"is refused: {REFUSED[task]}"
+    near = difflib.get_close_matches(task, SCORED, n=3)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"the tasks are {', '.join(sorted(SCORED))}"
+    return f"is no task that hone knows to be scored faithfully; {remedy}"

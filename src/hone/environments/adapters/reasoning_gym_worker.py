@@ -1,0 +1,58 @@
+"""reasoning-gym, as it runs in a process of its own for `hone.environments.adapters.reasoning_gym`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+SIZE = 5_000
+"""Rows of one data set. Row 5,000 is the first of the next one, of a seed higher by 5,000: most tasks make row i from
+seed + i, for which that is the same row; some lay out all their rows when the data set is made.
+"""
+
+
+def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    """The function that answers, about the data set `task` of this configuration:
+
+    - `["check"]`: null, or what is wrong with the configuration, in words;
+    - `["entry", index]`: its question and its answer;
+    - `["score", index, answer]`: the score of an answer.
+    """
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    @functools.lru_cache(maxsize=64)
+    def dataset(chunk: int = 0) -> Any:
+        return create_dataset(task, **config | {"size": SIZE, "seed": config["seed"] + chunk * SIZE})
+
+    @functools.lru_cache(maxsize=4096)
+    def entry(index: int) -> dict[str, Any]:
+        return dataset(index // SIZE)[index % SIZE]
+
+    def check() -> str | None:
+        fields = [field.name for field in dataclasses.fields(DATASETS[task][1])]
+        for name in config:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                return f"does not take {name!r}{hint}; its arguments are {', '.join(fields)}"
+        try:
+            dataset()
+        except (AssertionError, ValueError, TypeError) as error:
+            return f"refuses {config}: {str(error) or type(error).__name__}"
+        return None
+
+    def answer(question: list[Any]) -> Any:
+        if question[0] == "check":
+            return check()
+        if question[0] == "entry":
+            made = entry(question[1])
+            return [str(made["question"]), str(made["answer"])]
+        # A copy: some graders write into the entry.
+        index = question[1]
+        return float(dataset(index // SIZE).score_answer(question[2], copy.deepcopy(entry(index))))
+
+    return answer

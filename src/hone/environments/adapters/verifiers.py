@@ -1,0 +1,175 @@
+"""Tasksets of verifiers v1 (https://github.com/PrimeIntellect-ai/verifiers), by the id `verifiers:TASKSET`.
+
+    hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
+
+A taskset is scored by its own `task.score(trace)`, on a trace of the prompt and the one answer. Each reward function is
+a component with its own weight. verifiers and the taskset run in a process of their own, without network once the tasks
+are loaded and under a limit of processor time, in hone's environment or in `.venv-verifiers`. What needs more than a
+prompt and an answer is refused: a runtime, a container, tools, a simulated user, a judge, an environment of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hone
+from hone.environments.data import Row, Rows, hold_out, indexed_rows
+from hone.environments.environment import SingleTurnEnv
+from hone.environments.parsers import completion_text
+from hone.environments.rubric import RewardFunc, Rubric
+from hone.errors import UserError
+from hone.grading import GraderFailure
+from hone.grading.process import NoVerdict, Worker
+from hone.types import Message
+
+OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")
+CHECKOUT = Path(hone.__file__).resolve().parents[2]
+SCORE_SECONDS, LOAD_SECONDS = 5, 600
+"""Processor time for scoring an answer, and for importing verifiers or loading a taskset."""
+SCORE_CLOCK, LOAD_CLOCK = 60.0, 3600.0
+"""The backstops by the clock: a download may take long."""
+
+
+class Served:
+    """A taskset in its process: it is loaded when its tasks are asked for, and again if the process had to be ended."""
+
+    def __init__(self, env_id: str, taskset_id: str, config: dict[str, Any], limit: int) -> None:
+        self._env_id, self._limit = env_id, limit
+        script = Path(__file__).with_name("verifiers_worker.py")
+        arguments = [taskset_id, config, os.getcwd()]
+        self._worker = Worker(script, arguments, f"scoring by {env_id}", str(_python(env_id)))
+        self._loaded = False
+
+    def describe(self) -> dict[str, float]:
+        """The weight of each reward function, in the order they run. UserError for a taskset that is refused."""
+        return self._admitted(["describe"])["weights"]
+
+    def keys(self) -> list[str]:
+        """Loads the tasks: a digest of the prompt of each."""
+        self._admitted(["describe"])
+        keys = self._admitted(["load", self._limit])["keys"]
+        self._loaded = True
+        return keys
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Prompt, answer and key of a task."""
+        self._load()
+        return self._asked(["row", index])
+
+    def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:
+        """The score of each reward function."""
+        self._load()
+        try:
+            return self._worker.ask(["score", index, text, stop_reason], SCORE_SECONDS, SCORE_CLOCK)
+        except NoVerdict as nothing:
+            self._loaded = self._worker.running
+            return nothing.failure
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self.keys()
+
+    def _admitted(self, question: list[Any]) -> dict[str, Any]:
+        said = self._asked(question)
+        if "refused" in said:
+            raise UserError(f"{self._env_id} {said['refused']}")
+        return said
+
+    def _asked(self, question: list[Any]) -> Any:
+        try:
+            return self._worker.ask(question, LOAD_SECONDS, LOAD_CLOCK)
+        except NoVerdict as nothing:
+            raise UserError(
+                f"{self._env_id} cannot be loaded: {nothing.failure.detail.splitlines()[-1]}; its package must be "
+                "installed beside verifiers, or lie in the current directory"
+            ) from None
+
+
+class Verifiers(SingleTurnEnv):
+    """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
+
+    def __init__(self, served: Served, weights: dict[str, float], correctness: str, **kwargs: Any) -> None:
+        self._served = served
+        self._row = functools.lru_cache(maxsize=4096)(served.row)
+        funcs = [self._component(name, first=i == 0) for i, name in enumerate(weights)]
+        super().__init__(rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
+
+    def format_row(self, row: Row) -> Row:
+        index = row["index"]
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise UserError(f"{self.id}: index is {index!r}; it must be a whole number from 0")
+        task = self._row(index)
+        return {"prompt": task["prompt"], "answer": task["answer"], "info": {"index": index, "key": task["key"]}}
+
+    def _component(self, name: str, first: bool) -> RewardFunc:
+        """The reward function `name`. The first one has the taskset score the answer, for all."""
+
+        def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
+            if first:
+                text = completion_text(completion)
+                state["scores"] = self._served.score(info["index"], text, state["stop_reason"])
+            scores = state["scores"]
+            return scores if isinstance(scores, GraderFailure) else scores[name]
+
+        component.__name__ = name
+        return component  # type: ignore[return-value]
+
+
+def load(
+    name: str,
+    /,
+    *,
+    correctness: str | None = None,
+    held_out: float = 0.1,
+    max_tasks: int = 100_000,
+    **config: Any,
+) -> Verifiers:
+    """The taskset `name` of verifiers; `config` are fields of its configuration.
+
+    `correctness` names the reward function that decides whether an answer is right (≥ 1), by default the one of the
+    largest weight. `held_out` is the share of the prompts, by content, that is for evaluation. Of a taskset without end
+    the first `max_tasks` tasks are taken. UserError without verifiers, and for a taskset that is refused.
+    """
+    env_id = f"verifiers:{name}"
+    if not 0 < held_out < 1:
+        raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
+    if max_tasks < 2:
+        raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
+    served = Served(env_id, name, config, max_tasks)
+    weights = served.describe()
+    correctness = correctness or max(weights, key=lambda reward: weights[reward])
+    if correctness not in weights:
+        raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
+
+    @functools.cache
+    def halves() -> tuple[Rows, Rows]:
+        keys = served.keys()
+        rows = indexed_rows(lambda i: {"index": i, "key": keys[i]}, len(keys), env_id)
+        return hold_out(rows, lambda row: row["key"], held_out)
+
+    return Verifiers(
+        served,
+        weights,
+        correctness,
+        dataset=lambda: halves()[0],
+        eval_dataset=lambda: halves()[1],
+        id=env_id,
+    )
+
+
+def _python(env_id: str) -> Path:
+    """The interpreter that has verifiers: this one, or that of `.venv-verifiers` here or in hone's checkout."""
+    if importlib.util.find_spec("verifiers") is not None:
+        return Path(sys.executable)
+    for candidate in (OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT):
+        if candidate.is_file():
+            return candidate
+    raise UserError(
+        f"{env_id} needs verifiers, which is not installed: `make verifiers-env` in a checkout of hone makes "
+        ".venv-verifiers, or pip install 'hone-rl[verifiers]'"
+    )

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from reasoning_gym.factory import DATASETS, create_dataset
+
+from hone.cli import main
+from hone.environments import load_environment
+from hone.environments.adapters import reasoning_gym
+from hone.environments.adapters.reasoning_gym_tasks import EVALUATES, REFUSED, SCORED
+from hone.environments.adapters.reasoning_gym_worker import SIZE, start
+from hone.errors import UserError
+from hone.types import Outcome
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym_tasks.json"
+READS_OWN_TEXT = {"bitwise_arithmetic", "number_sorting"}
+"""Their scores evaluate the question and the right answer, which reasoning-gym wrote itself; the given answer never."""
+
+
+def test_rows_are_those_of_reasoning_gym_and_its_score_is_the_reward():
+    env = load_environment("reasoning-gym:spell-backward", seed=7)
+    theirs = create_dataset("spell_backward", seed=7, size=10)
+    example = env.example(index=4)
+    assert example.prompt[0]["content"] == theirs[4]["question"] + reasoning_gym.FORMAT_HINT
+    assert example.answer == theirs[4]["answer"] and env.id == "reasoning-gym:spell_backward"
+    nearly = "_" + example.answer[1:]
+    partial = theirs.score_answer(nearly, theirs[4])
+    assert 0 < partial < 1
+    right, near, none = (env.grade(example, text) for text in (f"<answer>{example.answer}</answer>", nearly, ""))
+    assert (right.reward, right.outcome) == (1.0, Outcome.CORRECT)
+    assert (none.reward, none.outcome, near.outcome) == (0.0, Outcome.UNPARSABLE, Outcome.UNPARSABLE)
+    near = env.grade(example, f"So:\n<answer>\n{nearly}\n</answer>\n")
+    assert near.components == {"format": 1.0, "correctness": partial} and near.outcome is Outcome.WRONG
+    assert near.reward == pytest.approx(0.1 + 0.9 * partial)
+    assert env.reference(example) == f"<answer>{example.answer}</answer>"
+
+
+def test_the_splits_share_no_question_whatever_the_seed():
+    texts: dict[str, set[str]] = {"train": set(), "eval": set()}
+    for seed in (0, 1):
+        env = load_environment("reasoning-gym:leg_counting", seed=seed, num_train_examples=60, num_eval_examples=20)
+        for name, found in texts.items():
+            examples = list(env.split(name))
+            found |= {example.prompt[0]["content"] for example in examples}
+            assert len(examples) == len({example.id for example in examples}) == (60 if name == "train" else 20)
+    assert len(texts["train"]) > 100 and not texts["train"] & texts["eval"]
+    again = load_environment("reasoning-gym:leg_counting", seed=1, num_train_examples=60, num_eval_examples=20)
+    assert [e.id for e in again.split("train")] == [e.id for e in env.split("train")]
+    assert [e.info["index"] for e in again.split("train")][:3] != [e.info["index"] for e in again.split("eval")][:3]
+
+
+@pytest.mark.parametrize("task", ["acre", "gsm_symbolic", "list_functions", "word_ladder"])
+def test_rows_that_are_laid_out_beforehand_go_on_beyond_the_size_of_a_data_set(task: str):
+    answer = start(task, {"seed": 0})
+    question, right = answer(["entry", 3 * SIZE + 1])
+    assert answer(["score", 3 * SIZE + 1, right]) == 1.0 and question != answer(["entry", 1])[0]
+
+
+def test_arguments_reach_the_task_and_wrong_ones_are_named():
+    env = load_environment("reasoning-gym:leg_counting", min_animals=2, max_animals=2, format_hint=False)
+    assert env.example(index=0).prompt[0]["content"].count(",") == 2 and "<answer>" not in str(env.example(index=0))
+    for arguments, message in (
+        ({"min_anmals": 2}, r"does not take 'min_anmals' \(did you mean 'min_animals'\?\)"),
+        ({"min_animals": 0}, "min_animals must be positive"),
+        ({"seed": "one"}, "seed is 'one'; it must be a whole number"),
+        ({"size": 3}, "for size write num_train_examples"),
+        ({"num_eval_examples": 0}, "num_eval_examples is 0; it must be from 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_environment("reasoning-gym:leg_counting", **arguments).split("train")
+    with pytest.raises(UserError, match="index is -1"):
+        env.example(index=-1)
+
+
+def test_ids_that_are_none_are_refused_with_the_remedy(monkeypatch):
+    for env_id, message in (
+        ("reasoning-gym:countdown", "evaluates the answer as Python code.*hone's own task `countdown`"),
+        ("reasoning-gym:leg_count", "did you mean leg_counting"),
+        ("gym:leg_counting", "before a colon stands a library"),
+        ("reasoning-gym:", "before a colon stands a library"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_environment(env_id)
+    monkeypatch.setattr(reasoning_gym.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'hone-rl\[reasoning-gym\]'"):
+        load_environment("reasoning-gym:leg_counting")
+
+
+def test_a_score_that_takes_too_long_or_raises_is_no_reward(monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "SCORE_SECONDS", 1)
+    env = load_environment("reasoning-gym:coin_flip")
+    example = env.example(index=0)
+    texts = [f"<answer>{text}</answer>" for text in ("1e99999999", "1e9999", example.answer)]
+    outcomes = [score.outcome for score in env.grade_many([(example, text) for text in texts])]
+    assert outcomes == [Outcome.GRADER_TIMEOUT, Outcome.GRADER_ERROR, Outcome.CORRECT]
+
+
+def test_rows_without_an_answer_that_can_be_written_are_passed_over():
+    theirs = create_dataset("ab", seed=0, size=40)
+    empty = {i for i in range(40) if not theirs[i]["answer"]}
+    assert empty
+    rows = load_environment("reasoning-gym:ab", num_train_examples=40).split("train")
+    assert not {example.info["index"] for example in rows} & empty and all(example.answer for example in rows)
+
+
+def test_every_task_that_is_installed_is_scored_or_refused():
+    assert SCORED | REFUSED.keys() == set(DATASETS) and not SCORED & REFUSED.keys()
+
+
+def test_no_task_that_evaluates_the_answer_is_scored():
+    evaluating = {task for task, (dataset, _) in DATASETS.items() if evaluates(dataset.score_answer, dataset)}
+    refused = {task for task, reason in REFUSED.items() if reason.startswith(EVALUATES)}
+    assert evaluating == refused | READS_OWN_TEXT
+
+
+@pytest.mark.parametrize("tasks", [sorted(SCORED)[i::4] for i in range(4)])
+def test_code_in_an_answer_is_not_run(tasks: list[str], tmp_path: Path):
+    for task in tasks:
+        answer = start(task, {"seed": 0})
+        canary = tmp_path / task
+        for code in (f"__import__('pathlib').Path({str(canary)!r}).touch()", f"open({str(canary)!r},'w')"):
+            try:
+                answer(["score", 0, code])
+            except Exception:
+                pass
+        assert not canary.exists(), task
+
+
+def test_code_in_an_answer_would_be_run_by_a_task_that_is_refused(tmp_path: Path):
+    canary = tmp_path / "canary"
+    start("binary_matrix", {"seed": 0})(["score", 0, f"__import__('pathlib').Path({str(canary)!r}).touch()"])
+    assert canary.exists()
+
+
+def test_the_lists_are_what_was_measured():
+    recorded = json.loads(RECORDED.read_text())
+    found = recorded["tasks"]
+    assert SCORED <= found.keys()
+    for task in SCORED:
+        assert found[task]["right"] == found[task]["answers"] >= 0.9 * recorded["rows"], task
+        assert found[task]["repeatable"] and not found[task]["senseless_right"], task
+        assert found[task]["senseless_failed"] < 0.2, task
+    measured_out = {task for task, reason in REFUSED.items() if not reason.startswith(EVALUATES)} - {"composite"}
+    for task in measured_out:
+        bad = found[task]
+        assert bad["right"] == 0 or bad["senseless_right"] or bad["senseless_failed"] > 0.5, task
+
+
+def test_sft_rl_and_eval_run(tmp_path: Path, monkeypatch, tiny_model_dir: Path, capfd):
+    monkeypatch.chdir(tmp_path)
+    few = ["--model.name", str(tiny_model_dir), "--max-steps", "1", "--display", "plain"]
+    few += ["--output-dir", "outputs/run"]
+    sft = ["--data.env.id", "reasoning-gym:leg_counting", "--data.seq-len", "512", "--data.batch-size", "2"]
+    assert main(["sft", *sft, *few]) == 0, capfd.readouterr().err
+    rl = ["--orchestrator.env.id", "reasoning-gym:leg_counting", "--orchestrator.env.args.min_animals", "2"]
+    rl += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--seq-len", "512"]
+    rl += ["--orchestrator.sampling.max-tokens", "8"]
+    assert main(["rl", *rl, *few]) == 0, capfd.readouterr().err
+    metrics = json.loads((tmp_path / "outputs/run/metrics.jsonl").read_text().splitlines()[0])
+    assert {"reward/format/mean", "reward/correctness/mean"} <= metrics.keys()
+    command = ["eval", "reasoning-gym:leg_counting", "-m", str(tiny_model_dir), "-n", "2", "-r", "1", "-t", "8"]
+    assert main(command) == 0, capfd.readouterr().err
+
+
+def evaluates(func: Any, dataset: type) -> bool:
+    """Whether code that `func`, a method of `dataset`, may call evaluates text: looked for in the source, through the
+    functions, methods and classes of reasoning-gym that it names."""
+    seen: set[Any] = set()
+    todo = [func]
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if isinstance(current, type):
+            todo += [value for value in vars(current).values() if isinstance(value, FunctionType)]
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(current))
+        except OSError:
+            continue  # made by a decorator, such as the methods of a dataclass
+        for node in ast.walk(ast.parse(source)):
+            named = named_by(node, current, dataset)
+            if named is None:
+                continue
+            if getattr(named, "__module__", "").startswith("reasoning_gym"):
+                if isinstance(named, FunctionType | type):
+                    todo.append(named)
+            elif getattr(named, "__name__", "") in ("eval", "exec", "compile", "parse_expr", "sympify", "__import__"):
+                if getattr(named, "__module__", "") != "re":
+                    return True
+    return False
+
+
+def named_by(node: ast.AST, func: FunctionType, dataset: type) -> Any:
+    """What a name, or an attribute of `self`, a module or a class, stands for in a function."""
+    if isinstance(node, ast.Name):
+        return func.__globals__.get(node.id, getattr(__import__("builtins"), node.id, None))
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if node.value.id in ("self", "cls"):
+            found = inspect.getattr_static(dataset, node.attr, None)
+            return getattr(found, "__func__", found)
+        owner = func.__globals__.get(node.value.id)
+        return getattr(owner, node.attr, None) if isinstance(owner, ModuleType | type) else None
+    return None

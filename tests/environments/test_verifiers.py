@@ -1,0 +1,127 @@
+"""Against verifiers itself, which `make verifiers-env` installs into an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.environments import Environment, load_environment
+from hone.environments.adapters import verifiers
+from hone.errors import UserError
+from hone.types import Outcome
+
+FOLDER = Path(__file__).parent / "verifiers_tasksets"
+sys.path.append(str(FOLDER))
+
+import refusals  # noqa: E402
+
+real = pytest.mark.verifiers
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory that holds the taskset `capitals`."""
+    (tmp_path / "capitals.py").write_text((FOLDER / "capitals.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def env(here: Path) -> Environment:
+    return load_environment("verifiers:capitals")
+
+
+def test_without_verifiers_one_sentence_says_how_to_get_it(here: Path, monkeypatch, capfd):
+    monkeypatch.setattr(verifiers, "CHECKOUT", here)
+    monkeypatch.setattr(verifiers.importlib.util, "find_spec", lambda name: None)
+    assert main(["eval", "verifiers:capitals", "-m", "hone/tiny"]) == 2
+    said = capfd.readouterr().err
+    assert "make verifiers-env" in said and "pip install 'hone-rl[verifiers]'" in said and "Traceback" not in said
+
+
+@real
+def test_a_taskset_is_an_environment(env: Environment):
+    assert (env.rubric.weights, env.rubric.correctness) == ({"exact": 2.0, "letters": 0.5}, "exact")
+    example = env.example(index=3)
+    assert example.prompt == [{"role": "system", "content": "You copy."}, {"role": "user", "content": "Write Cairo"}]
+    assert example.answer == "Cairo"
+    right = env.grade(example, "Cairo")
+    assert (right.reward, right.components, right.outcome) == (3.0, {"exact": 1.0, "letters": 2.0}, Outcome.CORRECT)
+    wrong = env.grade(example, "Cuzco")
+    assert (wrong.reward, wrong.components, wrong.outcome) == (1.0, {"exact": 0.0, "letters": 2.0}, Outcome.WRONG)
+
+
+@real
+def test_the_splits_share_no_prompt_and_are_the_same_each_time(here: Path):
+    found = []
+    for _ in range(2):
+        env = load_environment("verifiers:capitals", copies=3, held_out=0.2)
+        prompts = [{example.prompt[1]["content"] for example in env.split(name)} for name in ("train", "eval")]
+        assert len(prompts[0]) == 8 and len(prompts[1]) == 2 and not prompts[0] & prompts[1]
+        assert len(env.split("train")) + len(env.split("eval")) == 30
+        found.append((prompts, env.digests(("train", "eval"))))
+    assert found[0] == found[1]
+
+
+@real
+def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
+    env = load_environment("verifiers:capitals", polite=True)
+    assert env.example(index=0).prompt[1]["content"] == "Write Paris, please."
+    for arguments, message in (
+        ({"polit": True}, "does not take 'polit'"),
+        ({"copies": "many"}, "does not take 'copies'"),
+        ({"correctness": "speed"}, "its reward functions are exact, letters"),
+        ({"held_out": 1.5}, "a share between 0 and 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_environment("verifiers:capitals", **arguments)
+    assert load_environment("verifiers:capitals", correctness="letters").rubric.correctness == "letters"
+    with pytest.raises(UserError, match="verifiers:nowhere cannot be loaded: .*nowhere"):
+        load_environment("verifiers:nowhere")
+
+
+@real
+@pytest.mark.parametrize(("text", "said"), [("raise", "no such city"), ("nan", "nan"), ("call", "without network")])
+def test_a_reward_that_fails_is_no_reward(env: Environment, text: str, said: str):
+    score = env.grade(env.example(index=0), text)
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and said in score.detail
+
+
+@real
+def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, monkeypatch):
+    monkeypatch.setattr(verifiers, "SCORE_SECONDS", 1)
+    example = env.example(index=0)
+    hung, fine = env.grade_many([(example, "wait"), (example, "Paris")])
+    assert hung.outcome is Outcome.GRADER_TIMEOUT and "1 seconds of processor time" in hung.detail
+    assert fine.outcome is Outcome.CORRECT
+
+
+@real
+@pytest.mark.parametrize("name", refusals.CASES)
+def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name: str):
+    taskset = refusals.write(here, name)
+    with pytest.raises(UserError, match=refusals.CASES[name][2]):
+        load_environment(f"verifiers:{taskset}").split("train")
+
+
+@real
+def test_a_judge_is_refused(here: Path):
+    config = {"task": {"judges": [{"id": "reference", "name": "judge"}]}}
+    with pytest.raises(UserError, match="a judge calls a model|does not take 'task"):
+        load_environment("verifiers:capitals", **config)
+
+
+@real
+def test_eval_and_rl_run(here: Path, tiny_model_dir: Path, capfd):
+    few = ["-n", "1", "-r", "2", "--max-tokens", "4"]
+    assert main(["eval", "verifiers:capitals", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err
+    flags = ["--model.name", str(tiny_model_dir), "--max-steps", "1", "--orchestrator.batch-size", "4"]
+    flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "64", "--display", "plain"]
+    assert main(["rl", "--orchestrator.env.id", "verifiers:capitals", *flags]) == 0, capfd.readouterr().err
+    metrics = json.loads(Path("outputs/metrics.jsonl").read_text().splitlines()[0])
+    assert "reward/exact/mean" in metrics and "reward/letters/mean" in metrics
