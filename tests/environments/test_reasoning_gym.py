@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import json
 import textwrap
@@ -23,6 +24,8 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym
 READS_OWN_TEXT = {"bitwise_arithmetic", "number_sorting"}
 """Their scores evaluate the question and the right answer, which reasoning-gym wrote itself; the given answer never."""
 
+EVALUATORS = ("eval", "exec", "compile", "parse_expr", "sympify", "S", "__import__")
+
 
 def test_rows_are_those_of_reasoning_gym_and_its_score_is_the_reward():
     env = load_environment("reasoning-gym:spell-backward", seed=7)
@@ -44,19 +47,19 @@ def test_rows_are_those_of_reasoning_gym_and_its_score_is_the_reward():
 
 def test_the_splits_share_no_question_whatever_the_seed():
     texts: dict[str, set[str]] = {"train": set(), "eval": set()}
-    for seed in (0, 1):
+    for seed in (0, 1000):
         env = load_environment("reasoning-gym:leg_counting", seed=seed, num_train_examples=60, num_eval_examples=20)
         for name, found in texts.items():
             examples = list(env.split(name))
             found |= {example.prompt[0]["content"] for example in examples}
             assert len(examples) == len({example.id for example in examples}) == (60 if name == "train" else 20)
     assert len(texts["train"]) > 100 and not texts["train"] & texts["eval"]
-    again = load_environment("reasoning-gym:leg_counting", seed=1, num_train_examples=60, num_eval_examples=20)
+    again = load_environment("reasoning-gym:leg_counting", seed=1000, num_train_examples=60, num_eval_examples=20)
     assert [e.id for e in again.split("train")] == [e.id for e in env.split("train")]
     assert [e.info["index"] for e in again.split("train")][:3] != [e.info["index"] for e in again.split("eval")][:3]
 
 
-@pytest.mark.parametrize("task", ["acre", "gsm_symbolic", "list_functions", "word_ladder"])
+@pytest.mark.parametrize("task", ["acre", "gsm_symbolic", "word_ladder"])
 def test_rows_that_are_laid_out_beforehand_go_on_beyond_the_size_of_a_data_set(task: str):
     answer = start(task, {"seed": 0})
     question, right = answer(["entry", 3 * SIZE + 1])
@@ -126,10 +129,8 @@ def test_code_in_an_answer_is_not_run(tasks: list[str], tmp_path: Path):
         answer = start(task, {"seed": 0})
         canary = tmp_path / task
         for code in (f"__import__('pathlib').Path({str(canary)!r}).touch()", f"open({str(canary)!r},'w')"):
-            try:
+            with contextlib.suppress(Exception):
                 answer(["score", 0, code])
-            except Exception:
-                pass
         assert not canary.exists(), task
 
 
@@ -142,7 +143,7 @@ def test_code_in_an_answer_would_be_run_by_a_task_that_is_refused(tmp_path: Path
 def test_the_lists_are_what_was_measured():
     recorded = json.loads(RECORDED.read_text())
     found = recorded["tasks"]
-    assert SCORED <= found.keys()
+    assert found.keys() >= SCORED
     for task in SCORED:
         assert found[task]["right"] == found[task]["answers"] >= 0.9 * recorded["rows"], task
         assert found[task]["repeatable"] and not found[task]["senseless_right"], task
@@ -150,7 +151,7 @@ def test_the_lists_are_what_was_measured():
     measured_out = {task for task, reason in REFUSED.items() if not reason.startswith(EVALUATES)} - {"composite"}
     for task in measured_out:
         bad = found[task]
-        assert bad["right"] == 0 or bad["senseless_right"] or bad["senseless_failed"] > 0.5, task
+        assert bad["right"] == 0 or bad["senseless_right"] or bad["senseless_failed"] > 0.5 or not bad["repeatable"]
 
 
 def test_sft_rl_and_eval_run(tmp_path: Path, monkeypatch, tiny_model_dir: Path, capfd):
@@ -193,9 +194,8 @@ def evaluates(func: Any, dataset: type) -> bool:
             if getattr(named, "__module__", "").startswith("reasoning_gym"):
                 if isinstance(named, FunctionType | type):
                     todo.append(named)
-            elif getattr(named, "__name__", "") in ("eval", "exec", "compile", "parse_expr", "sympify", "__import__"):
-                if getattr(named, "__module__", "") != "re":
-                    return True
+            elif getattr(named, "__name__", "") in EVALUATORS and getattr(named, "__module__", "") != "re":
+                return True
     return False
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import refused_tasksets
 
 from hone.cli import main
 from hone.environments import Environment, load_environment
@@ -16,10 +17,6 @@ from hone.errors import UserError
 from hone.types import Outcome
 
 FOLDER = Path(__file__).parent / "verifiers_tasksets"
-sys.path.append(str(FOLDER))
-
-import refusals  # noqa: E402
-
 real = pytest.mark.verifiers
 
 
@@ -31,9 +28,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def env(here: Path) -> Environment:
-    return load_environment("verifiers:capitals")
+@pytest.fixture(scope="module")
+def env() -> Iterator[Environment]:
+    """The taskset `capitals`, in one process for all tests: importing verifiers takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(FOLDER)
+        yield load_environment("verifiers:capitals")
 
 
 def test_without_verifiers_one_sentence_says_how_to_get_it(here: Path, monkeypatch, capfd):
@@ -70,18 +70,17 @@ def test_the_splits_share_no_prompt_and_are_the_same_each_time(here: Path):
 
 @real
 def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
-    env = load_environment("verifiers:capitals", polite=True)
+    env = load_environment("verifiers:capitals", polite=True, correctness="letters")
+    assert env.rubric.correctness == "letters"
     assert env.example(index=0).prompt[1]["content"] == "Write Paris, please."
     for arguments, message in (
         ({"polit": True}, "does not take 'polit'"),
-        ({"copies": "many"}, "does not take 'copies'"),
         ({"correctness": "speed"}, "its reward functions are exact, letters"),
         ({"held_out": 1.5}, "a share between 0 and 1"),
     ):
         with pytest.raises(UserError, match=message):
             load_environment("verifiers:capitals", **arguments)
-    assert load_environment("verifiers:capitals", correctness="letters").rubric.correctness == "letters"
-    with pytest.raises(UserError, match="verifiers:nowhere cannot be loaded: .*nowhere"):
+    with pytest.raises(UserError, match=r"verifiers:nowhere cannot be loaded: .*nowhere"):
         load_environment("verifiers:nowhere")
 
 
@@ -102,17 +101,17 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
 
 
 @real
-@pytest.mark.parametrize("name", refusals.CASES)
+@pytest.mark.parametrize("name", refused_tasksets.CASES)
 def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name: str):
-    taskset = refusals.write(here, name)
-    with pytest.raises(UserError, match=refusals.CASES[name][2]):
+    taskset = refused_tasksets.write(here, name)
+    with pytest.raises(UserError, match=refused_tasksets.CASES[name][2]):
         load_environment(f"verifiers:{taskset}").split("train")
 
 
 @real
 def test_a_judge_is_refused(here: Path):
     config = {"task": {"judges": [{"id": "reference", "name": "judge"}]}}
-    with pytest.raises(UserError, match="a judge calls a model|does not take 'task"):
+    with pytest.raises(UserError, match="a judge calls a model"):
         load_environment("verifiers:capitals", **config)
 
 

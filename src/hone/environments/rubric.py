@@ -16,7 +16,7 @@ from hone.grading import GraderFailure, Work, accepted_names, attempt, decide_ou
 from hone.rng import stream
 from hone.types import Example, Message, Outcome, Score
 
-RewardFunc = Callable[..., float | Awaitable[float | None] | None]
+RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 

@@ -19,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hone.digests import of_source
 from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
 from hone.environments.answers import MAX_CHARS, AnswerParser, format

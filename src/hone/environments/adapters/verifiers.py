@@ -117,7 +117,7 @@ class Verifiers(SingleTurnEnv):
             return scores if isinstance(scores, GraderFailure) else scores[name]
 
         component.__name__ = name
-        return component  # type: ignore[return-value]
+        return component
 
 
 def load(

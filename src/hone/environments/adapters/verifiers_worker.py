@@ -79,12 +79,12 @@ class Served:
         extra = [reward.score for name, reward in trace.rewards.items() if name not in scores]
         if len(keyed) > 1:
             raise ValueError(f"{' and '.join(keyed)} both return several scores; hone cannot tell them apart")
-        return scores | {name: sum(extra) for name in keyed}
+        return scores | {name: float(sum(extra)) for name in keyed}
 
     def _made(self) -> Any:
-        import verifiers.v1 as vf
+        import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
         from pydantic import ValidationError
-        from verifiers.v1.utils import loaders
+        from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 
         try:
             made = loaders.taskset_config_type(self.id).model_validate({**self.config, "id": self.id})
@@ -120,8 +120,8 @@ class Served:
         needing = [fn.__name__ for fn in rewards if _required(fn, "runtime")]
         if needing:
             raise Refused(
-                f"is refused: its reward {' and '.join(needing)} needs a runtime that hone does not have, and verifiers "
-                "would leave it out in silence"
+                f"is refused: its reward {' and '.join(needing)} needs a runtime that hone does not have, and "
+                "verifiers would leave it out in silence"
             )
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
@@ -151,8 +151,8 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
     """The trace of one answer to a task, as a rollout of verifiers leaves it to its rewards."""
-    import verifiers.v1 as vf
-    from verifiers.v1.state import state_cls
+    import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
     kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
     said = [kinds[message["role"]](content=message["content"]) for message in messages(task)]
@@ -176,7 +176,7 @@ async def _score(task: Any, trace: Any) -> None:
 
 
 def _overrides(kind: type, name: str) -> bool:
-    import verifiers.v1 as vf
+    import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 
     return getattr(kind, name) is not getattr(vf.Task, name)
 

@@ -10,20 +10,20 @@ import verifiers.v1 as vf
 class Data(vf.TaskData):
     answer: str = ""
 """
-PLAIN = '''
+PLAIN = """
 class Task(vf.Task[Data, vf.State, vf.TaskConfig]):
     @vf.reward
     async def exact(self, trace) -> float:
         return 1.0
-'''
-SET = '''
+"""
+SET = """
 class Tasks(vf.Taskset[Task, vf.TasksetConfig]):
     def load(self):
         yield Task(Data(idx=0, {data}), self.config.task)
         yield Task(Data(idx=1, prompt="2"), self.config.task)
 
 __all__ = ["Tasks"]
-'''
+"""
 
 
 def _task(body: str) -> str:
@@ -38,7 +38,11 @@ CASES = {
     ),
     "container": (HEAD + _task("NEEDS_CONTAINER = True"), 'prompt="1"', "need a container"),
     "setup": (HEAD + _task("async def setup(self, trace, runtime):\n    pass"), 'prompt="1"', "have a setup"),
-    "score": (HEAD + _task("async def score(self, trace, runtime=None):\n    pass"), 'prompt="1"', "score\\(\\) of their"),
+    "score": (
+        HEAD + _task("async def score(self, trace, runtime=None):\n    pass"),
+        'prompt="1"',
+        "score\\(\\) of their",
+    ),
     "tools": (
         HEAD + _task("@classmethod\ndef toolsets(cls, config):\n    return [object()]"),
         'prompt="1"',
