@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-vllm vllm-env test-verifiers verifiers-env check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-vllm vllm-env test-adapters verifiers-env check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -17,7 +17,7 @@ help:
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
-	@echo "make test-verifiers  test against verifiers itself"
+	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        time one RL step against TRL's trainer"
 
@@ -65,8 +65,9 @@ verifiers-env: .venv-verifiers/.installed
 	@.venv-verifiers/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
-test-verifiers: install verifiers-env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m verifiers tests/environments --durations=5
+test-adapters: install verifiers-env
+	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m adapters tests/environments tests/test_docs.py --durations=5
 
 check: install
 	$(BIN)/ruff format --check .

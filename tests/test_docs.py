@@ -165,6 +165,7 @@ def test_the_task_on_the_page_of_ones_own_grades_demonstrates_and_trains(tmp_pat
     assert "on largest" in capfd.readouterr().out
 
 
+@pytest.mark.adapters
 def test_every_command_on_adapters_runs_in_order(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for argv in shell_commands(ROOT / "docs" / "adapters.md"):

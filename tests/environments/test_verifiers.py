@@ -17,7 +17,7 @@ from hone.errors import UserError
 from hone.types import Outcome
 
 FOLDER = Path(__file__).parent / "verifiers_tasksets"
-real = pytest.mark.verifiers
+pytestmark = pytest.mark.adapters
 
 
 @pytest.fixture
@@ -36,15 +36,6 @@ def env() -> Iterator[Environment]:
         yield load_environment("verifiers:capitals")
 
 
-def test_without_verifiers_one_sentence_says_how_to_get_it(here: Path, monkeypatch, capfd):
-    monkeypatch.setattr(verifiers, "CHECKOUT", here)
-    monkeypatch.setattr(verifiers.importlib.util, "find_spec", lambda name: None)
-    assert main(["eval", "verifiers:capitals", "-m", "hone/tiny"]) == 2
-    said = capfd.readouterr().err
-    assert "make verifiers-env" in said and "pip install 'hone-rl[verifiers]'" in said and "Traceback" not in said
-
-
-@real
 def test_a_taskset_is_an_environment(env: Environment):
     assert (env.rubric.weights, env.rubric.correctness) == ({"exact": 2.0, "letters": 0.5}, "exact")
     example = env.example(index=3)
@@ -56,7 +47,6 @@ def test_a_taskset_is_an_environment(env: Environment):
     assert (wrong.reward, wrong.components, wrong.outcome) == (1.0, {"exact": 0.0, "letters": 2.0}, Outcome.WRONG)
 
 
-@real
 def test_the_splits_share_no_prompt_and_are_the_same_each_time(here: Path):
     found = []
     for _ in range(2):
@@ -68,7 +58,6 @@ def test_the_splits_share_no_prompt_and_are_the_same_each_time(here: Path):
     assert found[0] == found[1]
 
 
-@real
 def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
     env = load_environment("verifiers:capitals", polite=True, correctness="letters")
     assert env.rubric.correctness == "letters"
@@ -84,14 +73,12 @@ def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
         load_environment("verifiers:nowhere")
 
 
-@real
 @pytest.mark.parametrize(("text", "said"), [("raise", "no such city"), ("nan", "nan"), ("call", "without network")])
 def test_a_reward_that_fails_is_no_reward(env: Environment, text: str, said: str):
     score = env.grade(env.example(index=0), text)
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and said in score.detail
 
 
-@real
 def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, monkeypatch):
     monkeypatch.setattr(verifiers, "SCORE_SECONDS", 1)
     example = env.example(index=0)
@@ -100,7 +87,6 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
     assert fine.outcome is Outcome.CORRECT
 
 
-@real
 @pytest.mark.parametrize("name", refused_tasksets.CASES)
 def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name: str):
     taskset = refused_tasksets.write(here, name)
@@ -108,14 +94,12 @@ def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name
         load_environment(f"verifiers:{taskset}").split("train")
 
 
-@real
 def test_a_judge_is_refused(here: Path):
     config = {"task": {"judges": [{"id": "reference", "name": "judge"}]}}
     with pytest.raises(UserError, match="a judge calls a model"):
         load_environment("verifiers:capitals", **config)
 
 
-@real
 def test_eval_and_rl_run(here: Path, tiny_model_dir: Path, capfd):
     few = ["-n", "1", "-r", "2", "--max-tokens", "4"]
     assert main(["eval", "verifiers:capitals", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err

@@ -22,7 +22,7 @@ from typing import Any
 from hone.digests import of_source
 from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
 from hone.environments.answers import MAX_CHARS, AnswerParser, format
-from hone.environments.data import Row, Rows, indexed_rows
+from hone.environments.data import DataSource, Row, Rows, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.rubric import Range, Rubric
 from hone.errors import UserError
@@ -164,8 +164,8 @@ def load(
         task,
         {"seed": seed} | config,
         format_hint,
-        dataset=lambda: env.rows("train", num_train_examples),
-        eval_dataset=lambda: env.rows("eval", num_eval_examples),
+        dataset=DataSource(lambda _: env.rows("train", num_train_examples), reads=False),
+        eval_dataset=DataSource(lambda _: env.rows("eval", num_eval_examples), reads=False),
         system_prompt=system_prompt or None,
         id=f"reasoning-gym:{task}",
     )

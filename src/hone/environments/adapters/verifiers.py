@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hone
-from hone.environments.data import Row, Rows, hold_out, indexed_rows
+from hone.environments.data import DataSource, Row, Rows, hold_out, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.parsers import completion_text
 from hone.environments.rubric import RewardFunc, Rubric
@@ -156,8 +156,8 @@ def load(
         served,
         weights,
         correctness,
-        dataset=lambda: halves()[0],
-        eval_dataset=lambda: halves()[1],
+        dataset=DataSource(lambda _: halves()[0], reads=False),
+        eval_dataset=DataSource(lambda _: halves()[1], reads=False),
         id=env_id,
     )
 
