@@ -25,9 +25,3 @@ def test_draws_visit_each_example_once_per_epoch_in_any_order_of_asking():
         assert seen[7 * epoch : 7 * epoch + 7] == epoch_order(7, 3, epoch).tolist()
     assert [Draws(7, seed=3).index(d) for d in (20, 0, 13)] == [seen[20], seen[0], seen[13]]
     assert isinstance(seen[0], int)
-
-
-def test_max_examples_keeps_to_the_first_ones():
-    draws = Draws(1000, seed=0, max_examples=4)
-    assert sorted(draws.index(d) for d in range(4)) == [0, 1, 2, 3]
-    assert Draws(3, seed=0, max_examples=4).n == 3

@@ -26,6 +26,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.canary import Canary
+from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
@@ -160,23 +161,28 @@ def _rl(
     if without and config.trainer.loss.kl_coef > 0:
         raise UserError(f"the KL term of this run needs its initial model, but {without}: say where it is by --model")
     trainer = make_trainer(config, model)
+    left_out = records.run.info.get("left_out", [])
     if replay_only:
-        return RLExecution(config, trainer, records), {}
+        rows = records.run.info.get("pool", 1) + len(left_out)  # older runs, which don't say, have no curriculum
+        return RLExecution(config, trainer, records, Curriculum.of_run(config, rows, left_out)), {}
     with _looking_here("task"):
         env = task_of(config)
-        env.split("train")
+        rows = len(env.split("train"))
+    curriculum = Curriculum.of_run(config, rows, left_out)
     policy = own_policy(config, trainer, renderer)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
-    sampler = GroupSampler(config, env, renderer, policy)
+    sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if config.sampled_by is not None:
-        return RLExecution(config, trainer, records, sampler), task_digests(config, env)
+        return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
     canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
 
     def publish(version: int) -> dict[str, float]:
         policy.load(version)
         return canary.measure(version).metrics()
 
-    execution = RLExecution(config, trainer, records, sampler, lambda version: evaluation(version, True), publish)
+    execution = RLExecution(
+        config, trainer, records, curriculum, sampler, lambda version: evaluation(version, True), publish
+    )
     return execution, task_digests(config, env)
 
 

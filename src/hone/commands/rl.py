@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from hone.commands.machine import configure, determinism_note, device_of
+from hone.commands.overlap import check_overlap, left_out, tell_overlap
 from hone.commands.sampler import reached, sampling
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
@@ -26,13 +27,13 @@ from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.environments.loading import configured
-from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.evaluation import evaluate
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary
+from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
@@ -40,6 +41,7 @@ from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Policy
 from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.saving import Ending, Saver
+from hone.runs.writer import RunWriter
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
 
@@ -54,7 +56,10 @@ def run(config: RLConfig) -> int:
     renderer = load_renderer(source, config.model.chat_template)
     model = load_policy(config, source)
     threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
-    check_lengths(config, env, renderer, model)
+    overlap = check_overlap(config, env)
+    dropped = left_out(config, overlap)
+    curriculum = Curriculum.of_run(config, len(env.split("train")), dropped)
+    check_lengths(config, env, renderer, model, curriculum)
     server = reached(config, renderer, model.num_parameters)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
@@ -62,12 +67,16 @@ def run(config: RLConfig) -> int:
     with opened(config, "rl", model, own_sources(config), digests, intro) as writer, ExitStack() as stack:
         if writer.nothing_left:
             return 0
+        if writer.start_step == 0:
+            tell_overlap(config, env, overlap, writer)
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
+        curriculum.restore(ledger.entries)
+        curriculum.restarted = lambda step: tell_restart(writer, curriculum, step)
         policy = stack.enter_context(sampling(config, server, writer, trainer, renderer))
-        sampler = GroupSampler(config, env, renderer, policy)
-        writer.note(pool=sampler.pool)
+        sampler = GroupSampler(config, env, renderer, policy, curriculum)
+        writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped else {}))
 
         def loop(saver: Saver) -> Ending:
             band = band_of(config, server.backend if server else None)
@@ -112,7 +121,9 @@ def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
     )
 
 
-def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, model: Decoder) -> None:
+def check_lengths(
+    config: RLConfig, env: Environment, renderer: ChatRenderer, model: Decoder, curriculum: Curriculum
+) -> None:
     """UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it."""
     limit = model.config.max_position_embeddings
     if config.seq_len > limit:
@@ -124,9 +135,7 @@ def check_lengths(config: RLConfig, env: Environment, renderer: ChatRenderer, mo
     if config.seq_len < limit:
         remedy += f", or raise --seq-len (up to {limit}, the model's context)"
     train_rows = env.split("train")
-    order = Draws(len(train_rows), config.seed, orch.max_examples)
-    draws = config.max_steps * orch.batch_size // orch.rollouts_per_example
-    drawn = sorted({order.index(draw) for draw in range(min(draws, order.n))})
+    drawn = sorted(curriculum.first(config.max_steps * orch.batch_size // orch.rollouts_per_example))
     used: list[tuple[Split, Sequence[int]]] = [(train_rows, drawn)]
     if orch.eval:
         eval_rows = env.split("eval")
@@ -175,6 +184,15 @@ def task_of(config: RLConfig) -> Environment:
     """The task that the config names. Touches no data."""
     task = config.orchestrator.env
     return configured(task.id, task.args, task.template, "orchestrator.env.template")
+
+
+def tell_restart(writer: RunWriter, curriculum: Curriculum, step: int) -> None:
+    """Says that the pool was empty, and has all prompts again."""
+    writer.event("pool_restarted", step, examples=curriculum.size)
+    writer.display.message(
+        f"Step {step} found no prompt left in the pool (all {curriculum.size:,} are retired or parked): all are back, "
+        "and what was measured of them is forgotten."
+    )
 
 
 def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:

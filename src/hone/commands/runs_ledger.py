@@ -8,7 +8,8 @@ from typing import Any
 from hone.commands.runs_list import table
 from hone.config.runs import RunsLedgerConfig
 from hone.errors import UserError
-from hone.runs.draws import ROLLOUTS, Epochs, epochs
+from hone.orchestrator.ledger import Entry
+from hone.runs.draws import ROLLOUTS, Epochs, epochs, measures
 from hone.runs.files import dumps
 from hone.runs.listing import find_run
 from hone.runs.reader import Run
@@ -24,12 +25,12 @@ def run(config: RunsLedgerConfig) -> int:
     if one.kind != "rl":
         raise UserError(f"{one.path} is a run of `hone {one.kind}`, which keeps no ledger: only RL draws examples")
     draws = Run(one.path).ledger()
+    seen = whole_epochs(one, draws)
     wanted = [draw for draw in draws if config.state in (None, draw["state"]) and config.step in (None, draw["step"])]
     if config.jsonl:
         print_json(wanted, config.limit)
         return 0
     print_table(wanted, ROWS if config.limit is None else config.limit)
-    seen = epochs(draws, one.info.get("pool"))
     print("\n".join(_summary(one, draws, seen)))
     return 1 if seen.faults else 0
 
@@ -48,13 +49,55 @@ def print_table(draws: list[dict[str, Any]], limit: int) -> None:
     if len(shown) < len(draws):
         left = len(draws) - len(shown)
         print(f"({left:,} earlier draw{'s' if left > 1 else ''}: --limit {len(draws)} shows all)")
-    names = ["draw", "step", "example_id", "state", "tokens", "source"]
+    names = {"draw": "draw", "step": "step", "example_id": "example", "state": "state", "tokens": "tokens"}
+    names |= {"source": "from"}
     rows = [[str(draw[name]) for name in names] for draw in shown]
-    print("\n".join(table(rows, ["draw", "step", "example", "state", "tokens", "from"])) + "\n")
+    head = list(names.values())
+    if any("graded" in draw for draw in shown):
+        head.insert(-1, "solved")
+        for row, draw in zip(rows, shown, strict=True):
+            row.insert(-1, f"{draw['solved']}/{draw['graded']}" if "graded" in draw else "")
+    print("\n".join(table(rows, head)) + "\n")
 
 
 def _last(draws: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return draws[len(draws) - min(count, len(draws)) :]
+
+
+def whole_epochs(one: Summary, draws: list[dict[str, Any]]) -> Epochs:
+    """The run's epochs. Where a pool changes their size, the run's curriculum says which draws they have.
+
+    Draws that it passed over since the newest checkpoint are put into `draws`: they are in no rollouts.
+    """
+    pool = one.info.get("pool")
+    if not draws or pool is None or not measures(Run(one.path)):
+        return epochs(draws, pool)
+    from hone.config.rl import CurriculumConfig
+    from hone.orchestrator.curriculum import Curriculum
+
+    left_out = one.info.get("left_out", [])
+    table = one.config["orchestrator"]["curriculum"]
+    config = CurriculumConfig.model_validate(table)
+    curriculum = Curriculum(pool + len(left_out), one.info["seed"], config, left_out)
+    add_passed_over(draws)
+    entries = [Entry(**{name: draw[name] for name in draw if name != "source"}) for draw in draws]
+    try:
+        walked = curriculum.restore(entries)
+    except UserError as error:
+        return Epochs(pool, 0, len(draws), [str(error)])
+    for draw, of_epoch in zip(draws, walked, strict=True):
+        draw["example_id"] = curriculum.ids[of_epoch.index]
+    *over, _ = sizes = curriculum.epoch_sizes
+    left = len(draws) - sum(over)
+    return Epochs(pool, len(over) + (left == sizes[-1]), left % sizes[-1], sizes=sizes, left=curriculum.metrics())
+
+
+def add_passed_over(draws: list[dict[str, Any]]) -> None:
+    """Puts in the draws whose numbers are missing, of an example that is not known yet."""
+    for place in range(len(draws) - 1, 0, -1):
+        before, after = draws[place - 1]["draw"], draws[place]
+        missing = {"step": after["step"], "example_id": "", "state": "retired", "tokens": 0, "source": after["source"]}
+        draws[place:place] = [{"draw": number} | missing for number in range(before + 1, after["draw"])]
 
 
 def _summary(one: Summary, draws: list[dict[str, Any]], seen: Epochs) -> list[str]:
@@ -71,6 +114,8 @@ def _summary(one: Summary, draws: list[dict[str, Any]], seen: Epochs) -> list[st
         f"tokens    {tokens:,}, prompts and completions",
         f"epochs    {_epochs_in_words(seen)}",
     ]
+    if seen.left:
+        lines.append(f"pool      {_pool(seen)}")
     lines += [f"          but {fault}" for fault in seen.faults]
     open_steps = sorted({draw["step"] for draw in draws if draw["source"] == ROLLOUTS})
     if open_steps and one.status != "done":
@@ -81,8 +126,28 @@ def _summary(one: Summary, draws: list[dict[str, Any]], seen: Epochs) -> list[st
 
 def _epochs_in_words(seen: Epochs) -> str:
     """`3 of 5 examples, each exactly once; 3 of the next`"""
+    if seen.sizes:
+        return _epochs_of_pool(seen)
     if not seen.over:
         pool = f"of {seen.pool:,} examples" if seen.pool else "examples, all different"
         return f"the first is under way: {seen.open:,} {pool}, so far"
     each = "not all with each exactly once" if seen.faults else "each exactly once"
     return f"{seen.over:,} of {seen.pool:,} examples, {each}" + (f"; {seen.open:,} of the next" if seen.open else "")
+
+
+def _epochs_of_pool(seen: Epochs) -> str:
+    """`3 of 8, 6 and 5 examples, each exactly once; 2 of the next 5`"""
+    over, under_way = seen.sizes[: seen.over], seen.sizes[seen.over :]
+    told = (
+        [f"{size:,}" for size in over] if len(over) <= 6 else [f"{over[0]:,}", f"{over[1]:,}", "...", f"{over[-1]:,}"]
+    )
+    text = f"{seen.over:,} of {', '.join(told)} examples, each exactly once" if over else "the first is under way"
+    return text + (f"; {seen.open:,} of the {under_way[0]:,} of the next" if under_way and over else "")
+
+
+def _pool(seen: Epochs) -> str:
+    """`5 active, 2 retired (solved), 1 parked (never solved) of 8 examples`"""
+    active, retired, parked = (int(seen.left[f"pool/{name}"]) for name in ("active", "retired", "parked"))
+    return (
+        f"{active:,} active, {retired:,} retired (solved), {parked:,} parked (not solved yet) of {seen.pool:,} examples"
+    )

@@ -73,6 +73,36 @@ class AdvantageConfig(BaseConfig):
     """Divide by the group's standard deviation (GRPO); off is Dr. GRPO's unbiased form."""
 
 
+class PoolConfig(BaseConfig):
+    """Leaves out prompts that are nearly always or never solved.
+
+    Solved is a completion whose outcome is `correct`.
+    """
+
+    retire_at: float = Field(default=0.9, ge=0, le=1)
+    """A prompt whose pass rate is this or more is retired; 0 retires none."""
+    park_after: int = Field(default=2, ge=0)
+    """A prompt of which this many draws in a row had no solved completion is parked; 0 parks none."""
+    retry_parked: int = Field(default=4, ge=0)
+    """A parked prompt is drawn again this many epochs after its last draw; 0 leaves it out."""
+
+
+class CurriculumConfig(BaseConfig):
+    """Which prompt comes when. Each prompt of the pool comes once per epoch."""
+
+    order: Literal["shuffled", "sequential", "difficulty"] = "shuffled"
+    """Shuffled anew for each epoch; as in the data; or those first whose pass rate is nearest to 50 %."""
+    window: int = Field(default=1, ge=1)
+    """The pass rate of a prompt is that of its last this many draws."""
+    pool: PoolConfig | None = None
+    """Retires and parks prompts."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether what is drawn depends on how draws before went: then the ledger keeps what was solved."""
+        return self.pool is not None or self.order == "difficulty"
+
+
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
@@ -84,6 +114,8 @@ class OnlineEvalConfig(BaseConfig):
     """Completions per example."""
     sampling: SamplingConfig = SamplingConfig()
     """How evaluation samples; `max_tokens` defaults to training's."""
+    overlap: Literal["warn", "drop", "refuse"] = "warn"
+    """Training prompts that are held-out ones too: say so, take them out of training, or don't start."""
 
 
 class ClientConfig(BaseConfig):
@@ -113,6 +145,8 @@ class OrchestratorConfig(SectionConfig):
     """Completions per prompt (the group G); at least 2, for the group mean is the baseline."""
     max_examples: int | None = Field(default=None, ge=1)
     """Use only the first this many training examples."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Which prompt comes when."""
     truncated: Literal["keep", "mask"] = "keep"
     """A completion stopped by length: `keep` trains on it with its reward; `mask` leaves it out of the loss only."""
     sampling: SamplingConfig = SamplingConfig()

@@ -15,12 +15,12 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 class Draws:
     """Maps the d-th draw of a run to the index of an example: each of the `n` comes once per epoch, in a new order.
 
-    `max_examples` keeps to the first this many examples. Remembers the permutation of the last epoch asked for.
+    Remembers the permutation of the last epoch asked for.
     """
 
-    def __init__(self, n: int, seed: int, max_examples: int | None = None) -> None:
-        self.n = n if max_examples is None else min(n, max_examples)
-        assert self.n > 0
+    def __init__(self, n: int, seed: int) -> None:
+        assert n > 0
+        self.n = n
         self.seed = seed
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)

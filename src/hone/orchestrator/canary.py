@@ -111,7 +111,7 @@ class Canary:
         band: Band,
     ) -> Canary:
         """On the prompts that the run's first step draws, with completions no longer than those of its rollouts."""
-        examples = sampler.examples(range(min(sampler.prompts, sampler.pool, EXAMPLES)))
+        examples = sampler.first(EXAMPLES)
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, band, config.seed, config.seq_len, max_tokens)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,14 +12,14 @@ from hone.algorithms.advantages import group_advantages, has_signal
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
-from hone.environments.order import Draws
 from hone.errors import UserError
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.ledger import State
+from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.ledger import Entry, Ledger, State
 from hone.orchestrator.types import Policy, Request
-from hone.types import Example, Group, Score, Trajectory
+from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,32 @@ class RequestMaker:
 class GroupSampler:
     """Makes the groups of a step: draws examples, samples a group of completions each, grades them, takes advantages.
 
-    A group is a function of (config, draw, step, weights of `policy`), so it can be made again.
+    A group is a function of (config, draw, step, weights of `policy`), so it can be made again. Which example a draw
+    takes is the curriculum's to say, which goes by the draws before.
     """
 
-    def __init__(self, config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy) -> None:
+    def __init__(
+        self, config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, curriculum: Curriculum
+    ) -> None:
         orch = config.orchestrator
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self._env, self._policy = env, policy
         self._rows = env.split("train")
-        self._order = Draws(len(self._rows), config.seed, orch.max_examples)
+        self.curriculum = curriculum
         self._sampling = SamplingParams(temperature=orch.sampling.temperature)
         self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
         self._requests = RequestMaker(
             renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
         )
 
-    @property
-    def pool(self) -> int:
-        """How many examples there are to draw: each comes once per epoch."""
-        return self._order.n
+    def draw(self) -> tuple[list[int], list[Example]]:
+        """The next step's draws that are to be sampled, and their examples."""
+        draws = [draw for draw in self.curriculum.draw(self.prompts) if not draw.retired]
+        return [draw.number for draw in draws], [self._rows[draw.index] for draw in draws]
 
-    def examples(self, draws: Sequence[int]) -> list[Example]:
-        """The examples of these draws."""
-        return [self._rows[self._order.index(draw)] for draw in draws]
+    def first(self, count: int) -> list[Example]:
+        """The examples of the run's first draws: those of its first step, at most `count`."""
+        return [self._rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
         """A group of completions for each example, group by group."""
@@ -176,3 +179,25 @@ def group_state(group: Group) -> State:
     if mask_G.sum() < 2:
         return "failed"
     return "trained" if has_signal(rewards(group.scores)[mask_G]) else "filtered"
+
+
+def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
+    """Enters how the draws of a step ended: those of its groups, and those that were passed over.
+
+    The curriculum goes by it from then on.
+    """
+    waiting = iter(groups)
+    entries = [
+        curriculum.passed_over(draw, step) if draw.retired else _entry(draw.number, step, next(waiting))
+        for draw in curriculum.draw(len(groups))
+    ]
+    curriculum.advance(entries)
+    for entry in entries:
+        ledger.close(entry if curriculum.config.measures else replace(entry, solved=None, graded=None))
+
+
+def _entry(draw: int, step: int, group: Group) -> Entry:
+    tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
+    outcomes = [score.outcome for score in group.scores]
+    solved, graded = outcomes.count(Outcome.CORRECT), sum(not outcome.is_failure for outcome in outcomes)
+    return Entry(draw, step, group.example.id, group_state(group), tokens, solved, graded)

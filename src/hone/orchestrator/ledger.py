@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 State = Literal["trained", "filtered", "failed", "retired"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (by a curriculum).
+    """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (not sampled).
 
-    `tokens` counts what its rollouts cost: prompt and completion tokens of all of them.
+    `retired` is a draw whose example was in the pool when the order of its epoch was decided, and was retired by a
+    group that was graded since then: it is passed over. Examples that are not in the pool have no draw in the epoch.
+
+    `tokens` counts what its rollouts cost: prompt and completion tokens of all of them. `solved` of the `graded`
+    rollouts were correct; both are kept where the curriculum goes by them, else None.
     """
 
     draw: int
@@ -25,6 +29,12 @@ class Entry:
     example_id: str
     state: State
     tokens: int
+    solved: int | None = None
+    graded: int | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: what is None is left out."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Ledger:
@@ -48,4 +58,4 @@ class Ledger:
     def state(self) -> Callable[[], dict[str, list[dict]]]:
         """The entries so far as a JSON-ready record, made when asked for: a thread may do that while draws go on."""
         entries = list(self.entries)
-        return lambda: {"ledger": [vars(entry).copy() for entry in entries]}
+        return lambda: {"ledger": [entry.record() for entry in entries]}

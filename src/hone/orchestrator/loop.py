@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hone.config.rl import RLConfig
-from hone.orchestrator.groups import GroupSampler, group_state
-from hone.orchestrator.ledger import Entry, Ledger
+from hone.orchestrator.groups import GroupSampler, close_draws
+from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.orchestrator.recorder import RunRecorder
 from hone.runs.saving import Ending
 from hone.trainer.step import Trainer
-from hone.types import Group
 
 Evaluate = Callable[[int, bool], dict[str, float]]
 """(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""
@@ -46,8 +45,7 @@ def train(
         with recorder.phase("publish"):
             metrics = publish(step)
         metrics |= evaluate(step, False)
-        draws = range(ledger.next_draw, ledger.next_draw + sampler.prompts)
-        examples = sampler.examples(draws)
+        draws, examples = sampler.draw()
         with recorder.phase("sample"):
             trajectories = sampler.sample(examples, draws, step)
         with recorder.phase("grade"):
@@ -55,17 +53,11 @@ def train(
         with recorder.run.phase("train"):  # not one that is given up midway: it changes the weights
             batch = pack_groups(groups, orch.truncated, config.trainer.micro_batch_tokens, trainer.model.device)
             metrics |= step_metrics(groups, step) | trainer.step(batch)
-        close_draws(ledger, groups, step)
-        recorder.record(step, metrics | {"tokens/total": ledger.tokens}, groups, weights)
+        close_draws(ledger, sampler.curriculum, groups, step)
+        metrics |= {"tokens/total": ledger.tokens} | sampler.curriculum.metrics()
+        recorder.record(step, metrics, groups, weights)
     ending = recorder.saver.ending(trainer.version, config.max_steps)
     recorder.saver.save(trainer.version, last=True)
     metrics = {} if ending == "stopped" else publish(trainer.version) | evaluate(trainer.version, True)
     recorder.record(trainer.version, metrics, [], trainer.fingerprint())
     return ending
-
-
-def close_draws(ledger: Ledger, groups: list[Group], step: int) -> None:
-    """Enters how each group's draw ended."""
-    for group in groups:
-        tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
-        ledger.close(Entry(group.draw, step, group.example.id, group_state(group), tokens))

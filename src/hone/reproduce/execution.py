@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.orchestrator.groups import GroupSampler, group_state
+from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.groups import GroupSampler, close_draws, group_state
+from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.reproduce.compare import StepRecord
@@ -66,6 +68,7 @@ class RLExecution:
         config: RLConfig,
         trainer: Trainer,
         records: Records,
+        curriculum: Curriculum,
         sampler: GroupSampler | None = None,
         evaluate: Measure | None = None,
         publish: Measure | None = None,
@@ -73,15 +76,15 @@ class RLExecution:
         self.config = config
         self.trainer = trainer
         self.records = records
+        self.curriculum = curriculum
         self.sampler = sampler
         self.evaluate = evaluate
         self.publish = publish
-        self.next_draw = self.tokens = 0
+        self.ledger = Ledger()
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        entries = state["ledger"] if state else []
-        self.next_draw = len(entries)
-        self.tokens = sum(entry["tokens"] for entry in entries)
+        self.ledger = Ledger(state["ledger"] if state else None)
+        self.curriculum.restore(self.ledger.entries)
 
     def replay(self, step: int) -> StepRecord:
         return self._update(step, self._recorded(step), {})
@@ -93,8 +96,7 @@ class RLExecution:
         metrics = self.publish(step) if self.publish else {}
         if self.evaluate and (due or self.records.was_evaluated(step)):
             metrics |= self.evaluate(step)
-        draws = range(self.next_draw, self.next_draw + sampler.prompts)
-        examples = sampler.examples(draws)
+        draws, examples = sampler.draw()
         if self.resamples:
             trajectories = sampler.sample(examples, draws, step)
         else:
@@ -144,9 +146,8 @@ class RLExecution:
         micro_batch_tokens, device = self.config.trainer.micro_batch_tokens, self.trainer.model.device
         batch = pack_groups(groups, orch.truncated, micro_batch_tokens, device)
         metrics |= step_metrics(groups, step) | self.trainer.step(batch)
-        self.next_draw += len(groups)
-        self.tokens += sum(len(trajectory.token_ids) for group in groups for trajectory in group.trajectories)
-        metrics |= {"tokens/total": self.tokens}
+        close_draws(self.ledger, self.curriculum, groups, step)
+        metrics |= {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
         rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
         return StepRecord(step, plain_rows(rows), _finite(metrics), before, self.trainer.fingerprint())
 

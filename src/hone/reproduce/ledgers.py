@@ -7,7 +7,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs import Run
-from hone.runs.draws import drawn
+from hone.runs.draws import MEASURED, drawn
 from hone.runs.rollouts import rollouts_file
 
 Entry = dict[str, Any]
@@ -36,18 +36,33 @@ def _problem(ledger: Any, step: int, entries: list[Entry], unread: set[int]) -> 
     if [entry["draw"] for entry in ledger] != list(range(len(ledger))):
         return "the draws in its ledger are not in order, each once"
     expected = {entry["draw"]: entry for entry in entries if entry["step"] < step}
+    drawn_before: set[str] = set()
     for draw, entry in enumerate(ledger):
+        seen_before = entry.get("example_id") in drawn_before
+        drawn_before.add(entry.get("example_id"))
         if entry.get("step") in unread:
+            continue
+        if _is_passed_over(entry) and draw not in expected:
+            if not seen_before or draw + 1 == len(ledger) or ledger[draw + 1].get("step") != entry.get("step"):
+                return f"draw {draw} is in its ledger as {_facts(entry)}, which no curriculum passes over"
             continue
         if draw not in expected:
             return f"draw {draw} is in its ledger as {_facts(entry)}, and in no rollouts of the steps before it"
-        if expected[draw] != entry:
-            return f"draw {draw} is in its ledger as {_facts(entry)}, in the rollouts as {_facts(expected[draw])}"
+        measured = {name: value for name, value in expected[draw].items() if name not in MEASURED or name in entry}
+        if measured != entry:
+            return f"draw {draw} is in its ledger as {_facts(entry)}, in the rollouts as {_facts(measured)}"
     if missing := sorted(draw for draw in expected if draw >= len(ledger)):
-        return f"draw {missing[0]} is in the rollouts as {_facts(expected[missing[0]])}, and not in its ledger"
+        facts = _facts({name: expected[missing[0]][name] for name in expected[missing[0]] if name not in MEASURED})
+        return f"draw {missing[0]} is in the rollouts as {facts}, and not in its ledger"
     return ""
+
+
+def _is_passed_over(entry: Entry) -> bool:
+    """A draw of a retired example: nothing was sampled, so there are no rollouts of it."""
+    return entry.get("state") == "retired" and entry.get("tokens") == 0 and not entry.keys() & set(MEASURED)
 
 
 def _facts(entry: Entry) -> str:
     told = (entry.get("example_id"), entry.get("step"), entry.get("state"), entry.get("tokens"))
-    return "example {} of step {}, {}, {} tokens".format(*told)
+    solved = f", {entry['solved']} of {entry.get('graded')} solved" if "solved" in entry else ""
+    return "example {} of step {}, {}, {} tokens".format(*told) + solved

@@ -13,24 +13,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs.files import MARKER, is_complete, sha256
+from hone.types import Outcome
 
 if TYPE_CHECKING:
     from hone.runs.reader import Run
 
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
+MEASURED = ("solved", "graded")
+"""What an entry of the ledger has besides where the curriculum goes by it."""
+_FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
     """One record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
 
+    With a curriculum that measures, also how many of the `graded` rollouts were `solved`. Draws that were passed over
+    (`retired`) since the newest checkpoint have left no trace but the gap in the numbers.
     `source` says where it is from: `checkpoint` is the newest intact one; `rollouts` are of steps since then.
     """
     step, entries = _newest_ledger(run)
     draws = [entry | {"source": CHECKPOINT} for entry in entries]
+    measured = measures(run)
     for later in run.rollout_steps():
         if later >= step:
-            draws += [entry | {"source": ROLLOUTS} for entry in drawn(run, later)]
+            for entry in drawn(run, later):
+                told = {name: entry[name] for name in entry if measured or name not in MEASURED}
+                draws.append(told | {"source": ROLLOUTS})
     return draws
+
+
+def measures(run: Run) -> bool:
+    """Whether the run's curriculum goes by what was solved."""
+    if not (run.path / "config.toml").is_file():
+        return False
+    curriculum = run.config.get("orchestrator", {}).get("curriculum", {})
+    return curriculum.get("order") == "difficulty" or "pool" in curriculum
 
 
 def _newest_ledger(run: Run) -> tuple[int, list[dict[str, Any]]]:
@@ -52,16 +69,18 @@ def _state(folder: Path) -> dict[str, Any] | None:
 
 
 def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """The ledger's entries of a step, from its rollouts, by draw.
+    """The ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
 
     A group's state is that of a sample that isn't failed, if there is one: a sample whose grader failed says so,
     whatever became of its group.
     """
     draws: dict[int, dict[str, Any]] = {}
-    for row in run.rollouts(step).select(["draw", "example_id", "state", "token_ids"]).to_pylist():
+    for row in run.rollouts(step).select(["draw", "example_id", "state", "token_ids", "outcome"]).to_pylist():
         new = {"draw": row["draw"], "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
-        entry = draws.setdefault(row["draw"], new)
+        entry = draws.setdefault(row["draw"], new | {"solved": 0, "graded": 0})
         entry["tokens"] += len(row["token_ids"])
+        entry["solved"] += row["outcome"] == Outcome.CORRECT
+        entry["graded"] += row["outcome"] not in _FAILURES
         if entry["state"] == "failed":
             entry["state"] = row["state"]
     return [draws[draw] for draw in sorted(draws)]
@@ -72,13 +91,16 @@ class Epochs:
     """How often the examples came. `pool` is how many there are, None while that isn't known.
 
     `over` epochs have ended; `open` draws belong to the one under way. `faults` says, epoch by epoch, what came too
-    often or not at all.
+    often or not at all. Where a curriculum changes what is drawn, `sizes` are the draws of each epoch begun, and `left`
+    is how many examples are in its pool (`pool/active`, …), if it has one.
     """
 
     pool: int | None
     over: int
     open: int
     faults: list[str] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+    left: dict[str, float] = field(default_factory=dict)
 
 
 def epochs(draws: list[dict[str, Any]], pool: int | None = None) -> Epochs:

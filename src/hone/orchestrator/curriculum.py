@@ -1,0 +1,220 @@
+"""Which example comes when: a function of (seed, epoch, what the draws before showed).
+
+An epoch has each example of the pool once. Its order is decided at its first draw, from the groups that had been graded
+by then: those of all earlier steps. So what a group shows counts from the next epoch on. A step may begin within one
+epoch and end in the next; what its groups show then comes too late for that order. One that is retired by them before
+its draw is passed over, and the draw is `retired` in the ledger.
+
+- The pass rate of an example is solved / graded completions of its last `window` draws.
+- Order `difficulty` goes by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there, and
+  with it the gradient (as in DOTS, arXiv:2506.05316). What was never measured counts as 1/2; equals come as shuffled.
+- An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked while its
+  last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
+- When the pool has no example left, all come back, and what was measured is forgotten.
+
+All of it follows from the ledger, which is in the checkpoint: `restore` takes its draws again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+
+from hone.config.rl import CurriculumConfig, RLConfig
+from hone.environments.order import epoch_order
+from hone.errors import UserError
+from hone.orchestrator.ledger import Entry
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Draw `number` of the run: the example of this index, in this epoch; `retired` if it is passed over."""
+
+    number: int
+    index: int
+    epoch: int
+    retired: bool = False
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How far the draws have come: `order` holds the indices of `epoch`, of which `position` are drawn.
+
+    `sizes` are of the epochs begun. `restarted`: since the last `advance` all examples came back.
+    """
+
+    number: int = 0
+    epoch: int = -1
+    position: int = 0
+    order: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    sizes: tuple[int, ...] = ()
+    restarted: bool = False
+
+
+class Curriculum:
+    """The draws of a run over the first `total` examples, but for those `left_out`."""
+
+    def __init__(
+        self,
+        total: int,
+        seed: int,
+        config: CurriculumConfig,
+        left_out: Collection[int] = (),
+    ) -> None:
+        self.total, self.seed, self.config = total, seed, config
+        self.restarted: Callable[[int], None] = lambda step: None
+        """Called with the step that found the pool empty."""
+        self._used = np.ones(total, dtype=np.bool_)
+        self._used[list(left_out)] = False
+        self.size = int(self._used.sum())
+        """How many examples there are to draw."""
+        assert self.size > 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._place = _Place()
+        self.ids: dict[int, str] = {}
+        """The ids of the examples that were drawn, by index, if the curriculum measures."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._recent: dict[int, deque[tuple[int, int]]] = {}
+        self._rate = np.full(self.total, np.nan)
+        self._retired = np.zeros(self.total, dtype=np.bool_)
+        self._unsolved = np.zeros(self.total, dtype=np.int64)
+        self._last_epoch = np.zeros(self.total, dtype=np.int64)
+
+    @classmethod
+    def of_run(cls, config: RLConfig, rows: int, left_out: Collection[int] = ()) -> Curriculum:
+        """That of a run whose training split has so many rows."""
+        orch = config.orchestrator
+        total = rows if orch.max_examples is None else min(rows, orch.max_examples)
+        return cls(total, config.seed, orch.curriculum, left_out)
+
+    @property
+    def epoch_sizes(self) -> tuple[int, ...]:
+        """How many draws each epoch has that has begun, if the curriculum measures; else they are all `size`."""
+        return self._place.sizes
+
+    def first(self, count: int) -> list[int]:
+        """The indices of the first draws of the run, at most an epoch of them."""
+        return self._order(0, fresh=True)[:count].tolist()
+
+    def draw(self, count: int) -> list[Draw]:
+        """The next draws, until `count` of them are to be sampled; the last one is. `advance` goes past them."""
+        return self._walk(count)[0]
+
+    def passed_over(self, draw: Draw, step: int) -> Entry:
+        """The ledger's entry of a draw that is `retired`."""
+        return Entry(draw.number, step, self.ids[draw.index], "retired", 0)
+
+    def advance(self, entries: Sequence[Entry]) -> list[Draw]:
+        """Goes past the draws of one step, and by what they showed; returns them.
+
+        UserError if they are not those that it would have made.
+        """
+        draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
+        if place.restarted:
+            self._forget()
+            self.restarted(entries[0].step)
+        self._place = replace(place, restarted=False)
+        if self.config.measures:
+            if [draw.retired for draw in draws] != [entry.state == "retired" for entry in entries]:
+                raise _misfit(entries[0])
+            for draw, entry in zip(draws, entries, strict=True):
+                self._measure(draw, entry)
+        return draws
+
+    def restore(self, entries: Sequence[Entry]) -> list[Draw]:
+        """Puts the curriculum where it was after these draws, all of a run's from its first on.
+
+        Returns them, if the curriculum measures. UserError if it would not have made them.
+        """
+        self._reset()
+        if self.config.measures:
+            return [draw for _, of_step in groupby(entries, lambda e: e.step) for draw in self.advance(list(of_step))]
+        if entries:
+            epoch, position = divmod(len(entries) - 1, self.size)
+            self._place = _Place(len(entries), epoch, position + 1, self._order(epoch, fresh=True))
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        """How many examples are in the pool and out of it; empty without a pool."""
+        if self.config.pool is None:
+            return {}
+        retired, parked = int(self._retired.sum()), int((self._parked & ~self._retired).sum())
+        return {"pool/active": self.size - retired - parked, "pool/retired": retired, "pool/parked": parked}
+
+    def _walk(self, count: int) -> tuple[list[Draw], _Place]:
+        """The draws that come next, and where they lead; changes nothing."""
+        place, draws, sampled = self._place, [], 0
+        while sampled < count:
+            if place.position == len(place.order):
+                place = self._next_epoch(place)
+            index = int(place.order[place.position])
+            retired = bool(self._retired[index]) and not place.restarted
+            draws.append(Draw(place.number, index, place.epoch, retired))
+            sampled += not retired
+            place = replace(place, number=place.number + 1, position=place.position + 1)
+        return draws, place
+
+    def _next_epoch(self, place: _Place) -> _Place:
+        epoch, restarted = place.epoch + 1, place.restarted
+        order = self._order(epoch, restarted)
+        if not len(order):
+            order, restarted = self._order(epoch, fresh=True), True
+        sizes = (*place.sizes, len(order)) if self.config.measures else ()
+        return replace(place, epoch=epoch, position=0, order=order, sizes=sizes, restarted=restarted)
+
+    def _order(self, epoch: int, fresh: bool) -> np.ndarray:
+        """The indices of an epoch `[n]` int64; `fresh` goes by nothing that was measured."""
+        shuffled = epoch_order(self.total, self.seed, epoch)
+        order = np.arange(self.total) if self.config.order == "sequential" else shuffled
+        order = order[self._used[order]]
+        if fresh:
+            return order
+        order = order[self._in_pool(epoch)[order]]
+        if self.config.order == "difficulty":
+            distance = np.nan_to_num(np.abs(self._rate[order] - 0.5), nan=0.0)
+            order = order[np.argsort(distance, kind="stable")]
+        return order
+
+    def _in_pool(self, epoch: int) -> np.ndarray:
+        """Bool `[total]`: which examples are drawn in an epoch that begins now."""
+        if self.config.pool is None:
+            return np.ones(self.total, dtype=np.bool_)
+        retry = self.config.pool.retry_parked
+        due = (epoch - self._last_epoch >= retry) if retry else np.zeros(self.total, dtype=np.bool_)
+        return ~self._retired & (~self._parked | due)
+
+    @property
+    def _parked(self) -> np.ndarray:
+        after = self.config.pool.park_after if self.config.pool else 0
+        return self._unsolved >= after if after else np.zeros(self.total, dtype=np.bool_)
+
+    def _measure(self, draw: Draw, entry: Entry) -> None:
+        if entry.example_id and self.ids.setdefault(draw.index, entry.example_id) != entry.example_id:
+            raise _misfit(entry)
+        if draw.retired:
+            return
+        index, pool = draw.index, self.config.pool
+        self._last_epoch[index] = draw.epoch
+        if not entry.graded or entry.solved is None:
+            return
+        recent = self._recent.setdefault(index, deque(maxlen=self.config.window))
+        recent.append((entry.solved, entry.graded))
+        self._rate[index] = sum(solved for solved, _ in recent) / sum(graded for _, graded in recent)
+        self._unsolved[index] = 0 if entry.solved else self._unsolved[index] + 1
+        if pool is not None and pool.retire_at and len(recent) == self.config.window:
+            self._retired[index] = bool(self._rate[index] >= pool.retire_at)
+
+
+def _misfit(entry: Entry) -> UserError:
+    return UserError(
+        f"the ledger does not fit orchestrator.curriculum: draw {entry.draw} of step {entry.step} is not the one that "
+        "it would make; set orchestrator.curriculum, max_examples, seed and data back to what the run began with"
+    )

@@ -1,0 +1,209 @@
+"""Which example comes when: orders, the pool, epochs whose size changes, and all of it again from the ledger."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hone.config.rl import CurriculumConfig, PoolConfig
+from hone.environments.order import Draws, epoch_order
+from hone.errors import UserError
+from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.ledger import Entry, Ledger
+
+GRADED = 4
+
+
+def make(total: int = 6, *, order: str = "sequential", window: int = 1, left_out=(), **pool: float) -> Curriculum:
+    section = PoolConfig(**pool) if pool else None
+    config = CurriculumConfig(order=order, window=window, pool=section)  # type: ignore[arg-type]
+    return Curriculum(total, 3, config, left_out)
+
+
+def take(curriculum: Curriculum, step: int, count: int, solved: dict[int, int], graded: int = GRADED) -> list[Entry]:
+    """One step: `solved` of the completions of each example are right, by its index (others: half)."""
+    entries = []
+    for draw in curriculum.draw(count):
+        if draw.retired:
+            entries.append(curriculum.passed_over(draw, step))
+        else:
+            right = solved.get(draw.index, graded // 2)
+            entries.append(Entry(draw.number, step, f"e{draw.index}", "trained", 10, right, graded))
+    curriculum.advance(entries)
+    return entries
+
+
+def drawn(entries: list[Entry]) -> str:
+    """The examples of a step's draws, with a minus before those that were passed over."""
+    return " ".join(("-" if entry.state == "retired" else "") + entry.example_id[1:] for entry in entries)
+
+
+def test_shuffled_is_the_order_of_draws():
+    curriculum, draws = make(7, order="shuffled"), Draws(7, seed=3)
+    found = [draw.index for step in range(5) for draw in _step(curriculum, step, 4)]
+    assert found == [draws.index(d) for d in range(20)]
+    assert make(7, order="shuffled").first(9) == [draws.index(d) for d in range(7)]
+
+
+def _step(curriculum: Curriculum, step: int, count: int):
+    draws = curriculum.draw(count)
+    curriculum.advance([Entry(draw.number, step, "e", "trained", 1) for draw in draws])
+    return draws
+
+
+def test_sequential_is_the_order_of_the_data():
+    curriculum = make(5)
+    assert [[draw.index for draw in _step(curriculum, step, 3)] for step in range(3)] == [
+        [0, 1, 2],
+        [3, 4, 0],
+        [1, 2, 3],
+    ]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "difficulty"])
+def test_what_is_left_out_is_never_drawn(order):
+    curriculum = make(6, order=order, left_out=[1, 4])
+    assert curriculum.size == 4
+    epochs = [sorted(draw.index for draw in _step(curriculum, step, 4)) for step in range(3)]
+    assert epochs == [[0, 2, 3, 5]] * 3
+
+
+def test_difficulty_takes_those_first_that_are_solved_half_the_time():
+    """Epoch 1, by |solved / 4 - 1/2|: 1 and 3 (0), then 0 and 5 (1/4), then 2 and 4 (1/2), equals as shuffled."""
+    curriculum = make(6, order="difficulty")
+    first = take(curriculum, 0, 6, {0: 3, 1: 2, 2: 0, 3: 2, 4: 4, 5: 1})
+    shuffled = epoch_order(6, 3, 0).tolist()
+    assert [int(entry.example_id[1:]) for entry in first] == shuffled, "nothing is measured yet"
+    later = [int(entry.example_id[1:]) for entry in take(curriculum, 1, 6, {})]
+    rank = epoch_order(6, 3, 1).tolist().index
+    assert later == [*sorted([1, 3], key=rank), *sorted([0, 5], key=rank), *sorted([2, 4], key=rank)]
+
+
+def test_difficulty_goes_by_what_was_known_when_the_epoch_began():
+    """The last step of epoch 0 reaches into epoch 1, whose order can't know what that step shows."""
+    curriculum = make(4, order="difficulty")
+    order = epoch_order(4, 3, 0).tolist()
+    hopeless = order[0]
+    take(curriculum, 0, 3, {hopeless: 0})
+    take(curriculum, 1, 3, {order[3]: 0})
+    assert [int(e.example_id[1:]) for e in take(curriculum, 2, 2, {})][-1] == hopeless
+    assert curriculum.epoch_sizes == (4, 4)
+
+
+def test_a_solved_prompt_is_retired_from_the_next_epoch_on():
+    curriculum = make(4, retire_at=0.75)
+    assert drawn(take(curriculum, 0, 4, {1: 3, 2: 4, 3: 2})) == "0 1 2 3"
+    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 2, "pool/parked": 0}
+    assert drawn(take(curriculum, 1, 4, {})) == "0 3 0 3"
+    assert curriculum.epoch_sizes == (4, 2, 2)
+
+
+def test_nine_of_ten_is_enough_for_the_default():
+    curriculum = make(3, retire_at=0.9)
+    take(curriculum, 0, 3, {0: 8, 1: 9, 2: 10}, graded=10)
+    assert drawn(take(curriculum, 1, 1, {})) == "0" and curriculum.metrics()["pool/retired"] == 2
+
+
+def test_the_pass_rate_is_that_of_the_last_draws():
+    """4/4 alone retires nothing with a window of 2, nor does 4/4 and 2/4; 2/4 and 4/4 are 6/8."""
+    curriculum = make(2, window=2, retire_at=0.75)
+    take(curriculum, 0, 2, {0: 4, 1: 4})
+    assert curriculum.metrics()["pool/retired"] == 0
+    take(curriculum, 1, 2, {0: 1, 1: 2})
+    assert curriculum.metrics() == {"pool/active": 1, "pool/retired": 1, "pool/parked": 0}
+    take(curriculum, 2, 1, {0: 4})
+    assert curriculum.metrics()["pool/retired"] == 1
+    take(curriculum, 3, 1, {0: 2})
+    assert curriculum.metrics()["pool/retired"] == 2
+
+
+def test_a_draw_of_one_that_was_retired_after_the_order_was_decided_is_passed_over():
+    """Step 1 ends epoch 0 with 3 and begins epoch 1 with 0; 3 was solved, and its draw in epoch 1 ends at once."""
+    curriculum = make(4, retire_at=0.9)
+    assert drawn(take(curriculum, 0, 3, {2: 4})) == "0 1 2"
+    assert drawn(take(curriculum, 1, 2, {3: 4})) == "3 0"
+    entries = take(curriculum, 2, 3, {})
+    assert drawn(entries) == "1 -3 0 1"
+    assert (entries[1].draw, entries[1].state, entries[1].tokens) == (6, "retired", 0)
+    assert entries[1].record() == {"draw": 6, "step": 2, "example_id": "e3", "state": "retired", "tokens": 0}
+    assert curriculum.epoch_sizes == (4, 3, 2)
+
+
+def test_a_prompt_that_is_never_solved_is_parked_and_comes_back():
+    curriculum = make(3, park_after=2, retry_parked=3)
+    steps = [drawn(take(curriculum, step, 3 if step < 2 else 2, {1: 0})) for step in range(4)]
+    assert steps == ["0 1 2", "0 1 2", "0 2", "0 2"]
+    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 0, "pool/parked": 1}
+    assert drawn(take(curriculum, 4, 3, {1: 0})) == "0 1 2", "three epochs after its last draw"
+    assert [drawn(take(curriculum, step, 2, {})) for step in (5, 6)] == ["0 2", "0 2"]
+    assert drawn(take(curriculum, 7, 3, {1: 1})) == "0 1 2"
+    assert curriculum.metrics()["pool/parked"] == 0, "one solved completion is enough"
+    assert drawn(take(curriculum, 8, 3, {})) == "0 1 2"
+
+
+def test_a_parked_prompt_stays_out_if_it_is_not_to_be_tried_again():
+    curriculum = make(3, park_after=1, retry_parked=0)
+    take(curriculum, 0, 3, {1: 0})
+    assert drawn(take(curriculum, 1, 8, {})) == "0 2 0 2 0 2 0 2"
+
+
+def test_what_could_not_be_graded_measures_nothing():
+    curriculum = make(2, retire_at=0.9, park_after=1)
+    take(curriculum, 0, 2, {}, graded=0)
+    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 0, "pool/parked": 0}
+
+
+def test_an_empty_pool_starts_over():
+    curriculum, told = make(3, retire_at=0.9), []
+    curriculum.restarted = told.append
+    take(curriculum, 0, 3, {0: 4, 1: 4, 2: 4})
+    assert curriculum.metrics()["pool/active"] == 0 and told == []
+    assert drawn(take(curriculum, 1, 2, {0: 4})) == "0 1" and told == [1]
+    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 1, "pool/parked": 0}
+    assert drawn(take(curriculum, 2, 3, {})) == "2 1 2", "0 was retired anew"
+
+
+def test_a_step_may_have_several_epochs_of_what_is_left():
+    curriculum = make(3, retire_at=0.9)
+    take(curriculum, 0, 3, {0: 4, 2: 4})
+    assert drawn(take(curriculum, 1, 4, {1: 4})) == "1 1 1 1"
+    assert drawn(take(curriculum, 2, 4, {})) == "0 1 2 0"
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "difficulty"])
+@pytest.mark.parametrize("pool", [{}, {"retire_at": 0.75, "park_after": 1, "retry_parked": 2}], ids=["all", "pool"])
+def test_the_ledger_says_all_that_a_resume_needs(order, pool):
+    """At each step: from the ledger as JSON alone, the draws to come and the counts are those of the unbroken run."""
+    curriculum, ledger = make(9, order=order, window=2, left_out=[5], **pool), Ledger()
+    noise = [0, 4, 1, 4, 3, 2, 4, 0, 4, 4, 1]
+    for step in range(25):
+        entries = take(curriculum, step, 4, {index: noise[(index * 7 + step * 3) % 11] for index in range(9)})
+        for entry in entries:
+            ledger.close(entry)
+        again = make(9, order=order, window=2, left_out=[5], **pool)
+        again.restore(Ledger(json.loads(json.dumps(ledger.state()()["ledger"]))).entries)
+        assert again.draw(9) == curriculum.draw(9)
+        assert again.metrics() == curriculum.metrics() and again.epoch_sizes == curriculum.epoch_sizes
+    states = [entry.state for entry in ledger.entries]
+    assert ("retired" in states) == bool(pool)
+
+
+def test_each_example_of_the_pool_comes_once_per_epoch():
+    curriculum = make(9, order="shuffled", retire_at=0.75, park_after=1, retry_parked=2)
+    entries = [e for step in range(30) for e in take(curriculum, step, 4, {i: (i * 5 + step) % 5 for i in range(9)})]
+    draws, sizes = make(9, order="shuffled", retire_at=0.75, park_after=1, retry_parked=2).restore(entries), []
+    for epoch in range(draws[-1].epoch):
+        indices = [draw.index for draw in draws if draw.epoch == epoch]
+        assert len(set(indices)) == len(indices)
+        sizes.append(len(indices))
+    assert tuple(sizes) == curriculum.epoch_sizes[: len(sizes)] and len(set(sizes)) > 2
+
+
+def test_a_ledger_of_other_settings_is_refused():
+    curriculum = make(4, retire_at=0.75)
+    entries = [*take(curriculum, 0, 4, {1: 3}), *take(curriculum, 1, 3, {})]
+    make(4, retire_at=0.75).restore(entries)
+    for other in (make(4, retire_at=0.9), make(5, retire_at=0.75), make(4, order="shuffled", retire_at=0.75)):
+        with pytest.raises(UserError, match=r"does not fit orchestrator\.curriculum: draw \d+ of step [01]"):
+            other.restore(entries)
