@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from hone.cli import main
+from hone.config.rl import CurriculumConfig, PoolConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -118,6 +119,19 @@ def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_mode
     for argv in shell_commands(ROOT / "docs" / "gap.md"):
         assert run(argv, few if argv[0] == "rl" else []) == 0, (argv, capfd.readouterr().err)
     assert "gap.max=0.01" in capfd.readouterr().out
+
+
+def test_every_command_on_the_order_of_prompts_runs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for argv in shell_commands(ROOT / "docs" / "data.md"):
+        stand_in(tmp_path / "outputs/char-count-sft/weights", "step_600")
+        assert run(argv, substitutes(argv, tmp_path, tmp_path)) == 0, (argv, capfd.readouterr().err)
+    said = capfd.readouterr().out
+    assert "200 prompts active, 0 retired (solved)" in said and "200 active, 0 retired" in said
+    (block,) = blocks(ROOT / "docs" / "data.md", "toml")
+    given = tomllib.loads(block)["orchestrator"]["curriculum"]
+    assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
 
 
 def test_every_command_on_tasks_of_mathematics_runs(tmp_path, monkeypatch, capfd):

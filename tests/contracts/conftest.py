@@ -19,12 +19,12 @@ def warm_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def cook(warm_model, tmp_path_factory) -> Cook:
-    """(rl or sft, precision) -> its recipe, with the unbroken run."""
+    """(rl, pool or sft, precision) -> its recipe, with the unbroken run."""
     cooked: dict[tuple[str, str], Recipe] = {}
 
     def of(kind: str, precision: str) -> Recipe:
         if (kind, precision) not in cooked:
-            args = recipes.rl(warm_model, precision) if kind == "rl" else recipes.sft(precision)
+            args = recipes.sft(precision) if kind == "sft" else getattr(recipes, kind)(warm_model, precision)
             cooked[kind, precision] = Recipe.cook(args, tmp_path_factory.mktemp(f"{kind}-{precision}"))
         return cooked[kind, precision]
 

@@ -68,6 +68,14 @@ def rl(model: Path, precision: str) -> list[str]:
     ]
 
 
+def pool(model: Path, precision: str) -> list[str]:
+    """RL whose prompts are retired, parked and tried again."""
+    return [
+        *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool"),
+        *("--orchestrator.curriculum.pool.park-after", "2", "--orchestrator.curriculum.pool.retry-parked", "2"),
+    ]
+
+
 def sft(precision: str) -> list[str]:
     """SFT of a model from nothing: 8 steps of packed demonstrations, checkpoints and pruning as above, validation."""
     return [

@@ -146,7 +146,7 @@ def _epochs_of_pool(seen: Epochs) -> str:
 
 
 def _pool(seen: Epochs) -> str:
-    """`5 active, 2 retired (solved), 1 parked (never solved) of 8 examples`"""
+    """`5 active, 2 retired (solved), 1 parked (not solved yet) of 8 examples`"""
     active, retired, parked = (int(seen.left[f"pool/{name}"]) for name in ("active", "retired", "parked"))
     return (
         f"{active:,} active, {retired:,} retired (solved), {parked:,} parked (not solved yet) of {seen.pool:,} examples"

@@ -1,0 +1,104 @@
+"""`hone rl` and its data: held-out prompts in training, and a pool of prompts that runs empty."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from refusals import fails
+
+from hone.cli import main
+from hone.runs import Run
+
+EASY = '''
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment():
+    """Every completion is right."""
+    return SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": f"q{i}"} for i in range(8)])
+
+
+def right(completion) -> float:
+    return 1.0
+'''
+
+
+@pytest.fixture
+def rl(tiny_model_dir, tmp_path, monkeypatch):
+    """Calls `hone rl`, two prompts a step, in a folder that holds a task `easy`; it writes into outputs."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "easy.py").write_text(EASY)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags: str) -> int:
+        base = ["rl", "--model.name", str(tiny_model_dir), "--max-steps", "4", "--display", "plain"]
+        base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+        base += ["--orchestrator.sampling.max-tokens", "6", "--seq-len", "256"]
+        return main([*base, *flags])
+
+    return call
+
+
+def overlapping(folder: Path) -> list[str]:
+    """Flags of a task whose eval split shares prompts 2, 5 and 6 with training, 6 with another answer."""
+    train, held_out = folder / "train.jsonl", folder / "eval.jsonl"
+    train.write_text("".join(json.dumps({"text": f"text number {i}"}) + "\n" for i in range(8)))
+    shared = [{"text": "text number 5"}, {"text": "another"}, {"text": "text number 2"}]
+    shared += [{"text": "text number 6", "answer": "six"}]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in shared))
+    args = {"dataset": str(train), "eval_dataset": str(held_out)}
+    return ["--orchestrator.env.id", "reverse-text", "--orchestrator.env.args", json.dumps(args),
+            "--orchestrator.eval.num-examples", "2"]  # fmt: skip
+
+
+def test_held_out_prompts_in_training_are_told(rl, tmp_path, capsys):
+    assert rl(*overlapping(tmp_path)) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
+    assert said == [
+        "Warning: 3 of 8 training prompts are held-out prompts too, 1 of them with another answer (such as "
+        f"{tmp_path}/train.jsonl, line 3 and {tmp_path}/eval.jsonl, line 3): evaluation will look better than it is; "
+        "--orchestrator.eval.overlap drop takes them out of training."
+    ]
+    (event,) = [event for event in Run("outputs").events() if event["kind"] == "overlap"]
+    assert (event["rows"], event["identical"], event["checked"], event["dropped"]) == (3, 2, 8, False)
+    assert len({draw["example_id"] for draw in Run("outputs").ledger()}) == 8
+
+
+def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
+    flags = [*overlapping(tmp_path), "--orchestrator.eval.overlap", "drop", "--max-steps", "5", "--ckpt.interval", "2"]
+    assert rl(*flags) == 0
+    assert "are left out of training" in capsys.readouterr().out
+    rows = Run("outputs").rollouts(0).to_pylist()
+    texts = {
+        json.loads(row["info"])["text"][-1] for step in range(5) for row in Run("outputs").rollouts(step).to_pylist()
+    }
+    assert texts == set("01347") and rows
+    assert (Run("outputs").info["pool"], Run("outputs").info["left_out"]) == (5, [2, 5, 6])
+    for command in (["verify", "outputs", "--steps", "2"], ["replay", "outputs"], ["runs", "ledger", "outputs"]):
+        assert main(command) == 0
+    assert "2 of 5 examples, each exactly once" in capsys.readouterr().out
+    assert main(["rl", "@", "outputs/config.toml", "--resume", "--resume.step", "2"]) == 0
+
+
+def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsys):
+    flags = overlapping(tmp_path)
+    fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "refuse"), "3 of 8 training prompts", "overlap = drop")
+    assert not Path("outputs").exists()
+    (tmp_path / "eval.jsonl").write_text((tmp_path / "train.jsonl").read_text())
+    fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "drop"), "leaves none to train on")
+
+
+def test_a_pool_without_a_prompt_left_starts_over_and_says_so(rl, capsys):
+    """Everything is solved: two epochs of eight prompts, two a step."""
+    flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool", "--max-steps", "7", "--ckpt"]
+    assert rl(*flags) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "no prompt left" in line]
+    assert said == ["Step 4 found no prompt left in the pool (all 8 are retired or parked): all are back, and what was "
+                    "measured of them is forgotten."]  # fmt: skip
+    events = [(event["kind"], event["step"]) for event in Run("outputs").events() if event["kind"] == "pool_restarted"]
+    assert events == [("pool_restarted", 4)]
+    assert [m["pool/retired"] for m in Run("outputs").metrics().to_pylist()[:7]] == [2, 4, 6, 8, 2, 4, 6]
+    assert main(["runs", "show", "outputs"]) == 0
+    assert "2 prompts active, 6 retired (solved), 0 parked (not solved yet)" in capsys.readouterr().out
