@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,30 @@ def test_a_pool_without_a_prompt_left_starts_over_and_says_so(rl, capsys):
     assert [m["pool/retired"] for m in Run("outputs").metrics().to_pylist()[:7]] == [2, 4, 6, 8, 2, 4, 6]
     assert main(["runs", "show", "outputs"]) == 0
     assert "2 prompts active, 6 retired (solved), 0 parked (not solved yet)" in capsys.readouterr().out
+
+
+def test_the_ledger_of_a_run_without_checkpoints_has_the_draws_that_were_passed_over(rl, capsys):
+    """Three of eight a step, all solved: step 2 takes 6 and 7, and 6 again, for only these two are left by then.
+
+    Step 3 passes over 7, which was to come after 6, and begins anew with all.
+    Without a checkpoint the rollouts are all that is left: of draws that were passed over, only their numbers.
+    """
+    flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool.retire-at", "1", "--max-steps", "3"]
+    flags += ["--orchestrator.curriculum.order", "sequential", "--orchestrator.batch-size", "6"]
+    assert rl(*flags) == 0
+    ledger = Run("outputs").ledger()
+    assert [(draw["solved"], draw["graded"]) for draw in ledger] == [(2, 2)] * 9
+    capsys.readouterr()
+    assert main(["runs", "ledger", "outputs"]) == 0
+    said = capsys.readouterr().out
+    assert "2/2     rollouts" in said and "1 of 8 examples, each exactly once; 1 of the 2 of the next" in said
+    assert "0 prompts active, 8 retired (solved)" in said
+    assert rl(*flags, "--max-steps", "4", "--ckpt") == 0
+    entries = json.loads(Path("outputs/checkpoints/step_4/state.json").read_text())["ledger"]
+    capsys.readouterr()
+    shutil.rmtree("outputs/checkpoints")
+    assert main(["runs", "ledger", "outputs", "--jsonl"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [{name: value for name, value in draw.items() if name != "source"} for draw in told] == entries
+    assert [entry["state"] for entry in entries][9:] == ["retired", "filtered", "filtered", "filtered"]
+    assert entries[9]["example_id"] == entries[7]["example_id"]

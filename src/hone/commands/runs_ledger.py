@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from hone.commands.runs_list import table
+from hone.commands.runs_words import pool_in_words
 from hone.config.runs import RunsLedgerConfig
 from hone.errors import UserError
 from hone.orchestrator.ledger import Entry
@@ -84,7 +85,7 @@ def whole_epochs(one: Summary, draws: list[dict[str, Any]]) -> Epochs:
     try:
         walked = curriculum.restore(entries)
     except UserError as error:
-        return Epochs(pool, 0, len(draws), [str(error)])
+        return Epochs(None, 0, len(draws), [str(error)])
     for draw, of_epoch in zip(draws, walked, strict=True):
         draw["example_id"] = curriculum.ids[of_epoch.index]
     *over, _ = sizes = curriculum.epoch_sizes
@@ -114,8 +115,8 @@ def _summary(one: Summary, draws: list[dict[str, Any]], seen: Epochs) -> list[st
         f"tokens    {tokens:,}, prompts and completions",
         f"epochs    {_epochs_in_words(seen)}",
     ]
-    if seen.left:
-        lines.append(f"pool      {_pool(seen)}")
+    if pool := pool_in_words(seen.left):
+        lines.append(f"pool      {pool}")
     lines += [f"          but {fault}" for fault in seen.faults]
     open_steps = sorted({draw["step"] for draw in draws if draw["source"] == ROLLOUTS})
     if open_steps and one.status != "done":
@@ -128,6 +129,8 @@ def _epochs_in_words(seen: Epochs) -> str:
     """`3 of 5 examples, each exactly once; 3 of the next`"""
     if seen.sizes:
         return _epochs_of_pool(seen)
+    if seen.faults and seen.pool is None:
+        return "not known, for these are not the draws that the run's curriculum would make"
     if not seen.over:
         pool = f"of {seen.pool:,} examples" if seen.pool else "examples, all different"
         return f"the first is under way: {seen.open:,} {pool}, so far"
@@ -136,18 +139,12 @@ def _epochs_in_words(seen: Epochs) -> str:
 
 
 def _epochs_of_pool(seen: Epochs) -> str:
-    """`3 of 8, 6 and 5 examples, each exactly once; 2 of the next 5`"""
+    """`3 of 8, 6, 5 examples, each exactly once; 2 of the 5 of the next`"""
     over, under_way = seen.sizes[: seen.over], seen.sizes[seen.over :]
     told = (
         [f"{size:,}" for size in over] if len(over) <= 6 else [f"{over[0]:,}", f"{over[1]:,}", "...", f"{over[-1]:,}"]
     )
-    text = f"{seen.over:,} of {', '.join(told)} examples, each exactly once" if over else "the first is under way"
-    return text + (f"; {seen.open:,} of the {under_way[0]:,} of the next" if under_way and over else "")
-
-
-def _pool(seen: Epochs) -> str:
-    """`5 active, 2 retired (solved), 1 parked (not solved yet) of 8 examples`"""
-    active, retired, parked = (int(seen.left[f"pool/{name}"]) for name in ("active", "retired", "parked"))
-    return (
-        f"{active:,} active, {retired:,} retired (solved), {parked:,} parked (not solved yet) of {seen.pool:,} examples"
-    )
+    if not over:
+        return f"the first is under way: {seen.open:,} of {under_way[0]:,} examples, so far"
+    text = f"{seen.over:,} of {', '.join(told)} examples, each exactly once"
+    return text + (f"; {seen.open:,} of the {under_way[0]:,} of the next" if under_way else "")

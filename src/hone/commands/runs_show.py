@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hone.commands.runs_words import print_next, standing, typed
+from hone.commands.runs_words import pool_in_words, print_next, standing, typed
 from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.config.runs import RunsShowConfig
@@ -59,7 +59,7 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
     yield "exact", exactness(info)
     if one.progress.history:
         yield "latest", f"step {one.progress.done}: {', '.join(one.progress.summary())}"
-    if pool := _pool(one.progress.metrics):
+    if pool := pool_in_words(one.progress.metrics):
         yield "pool", pool
     for line in one.progress.evaluation():
         yield "held out", f"{line}, at step {one.progress.eval_step}"
@@ -117,15 +117,6 @@ def exactness(info: dict[str, Any]) -> str:
     if info["exact"]:
         return "yes: the same config and seed give the same bytes on this machine"
     return "no: " + "; ".join(f"from step {entry['step']} on, {entry['cause']}" for entry in info["inexact"])
-
-
-def _pool(metrics: dict[str, Any]) -> str:
-    """How many prompts are in the pool of the curriculum, and out of it; empty without one."""
-    counts = [metrics.get(f"pool/{name}") for name in ("active", "retired", "parked")]
-    if None in counts:
-        return ""
-    active, retired, parked = (int(count) for count in counts)
-    return f"{active:,} prompts active, {retired:,} retired (solved), {parked:,} parked (not solved yet)"
 
 
 def _files(one: Summary) -> Iterator[tuple[str, str]]:

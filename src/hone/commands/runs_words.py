@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from hone.errors import UserError
@@ -122,3 +123,11 @@ def held_out(run: Summary) -> str:
         return f"loss {loss:.4f}"
     rewards = [value for name, value in evals.items() if name.endswith("/reward/mean") and name.count("/") <= 3]
     return f"reward {rewards[0]:.3f}" if rewards and rewards[0] is not None else ""
+
+
+def pool_in_words(metrics: Mapping[str, float | None]) -> str:
+    """How many prompts a curriculum has in its pool and out of it, from `pool/…` of a step's metrics; else empty."""
+    if "pool/active" not in metrics:
+        return ""
+    active, retired, parked = (int(metrics[f"pool/{name}"] or 0) for name in ("active", "retired", "parked"))
+    return f"{active:,} prompts active, {retired:,} retired (solved), {parked:,} parked (not solved yet)"

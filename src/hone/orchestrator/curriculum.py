@@ -172,8 +172,8 @@ class Curriculum:
 
     def _order(self, epoch: int, fresh: bool) -> np.ndarray:
         """The indices of an epoch `[n]` int64; `fresh` goes by nothing that was measured."""
-        shuffled = epoch_order(self.total, self.seed, epoch)
-        order = np.arange(self.total) if self.config.order == "sequential" else shuffled
+        in_order = self.config.order == "sequential"
+        order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
         order = order[self._used[order]]
         if fresh:
             return order
