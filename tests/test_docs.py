@@ -128,7 +128,7 @@ def test_every_command_on_the_order_of_prompts_runs(tmp_path, monkeypatch, capfd
         stand_in(tmp_path / "outputs/char-count-sft/weights", "step_600")
         assert run(argv, substitutes(argv, tmp_path, tmp_path)) == 0, (argv, capfd.readouterr().err)
     said = capfd.readouterr().out
-    assert "200 prompts active, 0 retired (solved)" in said and "200 active, 0 retired" in said
+    assert said.count("200 prompts active, 0 retired (solved)") == 2, "of the run, and of its ledger"
     (block,) = blocks(ROOT / "docs" / "data.md", "toml")
     given = tomllib.loads(block)["orchestrator"]["curriculum"]
     assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
