@@ -76,6 +76,16 @@ def test_a_name_that_holds_the_name_of_the_scaffold(capsys):
     assert "class MyTask2(SingleTurnEnv)" in Path("my_task_2.py").read_text()
 
 
+def test_capitals_of_a_name_stay(capsys):
+    assert main(["init-env", "sortIt"]) == 0
+    assert "class SortIt(SingleTurnEnv)" in Path("sortIt.py").read_text()
+
+
+def test_a_folder_that_nothing_can_be_written_to(capsys):
+    Path("environments").symlink_to("/proc")
+    fails(capsys, main(["init-env", "my-task"]), "environments/my_task.py can't be written", "in a folder of yours")
+
+
 def test_it_lies_where_a_project_has_its_folders(capsys):
     for folder in ("environments", "tests", "examples"):
         Path(folder).mkdir()
@@ -127,6 +137,10 @@ def test_the_recipes_belong_together_and_their_answers_fit(tiny_model_dir):
         ("a--b", "single dashes", "a-b"),
         ("../up", "English letters", "up"),
         ("ä", "English letters", "task"),
+        ("environments", "hone has a folder of that name", "my-environments"),
+        ("outputs", "hone has a folder of that name", "my-outputs"),
+        ("conftest", "pytest or pip would run such a file", "my-conftest"),
+        ("a" * 61, "at most 60 characters", "a" * 50),
         ("class", "a word of the Python language", "my-class"),
     ],
 )

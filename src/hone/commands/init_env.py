@@ -19,6 +19,12 @@ from hone.errors import UserError
 
 MODEL = "outputs/{id}-rl/weights/step_150"
 """What the recipe of the scaffold makes."""
+FOLDERS = {"environments", "tests", "examples", "outputs"}
+"""Folders that mean something to hone, where recipes must not lie."""
+TOOLS = {"conftest", "setup"}
+"""Modules that pytest and installers run when they find them."""
+MAX_NAME = 60
+"""Characters of an id; file systems allow 255 bytes, `test_` and suffixes included."""
 
 
 def run(config: InitEnvConfig) -> int:
@@ -28,9 +34,12 @@ def run(config: InitEnvConfig) -> int:
     if there := _in_the_way(texts):
         raise UserError(f"{there} exists already, and nothing is overwritten: move it away, or choose another name")
     for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"{path} can't be written ({error.strerror}): run this in a folder of yours") from None
     print(_report(module, list(texts)))
     return 0
 
@@ -69,7 +78,7 @@ def _named(text: str, module: str, recipes: Path) -> str:
         "@ my_task/": f"@ {recipes.as_posix()}/",
         "my_task": module,
         "my-task": module.replace("_", "-"),
-        "MyTask": "".join(word.capitalize() for word in module.split("_")),
+        "MyTask": "".join(word[0].upper() + word[1:] for word in module.split("_")),
     }
     return re.sub("|".join(names), lambda match: names[match.group()], text)
 
@@ -80,6 +89,10 @@ def _module_name(name: str) -> str:
     why = ""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", module):
         why = "an id is made of English letters, digits and single dashes, and starts with a letter"
+    elif len(module) > MAX_NAME:
+        why = f"an id has at most {MAX_NAME} characters"
+    elif module.lower() in FOLDERS | TOOLS:
+        why = "hone has a folder of that name" if module.lower() in FOLDERS else "pytest or pip would run such a file"
     elif keyword.iskeyword(module):
         why = "that is a word of the Python language"
     elif module in sys.stdlib_module_names:
@@ -93,14 +106,14 @@ def _module_name(name: str) -> str:
 
 def _instead(module: str) -> str:
     """An id like `module` that is free."""
-    words = re.findall(r"[a-z0-9]+", module.lower())
+    words = re.findall(r"[a-z0-9]+", module.lower()[: MAX_NAME - 10])
     plain = "_".join(words) if words and words[0][0].isalpha() else "_".join(["task", *words])
     candidates = itertools.chain([plain, f"my_{plain}"], (f"my_{plain}_{i}" for i in itertools.count(2)))
     return next(c for c in candidates if _is_free(c)).replace("_", "-")
 
 
 def _is_free(module: str) -> bool:
-    reserved = keyword.iskeyword(module) or module in sys.stdlib_module_names
+    reserved = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in FOLDERS | TOOLS
     return not reserved and is_taken(module) is None and _in_the_way(scaffold(module)) is None
 
 
