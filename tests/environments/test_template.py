@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def test_what_a_template_makes(made, value):
 
 @pytest.mark.parametrize("column", ["prompt", "question", "completion"])
 def test_a_number_that_is_said_is_text(column):
+    assert Template({column: "{gold}"}).row({"gold": Decimal("4.20")}, "row") == {column: "4.20"}
     assert Template({column: "{gold}", "answer": "{gold}"}).row(ROW, "row") == {column: "5", "answer": 5}
 
 
@@ -127,6 +129,10 @@ def test_bad_turns_are_named(row, why):
     [
         ({"each": "all {conversations}"}, "template.messages.each is 'all {conversations}': give the column"),
         ({"each": 3}, "template.messages.each is 3: give the column"),
+        (
+            {"rolse": {"human": "user"}},
+            "template.messages has 'rolse'; beside each there may be role, content, roles and",
+        ),
         ({"roles": "user"}, "template.messages.roles is 'user': give a table such as {human = "),
     ],
 )
@@ -134,6 +140,29 @@ def test_what_makes_no_messages_of_turns_is_refused(change, why):
     with pytest.raises(UserError) as error:
         Template({"messages": TURNS | change})
     assert str(error.value).startswith(why)
+
+
+def test_turns_without_content_are_refused():
+    with pytest.raises(UserError, match=r"^template\.messages has each, but no content: say what stands in a turn"):
+        Template({"messages": {"each": "{conversations}", "role": "{from}"}})
+
+
+def test_turns_stand_between_other_messages():
+    row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    system = {"role": "system", "content": "Be brief."}
+    made = Template({"messages": [system, TURNS, {"role": "user", "content": "Bye"}]}).row(row, "row")["messages"]
+    assert [message["content"] for message in made] == ["Be brief.", "Hi", "Hello", "Bye"]
+    assert [message["role"] for message in made] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("prompt", ["{gold}", "{pairs}", [{"content": "{task.text}"}]])
+def test_a_prompt_that_is_no_list_of_messages_is_named(prompt, tmp_path: Path):
+    path = tmp_path / "lists.jsonl"
+    path.write_text(json.dumps({"task": {"text": "?"}, "gold": [1, 2], "pairs": [["user", "?"]]}) + "\n")
+    env = load_environment("gsm8k", dataset=str(path))
+    env.use_template({"prompt": prompt, "answer": "1"})
+    with pytest.raises(UserError, match=r"lists\.jsonl, line 1: 'prompt' must be "):
+        env.split("train")
 
 
 def test_an_empty_template_is_refused():

@@ -33,7 +33,8 @@ def question_of(row: Row) -> str:
     """The text of the question: of a `prompt` of messages, what the user says last. KeyError without one."""
     given = next((row[name] for name in QUESTION if row.get(name)), None)
     if isinstance(given, list):
-        given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)
+        said = [m for m in given if isinstance(m, dict) and m.get("role") == "user"]
+        given = said[-1].get("content") if said else None
     if not isinstance(given, str) or not given.strip():
         raise KeyError(next((name for name in QUESTION if name in row), QUESTION[0]))
     return given.strip()

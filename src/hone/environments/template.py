@@ -13,12 +13,15 @@ as JSON.
 A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name what stands in a turn:
 
     {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
+
+In a list of messages, such a table stands for all its messages.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import numbers
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
@@ -28,6 +31,8 @@ from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
 """Keys of a message, whose values are always text."""
+_EACH = {"each", "roles", "name", *MESSAGE}
+"""Keys of a table that makes messages of turns."""
 _SAID = {"prompt", "question", "completion"}
 """Columns that are text or messages."""
 _AS_JSON = (bool, list, tuple, dict)
@@ -60,7 +65,7 @@ def _compiled(value: Any, name: str, as_text: bool) -> Make:
     """What makes `value`, of the type that config files know, with its placeholders filled in."""
     if isinstance(value, str):
         return _text(value, name, as_text)
-    if isinstance(value, Mapping) and value.keys() >= MESSAGE | {"each"}:
+    if _is_each(value):
         return _turns(value, name)
     if isinstance(value, Mapping):
         message = value.keys() >= MESSAGE
@@ -68,12 +73,26 @@ def _compiled(value: Any, name: str, as_text: bool) -> Make:
         return lambda row, where: {key: make(row, where) for key, make in items.items()}
     if isinstance(value, list | tuple):
         parts = [_compiled(item, f"{name}[{i}]", as_text) for i, item in enumerate(value)]
-        return lambda row, where: [make(row, where) for make in parts]
+        spliced = [_is_each(item) for item in value]
+
+        def listed(row: Row, where: str) -> list[Any]:
+            made = [make(row, where) for make in parts]
+            return [one for item, many in zip(made, spliced, strict=True) for one in (item if many else [item])]
+
+        return listed
     return lambda row, where: value
+
+
+def _is_each(value: Any) -> bool:
+    return isinstance(value, Mapping) and "each" in value and bool(value.keys() & (MESSAGE | {"roles"}))
 
 
 def _turns(value: Mapping[str, Any], name: str) -> Make:
     """What makes a message of each turn in a list, and `roles` of the turns' words for them."""
+    if lacking := MESSAGE - value.keys():
+        raise UserError(f'{name} has each, but no {min(lacking)}: say what stands in a turn, such as "{{value}}"')
+    if unknown := value.keys() - _EACH:
+        raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
     source, roles = value["each"], value.get("roles", {})
     fields = _fields(source, f"{name}.each") if isinstance(source, str) else []
     if len(fields) != 1 or fields[0][0] or fields[0][1] is None:
@@ -170,7 +189,7 @@ def _written(field: str, name: str) -> Callable[[Row, str], str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Number) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:
