@@ -23,8 +23,11 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data set of the page: its own line, and more like it."""
     monkeypatch.chdir(tmp_path)
     (shown,) = re.findall(r"```json\n(.*?)\n```", SECTION)
-    row = json.loads(shown)
-    rows = [row, *({**row, "id": i, "task": {"text": f"{i} + {i}?", "level": 1}, "gold": 2 * i} for i in range(20))]
+    row = {**json.loads(shown), "nil": None}
+    rows = [
+        row,
+        *({**row, "id": i, "task": {"text": f"{i} + {i}?", "level": 1}, "gold": 2 * i, "nil": None} for i in range(20)),
+    ]
     Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sft, rl = re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL)
     Path("words_sft.toml").write_text(sft)
@@ -120,6 +123,10 @@ def test_a_demonstrated_task_reads_its_data_through_its_template(capsys):
         (["--data.template.messages", "{tsak}"], ["problems.jsonl, line 1: no column 'tsak'", "did you mean {task}?"]),
         (["--data.template.messages", "{task!r}"], ["data.template.messages: {task!r} is no placeholder"]),
         (["--data.template.messages", "{gold}"], ["column `messages` must be a list of messages"]),
+        (
+            ["--data.template.prompt", "{task.text}", "--data.template.completion", "{nil}"],
+            [": column `completion` is null"],
+        ),
         (["--data.template", "{}"], ["data.template makes nothing"]),
         (
             ["--data.path", "None", "--data.env.id", "gsm8k", "--data.template.messages", "{q}"],

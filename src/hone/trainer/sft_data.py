@@ -99,6 +99,8 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
     if row.get("messages") is not None:
         return _messages(row["messages"], "messages", "user", where), 0
     missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    if missing and missing[0] in row:
+        raise UserError(f"{where}: column `{missing[0]}` is null: fill it in, or remove the row.")
     if missing:
         found = ", ".join(str(name) for name in row) or "none"
         raise UserError(
