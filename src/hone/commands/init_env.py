@@ -129,6 +129,6 @@ def _report(module: str, written: list[Path]) -> str:
             f"      sft @ {sft}",
             f"      rl @ {rl}",
             f"      hone eval {env_id} -m {MODEL.format(id=env_id)} {flags}",
-            f"Then make it yours: each place to change in {task} is marked CHANGE.",
+            f"Then make it yours: each place to change is marked CHANGE, in {task}, its test and the recipes.",
         ]
     )

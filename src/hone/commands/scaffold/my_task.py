@@ -17,7 +17,7 @@ from hone.types import Example, Message
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 PROMPT = "Put these letters in alphabetical order: {letters}"  # CHANGE: the question, with the columns of a row in it
-FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."
+FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."  # CHANGE: the example in it
 
 
 def read_answer(text: str) -> str | None:
