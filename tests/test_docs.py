@@ -125,7 +125,7 @@ def test_every_command_on_the_order_of_prompts_runs(tmp_path, monkeypatch, capfd
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for argv in shell_commands(ROOT / "docs" / "data.md"):
-        stand_in(tmp_path / "outputs/char-count-sft/weights", "step_600")
+        stand_in(tmp_path / "outputs/char-count-sft/weights", "step_1000")
         assert run(argv, substitutes(argv, tmp_path, tmp_path)) == 0, (argv, capfd.readouterr().err)
     said = capfd.readouterr().out
     assert said.count("200 prompts active, 0 retired (solved)") == 2, "of the run, and of its ledger"

@@ -22,7 +22,7 @@ def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
     - `["entry", index]`: its question and its answer;
     - `["score", index, answer]`: the score of an answer.
     """
-    from reasoning_gym.factory import DATASETS, create_dataset
+    from reasoning_gym.factory import DATASETS, create_dataset  # pyright: ignore[reportMissingImports]
 
     @functools.lru_cache(maxsize=64)
     def dataset(chunk: int = 0) -> Any:
