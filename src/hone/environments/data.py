@@ -175,11 +175,15 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
     """
     for name in names:
         if name in row:
-            value = repr(row[name])
-            shown = value if len(value) <= 60 else f"{value[:60]} …"
-            return UserError(f"{where}: {name!r} must be non-empty text, not {shown}")
+            return UserError(f"{where}: {name!r} must be non-empty text, not {shown(row[name])}")
     wanted = " or ".join(map(repr, names))
     return UserError(f"{where}: no column {wanted}; the columns there are {', '.join(map(repr, row)) or 'none'}")
+
+
+def shown(value: Any) -> str:
+    """How an error names a value: its repr, of which 60 characters are enough."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"
 
 
 def is_text(value: Any) -> bool:

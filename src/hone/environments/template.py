@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
-from hone.environments.data import Row, Rows
+from hone.environments.data import Row, Rows, shown
 from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
@@ -105,7 +105,7 @@ def _turns(value: Mapping[str, Any], name: str) -> Make:
     def messages(row: Row, where: str) -> list[Any]:
         turns = find(row, where)
         if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
-            raise UserError(f"{where}: {source} of {name}.each is {_short(turns)}, not a list of turns")
+            raise UserError(f"{where}: {source} of {name}.each is {shown(turns)}, not a list of turns")
         made = [make(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
         return [message | {"role": roles.get(message["role"], message["role"])} for message in made]
 
@@ -165,8 +165,8 @@ def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> 
     """The error for key number `depth` of a placeholder, which `value` does not have."""
     wanted, before = ".".join(keys), ".".join(keys[:depth])
     if not isinstance(value, Mapping):
-        shown = f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{_short(value)} and has no keys"
-        return UserError(f"{where}: {name} wants {{{wanted}}}, but {before!r} is {shown}")
+        found = f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{shown(value)} and has no keys"
+        return UserError(f"{where}: {name} wants {{{wanted}}}, but {before!r} is {found}")
     there = [str(key) for key in value]
     near = difflib.get_close_matches(keys[depth], there, n=1, cutoff=0.5)
     hint = f" (did you mean {{{'.'.join([*keys[:depth], *near, *keys[depth + 1 :]])}}}?)" if near else ""
@@ -190,8 +190,3 @@ def _written(field: str, name: str) -> Callable[[Row, str], str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Number) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]} …"
