@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs.files import MARKER, is_complete, sha256
-from hone.types import Outcome
 
 if TYPE_CHECKING:
     from hone.runs.reader import Run
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
 MEASURED = ("solved", "graded")
 """What an entry of the ledger has besides where the curriculum goes by it."""
-_FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
@@ -74,13 +72,16 @@ def drawn(run: Run, step: int) -> list[dict[str, Any]]:
     A group's state is that of a sample that isn't failed, if there is one: a sample whose grader failed says so,
     whatever became of its group.
     """
+    from hone.types import Outcome  # loads numpy, which a list of runs does without
+
+    failures = {outcome.value for outcome in Outcome if outcome.is_failure}
     draws: dict[int, dict[str, Any]] = {}
     for row in run.rollouts(step).select(["draw", "example_id", "state", "token_ids", "outcome"]).to_pylist():
         new = {"draw": row["draw"], "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
         entry = draws.setdefault(row["draw"], new | {"solved": 0, "graded": 0})
         entry["tokens"] += len(row["token_ids"])
         entry["solved"] += row["outcome"] == Outcome.CORRECT
-        entry["graded"] += row["outcome"] not in _FAILURES
+        entry["graded"] += row["outcome"] not in failures
         if entry["state"] == "failed":
             entry["state"] = row["state"]
     return [draws[draw] for draw in sorted(draws)]
