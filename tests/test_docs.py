@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -82,10 +83,11 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
     exec(compile(first, "README.md", "exec"), {})
     assert "1.0 correct {'similarity': 1.0, 'exact': 1.0}" in capfd.readouterr().out
     (tmp_path / "first_letter.py").write_text(task)
+    runpy.run_path("first_letter.py", run_name="__main__")
+    assert capfd.readouterr().out == "correct\n"
     short = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "128"]
     short += ["--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / "letters")]
     assert run(["rl", "--orchestrator.env.id", "first-letter", *short], ["--max-steps", "1"]) == 0
-    assert capfd.readouterr().out.startswith("correct\n")
 
 
 def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):

@@ -1,6 +1,7 @@
 """What is too far apart, and what a fit makes of logprobs that were computed otherwise."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,3 +68,8 @@ def test_a_cut_is_found(name, value):
     sampled_M = logprobs_MV.gather(1, tokens_M[:, None]).squeeze(1) - cut_MV.sum(-1).log()
     found = fit_truncation(logprobs_MV[inside_M], tokens_M[inside_M], sampled_M[inside_M])
     assert found[0] == name and found[1] == pytest.approx(value, abs=0.011) and found[2].mean() < 1e-5
+
+
+def test_what_a_user_allows_does_not_change_what_rounding_is():
+    band = BANDS["hone", "bf16_linear"]
+    assert (band.rounding, replace(band, mean=2e-5).rounding) == (2e-3, 2e-3)

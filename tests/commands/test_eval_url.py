@@ -253,6 +253,13 @@ def test_where_nothing_answers_one_sentence_says_how_to_start_inference(here: Pa
     assert list(here.iterdir()) == []
 
 
+def test_a_url_without_v1_is_guessed_at(here: Path, capsys):
+    with FakeOpenAI(models=Status(404)) as server:
+        url = server.url.removesuffix("/v1")
+        assert vf_eval("reverse-text", "-b", url) == 2
+    assert capsys.readouterr().err == f"error: {url} lists no models: did you mean {url}/v1?\n"
+
+
 @pytest.mark.parametrize(
     ("models", "words", "why"),
     [

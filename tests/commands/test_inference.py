@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from hone import cli
+from hone.commands import inference
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 
@@ -51,6 +52,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         f"error: port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}\n"
     )
     assert capsys.readouterr().err == words
+
+
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    """asyncio sets TCP_NODELAY only on sockets of this protocol; without, an answer on a kept connection takes 40 ms."""
+    with inference._listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
         assert "sesame" not in said and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
 
         curl = next(line for line in lines if line.startswith("try")).removeprefix("try")
-        words = shlex.split(curl.replace("KEY", "sesame"))
+        words = shlex.split(curl.replace("$KEY", "sesame"))
         answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
         assert '"object":"text_completion"' in answer.stdout, answer.stderr
 

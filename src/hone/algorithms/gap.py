@@ -41,11 +41,19 @@ class Gap:
 
 @dataclass(frozen=True)
 class Band:
-    """Up to `mean` and `max` a gap is fine; a mean beyond `stop` is no rounding. A single token never stops a run."""
+    """Up to `mean` and `max` a gap is fine; a mean beyond `stop` is no rounding. A single token never stops a run.
+
+    `rounding` is a mean that rounding can make: `mean`, if not given. What a user allows doesn't change it.
+    """
 
     mean: float
     max: float
     stop: float
+    rounding: float = -1.0
+
+    def __post_init__(self) -> None:
+        if self.rounding < 0:
+            object.__setattr__(self, "rounding", self.mean)
 
     def verdict(self, gap: Gap) -> Verdict:
         """What is not a number is beyond every bound."""

@@ -65,7 +65,9 @@ def run(config: ServeConfig) -> int:
 def _listen(host: str, port: int) -> socket.socket:
     """A socket bound to the address, before the model takes its time to load."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off (TCP_NODELAY) only for sockets that name their protocol: without it every
+    # request but the first of a connection waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -109,7 +111,8 @@ def _intro(config: ServeConfig, described: str) -> str:
     )
     url = f"http://{local}:{config.port}"
     body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 32, "seed": 0})
-    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    variable = config.api_key_var or "KEY"
+    key = f' -H "Authorization: Bearer ${variable}"' if config.api_key else ""
     lines = [f"Serving {name} ({described}) at {url}/v1"]
     if name == TINY:
         lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
@@ -119,7 +122,7 @@ def _intro(config: ServeConfig, described: str) -> str:
         lines.append(f"POST /update_weights takes weights under {config.weights_root}")
     lines += [
         f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{' -k KEY_VAR' if key else ''}",
+        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{f' -k {variable}' if key else ''}",
         "stop        Ctrl-C",
     ]
     return "\n".join(lines)

@@ -79,6 +79,8 @@ def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
         if len(served) == 1:
             return served[0].id, served[0].owner == HONE
         names = ", ".join(entry.id for entry in served[:20])
+        if not names and not endpoint.url.rstrip("/").endswith("/v1"):
+            raise UserError(f"{endpoint.url} lists no models: did you mean {endpoint.url.rstrip('/')}/v1?")
         raise UserError(f"{endpoint.url} serves {names or 'models that it does not list'}: name one with -m")
 
     return asyncio.run(ask())

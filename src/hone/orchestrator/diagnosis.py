@@ -126,8 +126,8 @@ class Diagnosis:
         part, band = measured.sampled, self.canary.band
         if measured.fixed is not None and band.verdict(measured.fixed.gap) != Verdict.OK:
             return None
-        if np.sort(np.abs(part.sampler - part.trainer))[:-1].mean() <= band.mean:
-            return None  # but for one token, or none, it agrees
+        if np.sort(np.abs(part.sampler - part.trainer))[:-1].mean() <= max(band.mean, band.rounding):
+            return None  # but for one token, or none, it agrees as well as it can
         seed, vocab = self.canary.seed, self.canary.trainer.model.config.vocab_size
         first = int(rng.stream(seed, "canary", "unseen", measured.version).integers(vocab))
         unseen = [replace(r, prompt_ids=(first, *r.prompt_ids[1:])) for r in self.canary.requests]

@@ -100,7 +100,7 @@ class Generation:
                 if delta.finish_reason is not None:
                     unfinished -= 1
                     if delta.stop is not None:
-                        self.service.cancel([self._tickets.result()[index]])
+                        self.service.cancel([self._tickets.result()[index]], ended=True)
                 yield delta
 
     async def _next(self) -> dict[int, list[Token]]:

@@ -87,9 +87,12 @@ class Service:
         """
         return self.call(lambda: self._add(jobs, sink, whole))
 
-    def cancel(self, tickets: Sequence[int]) -> Future:
-        """Drops samples; nothing more of them is delivered. Tickets of finished ones are fine."""
-        return self.call(lambda: self._cancel(tickets))
+    def cancel(self, tickets: Sequence[int], ended: bool = False) -> Future:
+        """Drops samples; nothing more of them is delivered. Tickets of finished ones are fine.
+
+        `ended`: they have come to their end (a stop string), so they don't count as cancelled.
+        """
+        return self.call(lambda: self._cancel(tickets, ended))
 
     def pause(self) -> Future:
         """No further step until `resume`; requests wait where they are, and new ones queue up."""
@@ -155,11 +158,11 @@ class Service:
         self.prompt_tokens += sum(len(job.prompt) for job in jobs)
         return tickets
 
-    def _cancel(self, tickets: Sequence[int]) -> None:
+    def _cancel(self, tickets: Sequence[int], ended: bool) -> None:
         for ticket in tickets:
             if self._routes.pop(ticket, None) is not None:
                 self.engine.cancel(ticket)
-                self.cancelled += 1
+                self.cancelled += not ended
 
     def _hand_on(self, tokens: list[Token]) -> None:
         deliveries: list[tuple[Sink, int, list[Token] | Exception]] = []
