@@ -6,7 +6,7 @@ changes no verdict), and the next question starts another. What runs there is `p
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import json
 import os
 import select
@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from hone.grading.inline import GraderFailure
 from hone.types import Outcome
 
 _MAIN = str(Path(__file__).with_name("process_main.py"))
+_EXIT_SECONDS = 5.0
+"""How long a process that has closed its output is given to end by itself, so that its exit code says why."""
 
 
 class NoVerdict(Exception):
@@ -35,9 +38,10 @@ class NoVerdict(Exception):
 class Worker:
     """Answers questions with the function that `start(*arguments)` of the Python file `script` returns.
 
-    The process is started with the first question, with the interpreter `python` (which needs nothing of hone), and
-    ends with this one. Questions, answers and `arguments` are JSON. `doing` says in a failure what took too long:
-    "comparing the answer". Questions come one at a time, also from several threads.
+    The process is started with the first question, with the interpreter `python` (which needs nothing of hone). It ends
+    with this one, or when nobody has the worker any more, and what it started ends with it. Questions, answers and
+    `arguments` are JSON. `doing` says in a failure what took too long: "comparing the answer". Questions come one at a
+    time, also from several threads.
     """
 
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
@@ -46,7 +50,7 @@ class Worker:
         self._doing = doing
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.close)
+        self._end: Callable[[], bytes | None] = lambda: None
 
     def ask(self, question: Any, cpu_seconds: int, clock_seconds: float) -> Any:
         """The answer. Raises NoVerdict if the function raised, or took more than these seconds.
@@ -64,8 +68,7 @@ class Worker:
                 self.close()
                 detail = f"{self._doing} took {clock_seconds:.0f} seconds"
                 raise NoVerdict(GraderFailure(Outcome.GRADER_TIMEOUT, detail))
-            if not line:
-                self._process = None
+            if not line.endswith(b"\n"):  # it ended, maybe within its answer
                 raise NoVerdict(self._why(process, cpu_seconds))
             answer, error = json.loads(line)
             if error is not None:
@@ -79,24 +82,27 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        self._end()
+        self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C is not for it, and what it starts is of its group
             env=os.environ | {"PYTHONHASHSEED": "0"},
         )
+        self._end = weakref.finalize(self, _end, process)
+        return process
 
     def _why(self, process: subprocess.Popen[bytes], cpu_seconds: int) -> GraderFailure:
         """What a process died of."""
-        _, errors = process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_EXIT_SECONDS)
+        errors = self._end() or b""
+        self._process = None
         if process.returncode == -signal.SIGXCPU:
             detail = f"{self._doing} took {cpu_seconds} seconds of processor time"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -104,6 +110,23 @@ class Worker:
         return GraderFailure(
             Outcome.GRADER_ERROR, f"the process that was {self._doing} ended with {process.returncode}: {said}"
         )
+
+
+def _end(process: subprocess.Popen[bytes]) -> bytes:
+    """Kills the process and what it started; returns what it wrote about its errors.
+
+    Waits for the process alone: what it started may have left its group, live on and hold its pipes open.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    os.set_blocking(process.stderr.fileno(), False)
+    errors = process.stderr.read() or b""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(BrokenPipeError):  # a question that it did not read
+            pipe.close()
+    return errors
 
 
 def _exchange(process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes | None:

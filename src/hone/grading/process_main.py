@@ -4,7 +4,8 @@
 
 `start(*ARGUMENTS)` of the file SCRIPT returns the function that answers. One JSON line `[seconds, question]` comes in,
 one line `[answer, error]` goes out, until the input ends; `error` is a traceback or null. `seconds` is the processor
-time that the question may take, after which the kernel ends the process. What libraries print goes nowhere.
+time that the question may take, after which the kernel ends the process. What libraries print goes nowhere, what reads
+the standard input finds it empty, and a process that they fork answers nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ MEMORY_BYTES = 4 * 2**30
 def main() -> None:
     """Answers until the input ends."""
     script, arguments = sys.argv[1], json.loads(sys.argv[2])
-    answers, nowhere = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.open(os.devnull, os.O_WRONLY)
+    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.register_at_fork(after_in_child=answers.close)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     answer = runpy.run_path(script)["start"](*arguments)
     os.dup2(nowhere, 2)
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    for line in sys.stdin:
+    for line in questions:
         seconds, question = json.loads(line)
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, resource.RLIM_INFINITY))
         try:
