@@ -105,6 +105,27 @@ def test_rows_without_an_answer_that_can_be_written_are_passed_over():
     assert not {example.info["index"] for example in rows} & empty and all(example.answer for example in rows)
 
 
+def test_rows_whose_answer_its_own_score_does_not_take_are_passed_over():
+    """Row 664 of seed 11 has the answer -1, of which reasoning-gym's score reads no sign: SFT would end there."""
+    theirs = create_dataset("gsm_symbolic", seed=11, size=700)
+    assert theirs[664]["answer"] == "-1" and theirs.score_answer("-1", theirs[664]) < 1
+    env = load_environment("reasoning-gym:gsm_symbolic", seed=11)
+    assert not reasoning_gym.is_held_out(theirs[664]["question"])
+    near = [env.split("train")[i] for i in range(660, 668)]
+    assert 664 not in [example.info["index"] for example in near] and all(env.reference(example) for example in near)
+    with pytest.raises(UserError, match="answer to row 664 is not worth full marks"):
+        env.reference(env.example(index=664))
+
+
+def test_making_a_row_again_does_not_count_as_scoring(monkeypatch):
+    """A process that takes the place of one that was ended begins with the primes up to 40 million: seconds."""
+    env = load_environment("reasoning-gym:count_primes", max_n=40_000_000)
+    example = env.example(index=0)
+    monkeypatch.setattr(reasoning_gym, "SCORE_SECONDS", 1)
+    env._worker.close()
+    assert env.grade(example, f"<answer>{example.answer}</answer>").outcome is Outcome.CORRECT
+
+
 def test_every_task_that_is_installed_is_scored_or_refused():
     assert SCORED | REFUSED.keys() == set(DATASETS) and not SCORED & REFUSED.keys()
 

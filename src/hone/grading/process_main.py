@@ -4,14 +4,16 @@
 
 `start(*ARGUMENTS)` of the file SCRIPT returns the function that answers. One JSON line `[seconds, question]` comes in,
 one line `[answer, error]` goes out, until the input ends; `error` is a traceback or null. `seconds` is the processor
-time that the question may take, after which the kernel ends the process. What libraries print goes nowhere, what reads
-the standard input finds it empty, and a process that they fork answers nothing.
+time that the question may take (up to one more, for the kernel counts whole ones), after which the kernel ends the
+process. What libraries print goes nowhere, what reads the standard input finds it empty, and a process that they fork
+answers nothing.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import resource
 import runpy
@@ -36,7 +38,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in questions:
         seconds, question = json.loads(line)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + seconds, resource.RLIM_INFINITY))
         try:
             said = json.dumps([answer(question), None])
         except Exception:

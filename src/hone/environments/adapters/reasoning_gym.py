@@ -21,7 +21,7 @@ from typing import Any
 
 from hone.digests import of_source
 from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
-from hone.environments.answers import MAX_CHARS, AnswerParser, format
+from hone.environments.answers import AnswerParser, format
 from hone.environments.data import DataSource, Row, Rows, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.rubric import Range, Rubric
@@ -55,12 +55,13 @@ class ReasoningGym(SingleTurnEnv):
         script = Path(__file__).with_name("reasoning_gym_worker.py")
         self._worker = Worker(script, [task, config], f"{task} of reasoning-gym")
         self._entry = functools.lru_cache(maxsize=4096)(self._made)
+        self._is_right = functools.lru_cache(maxsize=4096)(self._takes_own_answer)
         self._checked = False
 
     def correctness(self, completion: list[Message], info: dict[str, Any]) -> float | GraderFailure:
         """reasoning-gym's score of the answer, from 0 to 1."""
         answer = self.parser_of_answers.parse_answer(completion)
-        return 0.0 if answer is None else self._score(info["index"], answer)
+        return 0.0 if answer is None else self._score(info["index"], answer, SCORE_SECONDS)
 
     def format_row(self, row: Row) -> Row:
         index = row["index"]
@@ -70,7 +71,7 @@ class ReasoningGym(SingleTurnEnv):
         return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
 
     def reference(self, example: Example) -> str:
-        """reasoning-gym's answer. UserError for the rare one that its own score does not give full marks."""
+        """reasoning-gym's answer. UserError if its own score does not give it full marks: no row of a split is so."""
         text = self.parser_of_answers.wrap(example.answer)
         score = self.grade(example, text)
         if score.components.get("correctness", 0.0) < 1.0:
@@ -83,17 +84,18 @@ class ReasoningGym(SingleTurnEnv):
     def rows(self, split: str, count: int) -> Rows:
         """`count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
 
-        Passed over are rows whose answer is empty, or longer than an answer may be.
+        Passed over are rows whose answer cannot be given (it is empty, or longer than an answer may be), and the rare
+        ones whose answer is not worth full marks by reasoning-gym's own score.
         """
 
         def make(i: int) -> Row:
             for index in range(i, i + ATTEMPTS * STRIDE, STRIDE):
                 question, answer = self._entry(index)
-                if is_held_out(question) == (split == "eval") and 0 < len(answer.strip()) <= MAX_CHARS:
+                if is_held_out(question) == (split == "eval") and self._is_right(index, answer):
                     return {"index": index}
             raise UserError(
-                f"{self.id} has too few different questions: {ATTEMPTS} in a row are none of the {split} split; take "
-                "arguments that make it more varied, or another task"
+                f"{self.id} has too few different questions: {ATTEMPTS} in a row are none of the {split} split with an "
+                "answer; take arguments that make it more varied, or another task"
             )
 
         return indexed_rows(make, count, f"{self.id} ({split})")
@@ -121,9 +123,17 @@ class ReasoningGym(SingleTurnEnv):
             reason = nothing.failure.detail.splitlines()[-1]
             raise UserError(f"{self.id} cannot be made ({reason}): take other arguments or another seed") from None
 
-    def _score(self, index: int, answer: str) -> float | GraderFailure:
+    def _takes_own_answer(self, index: int, answer: str) -> bool:
+        """Whether reasoning-gym's answer, as it is read from a completion, is worth full marks."""
+        read = self.parser_of_answers.parse(self.parser_of_answers.wrap(answer))
+        score = 0.0 if read is None else self._score(index, read, MAKE_SECONDS)
+        return not isinstance(score, GraderFailure) and score >= 1.0
+
+    def _score(self, index: int, answer: str, cpu_seconds: int) -> float | GraderFailure:
         try:
-            return self._worker.ask(["score", index, answer], SCORE_SECONDS, CLOCK_SECONDS)
+            # The process remembers the row, unless another has taken its place: making it may take longer than scoring.
+            self._worker.ask(["entry", index], MAKE_SECONDS, CLOCK_SECONDS)
+            return self._worker.ask(["score", index, answer], cpu_seconds, CLOCK_SECONDS)
         except NoVerdict as nothing:
             return nothing.failure
 
