@@ -87,6 +87,29 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
     assert fine.outcome is Outcome.CORRECT
 
 
+def test_other_tasks_after_a_process_was_ended_are_not_scored(here: Path, monkeypatch):
+    """The process that takes the place of the ended one loads the tasks again, in another order by then."""
+    env = load_environment("verifiers:capitals")
+    example = env.split("train")[0]
+    assert env.grade(example, example.answer).outcome is Outcome.CORRECT
+    taskset = here / "capitals.py"
+    taskset.write_text(taskset.read_text().replace('"Paris", "Rome"', '"Rome", "Paris"'))
+    monkeypatch.setattr(verifiers, "SCORE_SECONDS", 1)
+    assert env.grade(example, "wait").outcome is Outcome.GRADER_TIMEOUT
+    score = env.grade(example, example.answer)
+    assert score.outcome is Outcome.GRADER_ERROR and "other tasks than when it was loaded first" in score.detail
+
+
+def test_what_scores_is_digested(here: Path, env: Environment):
+    """The prompts stay; a reward function becomes stricter."""
+    first, same = (made.digests(("train",)) for made in (env, load_environment("verifiers:capitals")))
+    taskset = here / "capitals.py"
+    taskset.write_text(taskset.read_text().replace("float(trace.last_reply == task.answer)", "0.0"))
+    other = load_environment("verifiers:capitals").digests(("train",))
+    assert first == same and first["verifiers"] and first.keys() == other.keys()
+    assert [name for name in first if first[name] != other[name]] == ["taskset"]
+
+
 @pytest.mark.parametrize("name", refused_tasksets.CASES)
 def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name: str):
     taskset = refused_tasksets.write(here, name)

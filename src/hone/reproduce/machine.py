@@ -12,6 +12,7 @@ from typing import Any
 from hone.runs import drift
 
 SOURCES = {"environment": "the task's module", "tokenizer": "the tokenizer", "data": "the data set"}
+SOURCES |= {"taskset": "the taskset", "verifiers": "verifiers", "reasoning-gym": "reasoning-gym"}
 """Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
 
 SAMPLED_BY = "completions are sampled by "

@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ SCORE_CLOCK, LOAD_CLOCK = 60.0, 3600.0
 
 
 class Served:
-    """A taskset in its process: it is loaded when its tasks are asked for, and again if the process had to be ended."""
+    """A taskset in its process: it is loaded when its tasks are asked for, and again if the process had to be ended.
+
+    UserError for a taskset that is refused.
+    """
 
     def __init__(self, env_id: str, taskset_id: str, config: dict[str, Any], limit: int) -> None:
         self._env_id, self._limit = env_id, limit
@@ -44,16 +48,23 @@ class Served:
         arguments = [taskset_id, config, os.getcwd()]
         self._worker = Worker(script, arguments, f"scoring by {env_id}", str(_python(env_id)))
         self._loaded = False
-
-    def describe(self) -> dict[str, float]:
-        """The weight of each reward function, in the order they run. UserError for a taskset that is refused."""
-        return self._admitted(["describe"])["weights"]
+        self._keys: list[str] | None = None
+        said = self._admitted(["describe"])
+        self.weights: dict[str, float] = said["weights"]
+        """Of each reward function, in the order they run."""
+        self.sources: dict[str, str] = said["sources"]
+        """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
-        """Loads the tasks: a digest of the prompt of each."""
+        """Loads the tasks: a digest of the prompt of each. UserError if they are not those of the first time."""
         self._admitted(["describe"])
         keys = self._admitted(["load", self._limit])["keys"]
-        self._loaded = True
+        if self._keys is not None and self._keys != keys:
+            raise UserError(
+                f"{self._env_id} has other tasks than when it was loaded first, which would score the wrong answers: "
+                "its load() must give the same tasks in the same order each time"
+            )
+        self._keys, self._loaded = keys, True
         return keys
 
     def row(self, index: int) -> dict[str, Any]:
@@ -93,8 +104,8 @@ class Served:
 class Verifiers(SingleTurnEnv):
     """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
 
-    def __init__(self, served: Served, weights: dict[str, float], correctness: str, **kwargs: Any) -> None:
-        self._served = served
+    def __init__(self, served: Served, correctness: str, **kwargs: Any) -> None:
+        self._served, weights = served, served.weights
         self._row = functools.lru_cache(maxsize=4096)(served.row)
         funcs = [self._component(name, first=i == 0) for i, name in enumerate(weights)]
         super().__init__(rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
@@ -105,6 +116,10 @@ class Verifiers(SingleTurnEnv):
             raise UserError(f"{self.id}: index is {index!r}; it must be a whole number from 0")
         task = self._row(index)
         return {"prompt": task["prompt"], "answer": task["answer"], "info": {"index": index, "key": task["key"]}}
+
+    def digests(self, splits: Sequence[str]) -> dict[str, str]:
+        """As of any environment, with what scores: the taskset's source and the version of verifiers."""
+        return super().digests(splits) | self._served.sources
 
     def _component(self, name: str, first: bool) -> RewardFunc:
         """The reward function `name`. The first one has the taskset score the answer, for all."""
@@ -141,7 +156,7 @@ def load(
     if max_tasks < 2:
         raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
     served = Served(env_id, name, config, max_tasks)
-    weights = served.describe()
+    weights = served.weights
     correctness = correctness or max(weights, key=lambda reward: weights[reward])
     if correctness not in weights:
         raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
@@ -154,7 +169,6 @@ def load(
 
     return Verifiers(
         served,
-        weights,
         correctness,
         dataset=DataSource(lambda _: halves()[0], reads=False),
         eval_dataset=DataSource(lambda _: halves()[1], reads=False),

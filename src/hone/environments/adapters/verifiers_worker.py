@@ -9,13 +9,15 @@ import itertools
 import socket
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 
 def start(taskset_id: str, config: dict[str, Any], folder: str) -> Callable[[list[Any]], Any]:
     """The function that answers, about a taskset that is installed, or a package in `folder`:
 
-    - `["describe"]`: {"weights": of each reward function} or {"refused": why};
+    - `["describe"]`: {"weights": of each reward function, "sources": what scores} or {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key};
     - `["score", index, text, stop_reason]`: {reward function: its score}.
@@ -43,7 +45,7 @@ class Served:
     def describe(self) -> dict[str, Any]:
         try:
             self.taskset = self._made()
-            return {"weights": self._weights()}
+            return {"weights": self._weights(), "sources": self._sources()}
         except Refused as why:
             return {"refused": str(why)}
 
@@ -124,6 +126,15 @@ class Served:
                 "verifiers would leave it out in silence"
             )
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
+
+    def _sources(self) -> dict[str, str]:
+        """A digest of the modules or packages that the taskset and its tasks come from; the version of verifiers."""
+        digest = hashlib.blake2b(digest_size=8)
+        for kind in (type(self.taskset), type(self.taskset).task_type()):
+            top = Path(sys.modules[kind.__module__.split(".")[0]].__file__ or inspect.getfile(kind))
+            for file in sorted(top.parent.rglob("*.py")) if top.name == "__init__.py" else [top]:
+                digest.update(file.read_bytes())
+        return {"taskset": digest.hexdigest(), "verifiers": version("verifiers")}
 
 
 def check_task(task: Any, index: int) -> None:
