@@ -10,6 +10,9 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
+from hone.commands import overlap
+from hone.environments import load_environment
+from hone.environments.order import epoch_order
 from hone.runs import Run
 
 EASY = '''
@@ -81,6 +84,37 @@ def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
         assert main(command) == 0
     assert "2 of 5 examples, each exactly once" in capsys.readouterr().out
     assert main(["rl", "@", "outputs/config.toml", "--resume", "--resume.step", "2"]) == 0
+
+
+GENERATED = '''
+from hone.environments import Rubric, SingleTurnEnv
+from hone.environments.data import indexed_rows
+
+
+def load_environment():
+    """Prompts 0 to 99, of which evaluation has those from 50 on."""
+    train = indexed_rows(lambda i: {"question": f"number {i}"}, 100, "generated")
+    held_out = indexed_rows(lambda i: {"question": f"number {50 + i}"}, 50, "generated")
+    return SingleTurnEnv(rubric=Rubric([right]), dataset=lambda: train, eval_dataset=lambda: held_out)
+
+
+def right(completion) -> float:
+    return len(completion[-1]["content"]) % 2
+'''
+
+
+def test_of_a_generated_task_those_are_taken_out_that_would_be_drawn_first(rl, tmp_path, monkeypatch, capsys):
+    """Two steps of two prompts: of the ten that are looked at there are enough left."""
+    monkeypatch.setattr(overlap, "GENERATED", 10)
+    (tmp_path / "environments" / "numbers_up.py").write_text(GENERATED)
+    flags = ["--orchestrator.env.id", "numbers-up", "--orchestrator.eval.overlap", "drop", "--max-steps", "2"]
+    assert rl(*flags, "--orchestrator.eval.num-examples", "50") == 0
+    first = epoch_order(100, 0, 0)[:10].tolist()
+    held_out = [index for index in first if index >= 50]
+    assert len(held_out) > 2 and f"Warning: {len(held_out)} of 10 training prompts" in capsys.readouterr().out
+    assert sorted(Run("outputs").info["left_out"]) == sorted(held_out)
+    train, kept = load_environment("numbers-up").split("train"), [index for index in first if index < 50][:4]
+    assert [draw["example_id"] for draw in Run("outputs").ledger()] == [train[index].id for index in kept]
 
 
 def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsys):

@@ -11,7 +11,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.runs.writer import RunWriter
 
 GENERATED = 2000
-"""Training examples of a generated task that are looked at, at most: each has to be made."""
+"""Training examples of a generated task that are looked at, at most, those drawn first: each has to be made."""
 HELD_OUT = 20_000
 """Held-out examples of a data set that are looked at, at most."""
 
@@ -20,7 +20,7 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
     """What training and evaluation have in common; None without evaluation. UserError if that is to be refused.
 
     Of a data set, the training examples that the run will come to (those of its first epoch, at most) are looked at; to
-    be dropped, all of `max_examples`.
+    be dropped, all of `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -29,9 +29,10 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
     curriculum = Curriculum.of_run(config, len(train))
     steps_draws = config.max_steps * config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     drop = settings.overlap == "drop"
-    indices = range(curriculum.total) if drop else curriculum.first(steps_draws)
     if train.generated:
-        indices = indices[:GENERATED]
+        indices = curriculum.first(GENERATED if drop else min(GENERATED, steps_draws))
+    else:
+        indices = range(curriculum.total) if drop else curriculum.first(steps_draws)
     most = settings.num_examples if held_out.generated else HELD_OUT
     with slow_work("comparing training with held-out prompts", len(indices), config.display) as advance:
         overlap = find_overlap(train, held_out, indices, range(min(most, len(held_out))), advance)
