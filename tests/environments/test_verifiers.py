@@ -87,6 +87,13 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
     assert fine.outcome is Outcome.CORRECT
 
 
+def test_tasks_are_loaded_again_after_ctrl_c(env: Environment):
+    """It ends the process (`Worker.ask`), and the notebook goes on."""
+    example = env.example(index=1)
+    env._served._worker.close()  # type: ignore[attr-defined]
+    assert env.grade(example, "Rome").outcome is Outcome.CORRECT
+
+
 def test_other_tasks_after_a_process_was_ended_are_not_scored(here: Path, monkeypatch):
     """The process that takes the place of the ended one loads the tasks again, in another order by then."""
     env = load_environment("verifiers:capitals")

@@ -57,6 +57,7 @@ class Served:
 
     def keys(self) -> list[str]:
         """Loads the tasks: a digest of the prompt of each. UserError if they are not those of the first time."""
+        self._loaded = False
         self._admitted(["describe"])
         keys = self._admitted(["load", self._limit])["keys"]
         if self._keys is not None and self._keys != keys:
@@ -78,11 +79,10 @@ class Served:
         try:
             return self._worker.ask(["score", index, text, stop_reason], SCORE_SECONDS, SCORE_CLOCK)
         except NoVerdict as nothing:
-            self._loaded = self._worker.running
             return nothing.failure
 
     def _load(self) -> None:
-        if not self._loaded:
+        if not (self._loaded and self._worker.running):  # Ctrl-C ends the process too
             self.keys()
 
     def _admitted(self, question: list[Any]) -> dict[str, Any]:
