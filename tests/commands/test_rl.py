@@ -141,6 +141,36 @@ def test_a_grader_that_fails_is_told_once(rl, tmp_path, capsys):
     assert "RuntimeError: the judge" in event["detail"]
 
 
+LATE = '''
+from hone.environments import Rubric, SingleTurnEnv
+from hone.grading import GraderFailure
+from hone.types import Outcome
+
+
+def load_environment():
+    """From the ninth completion on, one in eight takes too long."""
+    return SingleTurnEnv(rubric=Rubric([late]), dataset=[{"question": f"q{i}"} for i in range(6)])
+
+
+graded = []
+
+
+def late(completion) -> float | GraderFailure:
+    graded.append(completion)
+    if len(graded) > 8 and len(graded) % 8 == 4:
+        return GraderFailure(Outcome.GRADER_TIMEOUT, "too late")
+    return len(graded) % 2
+'''
+
+
+def test_a_grader_that_was_ended_at_its_deadline_makes_the_run_inexact(rl, tmp_path, monkeypatch):
+    (tmp_path / "late.py").write_text(LATE)
+    monkeypatch.chdir(tmp_path)
+    assert rl("--orchestrator.env.id", "late") == 0
+    info = Run(tmp_path / "out").info
+    assert (info["exact"], info["inexact"]) == (False, [{"step": 1, "cause": "a grader was ended at its deadline"}])
+
+
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert rl(*flaky(16)) == 2
     captured = capsys.readouterr()

@@ -12,7 +12,7 @@ from hone.orchestrator.watch import GapWatch
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
-from hone.types import Group
+from hone.types import Group, Outcome
 
 
 class RunRecorder:
@@ -57,6 +57,8 @@ class RunRecorder:
         failures = [score for score in scores if score.outcome.is_failure]
         if not failures:
             return
+        if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
+            self.run.mark_inexact(step, "a grader was ended at its deadline")
         detail = printable(failures[0].detail)
         if not self._told_failure:
             self.run.event("grader_error", step, count=len(failures), total=len(scores), detail=failures[0].detail)
