@@ -154,6 +154,29 @@ def test_what_could_not_be_graded_measures_nothing():
     assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 0, "pool/parked": 0}
 
 
+def test_what_was_never_graded_counts_as_half_solved():
+    curriculum = make(3, order="difficulty")
+    measured = {0: (4, 4), 1: (0, 0), 2: (1, 4)}
+    draws = curriculum.draw(3)
+    curriculum.advance([Entry(d.number, 0, f"e{d.index}", "trained", 1, *measured[d.index]) for d in draws])
+    assert [draw.index for draw in curriculum.draw(3)] == [1, 2, 0]
+
+
+def test_the_pass_rate_is_one_of_completions_not_of_draws():
+    """5/8 and 3/3 are 8/11, less than 0.75, though the mean of the two is more."""
+    curriculum = make(1, window=2, retire_at=0.75)
+    for step, (solved, graded) in enumerate([(5, 8), (3, 3)]):
+        take(curriculum, step, 1, {0: solved}, graded)
+    assert curriculum.metrics()["pool/retired"] == 0
+
+
+def test_one_that_is_retired_is_not_counted_as_parked():
+    curriculum = make(1, window=2, retire_at=0.5, park_after=1, retry_parked=1)
+    for step, solved in enumerate([4, 0]):
+        take(curriculum, step, 1, {0: solved})
+    assert curriculum.metrics() == {"pool/active": 0, "pool/retired": 1, "pool/parked": 0}
+
+
 def test_an_empty_pool_starts_over():
     curriculum, told = make(3, retire_at=0.9), []
     curriculum.restarted = told.append

@@ -76,7 +76,8 @@ def run(config: RLConfig) -> int:
         curriculum.restarted = lambda step: tell_restart(writer, curriculum, step)
         policy = stack.enter_context(sampling(config, server, writer, trainer, renderer))
         sampler = GroupSampler(config, env, renderer, policy, curriculum)
-        writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped else {}))
+        told_before = "left_out" in writer.info  # a resume with --allow-drift may leave none out
+        writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped or told_before else {}))
 
         def loop(saver: Saver) -> Ending:
             band = band_of(config, server.backend if server else None)
