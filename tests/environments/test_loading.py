@@ -163,3 +163,11 @@ def test_a_mistake_in_a_task_file_is_named_with_its_line(tmp_path, monkeypatch, 
     (tmp_path / f"mistaken_{what.lower()}.py").write_text(source)
     with pytest.raises(UserError, match=rf"mistaken_{what.lower()}.py, line {line}: {what}: "):
         load_environment(f"mistaken-{what.lower()}")
+
+
+def test_a_misspelt_task_of_the_current_folder_is_suggested(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "largest.py").write_text("def load_environment():\n    ...\n")
+    (tmp_path / "largess.py").write_text("def other():\n    ...\n")
+    with pytest.raises(UserError, match=r"did you mean largest\?"):
+        load_environment("larges")

@@ -221,10 +221,11 @@ def _nearest(env_id: str) -> str:
 
 
 def _known_ids() -> list[str]:
-    """Ids of the task files in `environments/` and of those installed with hone."""
+    """Ids of the task files in `environments/`, in the current folder and of those installed with hone."""
     folders = [folder for folder in _folders() if folder.name == "environments" and folder.is_dir()]
     names = {f.stem for folder in folders for f in folder.glob("*.py")}
     names |= {f.parent.name for folder in folders for f in folder.glob("*/__init__.py")}
+    names |= {f.stem for f in Path.cwd().glob("*.py") if "def load_environment(" in f.read_text(errors="replace")}
     try:
         installed = distribution("hone-rl").files or []
         names |= {f.stem for f in installed if f.suffix == ".py" and len(f.parts) == 1}
