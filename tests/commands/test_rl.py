@@ -182,6 +182,40 @@ def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert {row["outcome"] for row in Run(out).rollouts(0).to_pylist()} == {"grader_error"}
 
 
+BRITTLE = """
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment():
+    return SingleTurnEnv(rubric=Rubric([brittle]), dataset=[{"question": f"q{i}"} for i in range(8)])
+
+
+def brittle(completion) -> float:
+    text = completion[-1]["content"]
+    if sum(map(ord, text)) % 2:
+        raise KeyError(len(text))
+    return len(text)
+"""
+
+
+def test_too_many_failures_end_the_run_with_its_state_saved(rl, tmp_path, monkeypatch, capsys):
+    """About half of 64 completions a step: more than a tenth of 320 within two steps."""
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    monkeypatch.chdir(tmp_path)
+    more = ("--orchestrator.batch-size", "64", "--max-steps", "5", "--orchestrator.env.id", "brittle")
+    assert rl(*more) == 2
+    said, out = capsys.readouterr(), tmp_path / "out"
+    assert said.out.count("Traceback (most recent call last)") == 1 and "raise KeyError(len(text))" in said.out
+    assert "of the last" in said.err and "at most 10% of 320 (--orchestrator.grading.max-failed)" in said.err
+    version = len(metrics(out))
+    assert f"Saved: {out}/checkpoints/step_{version}; go on with: " in said.err and version <= 2
+    assert rl(*more, "--resume", "--orchestrator.grading.max-failed", "1") == 0
+    shares = [line["outcome/grader_error"] for line in metrics(out)[:5]]
+    failed = round(64 * sum(shares))
+    assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3, 4, 5] and 96 < failed < 224
+    assert f"{failed} of 320 completions could not be graded" in capsys.readouterr().out
+
+
 def test_masked_truncated_completions_carry_no_loss(rl, monkeypatch):
     seen = []
 

@@ -34,12 +34,14 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary
 from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate, train
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Policy
 from hone.orchestrator.watch import GapWatch, band_of
+from hone.runs.files import read_lines
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import policy_objective
@@ -83,7 +85,7 @@ def run(config: RLConfig) -> int:
             band = band_of(config, server.backend if server else None)
             canary = Canary.of_run(config, sampler, renderer, policy, trainer, band)
             watch = GapWatch(canary, config.gap.action, writer)
-            recorder = RunRecorder(writer, saver, watch)
+            recorder = RunRecorder(writer, saver, watch, failure_watch(config, writer))
 
             def publish(version: int) -> dict[str, float]:
                 policy.load(version)
@@ -185,6 +187,14 @@ def task_of(config: RLConfig) -> Environment:
     """The task that the config names. Touches no data."""
     task = config.orchestrator.env
     return configured(task.id, task.args, task.template, "orchestrator.env.template")
+
+
+def failure_watch(config: RLConfig, writer: RunWriter) -> FailureWatch:
+    """What ends the run when too many completions can't be graded; it knows what a resumed one had before."""
+    orch = config.orchestrator
+    watch = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, writer)
+    watch.restore(read_lines(config.output_dir / "metrics.jsonl"), orch.batch_size)
+    return watch
 
 
 def tell_restart(writer: RunWriter, curriculum: Curriculum, step: int) -> None:

@@ -12,6 +12,7 @@ from hone.config.base import BaseConfig
 from hone.config.shared import (
     CkptConfig,
     EnvConfig,
+    GradingConfig,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -153,6 +154,8 @@ class OrchestratorConfig(SectionConfig):
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
     """The task."""
+    grading: GradingConfig = GradingConfig()
+    """How completions are graded."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
     eval: OnlineEvalConfig | None = None

@@ -195,6 +195,13 @@ class EnvConfig(BaseConfig):
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
 
 
+class GradingConfig(BaseConfig):
+    """How completions are graded."""
+
+    max_failed: float = Field(default=0.1, ge=0, le=1)
+    """A run ends when more than this share of its last 1,000 completions could not be graded."""
+
+
 class RunConfig(BaseConfig):
     """What every training command has."""
 

@@ -1,0 +1,93 @@
+"""Completions whose grading failed: the first is told with its traceback, all are counted, too many end the run."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hone.errors import Halt, UserError
+from hone.grading import printable
+from hone.runs.writer import RunWriter
+from hone.types import Outcome, Score
+
+WINDOW = 1000
+"""Completions over which the share of failures is taken: so many that 5 % do not pass for 10 % by chance."""
+LEAST = 256
+"""The same in a run that has fewer altogether."""
+_FAILURES = [outcome for outcome in Outcome if outcome.is_failure]
+
+
+class FailureWatch:
+    """Judges every step: Halt if more than the share `max_failed` of the last completions could not be graded.
+
+    These are the last `WINDOW` or, in a run of fewer (`planned`), all: the first failures of a run are not many yet.
+    A step without a single graded completion always ends the run.
+    """
+
+    def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
+        self._max_failed, self._run = max_failed, run
+        self._of = max(LEAST, min(WINDOW, planned))
+        self._steps: deque[tuple[int, int]] = deque()
+        self._told: set[Outcome] = set()
+        self._failed = self._all = 0
+
+    def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
+        """Counts the steps that a run took before it was resumed: their metrics, of so many `completions` each."""
+        for line in metrics:
+            if (names := [f"outcome/{outcome}" for outcome in _FAILURES])[0] in line:
+                self._count(round(sum(line[name] for name in names) * completions), completions)
+
+    def step(self, step: int, scores: Sequence[Score]) -> None:
+        """Counts a step's scores, and tells of the first failure of each kind.
+
+        UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
+        """
+        failures = [score for score in scores if score.outcome.is_failure]
+        self._count(len(failures), len(scores))
+        if not failures:
+            return
+        first, kinds = printable(failures[0].detail), Counter(score.outcome for score in failures)
+        if Outcome.GRADER_TIMEOUT in kinds:
+            self._run.mark_inexact(step, "a grader was ended at its deadline")
+        new = [outcome for outcome in kinds if outcome not in self._told]
+        self._told |= kinds.keys()
+        for outcome in new:
+            detail = next(score.detail for score in failures if score.outcome is outcome)
+            self._run.event(str(outcome), step, count=kinds[outcome], total=len(scores), detail=detail)
+        if len(failures) == len(scores):
+            text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
+            if step == 0:
+                raise UserError(f"{text}: mend the reward function. The first:\n{first}")
+            raise Halt(f"{text} ({first.splitlines()[-1]}): mend the reward function")
+        for outcome in new:
+            detail = next(score.detail for score in failures if score.outcome is outcome)
+            self._run.display.message(
+                f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
+            )
+        self._judge(first)
+
+    def tell_total(self) -> None:
+        """Says at the end how many there were, if any."""
+        if self._failed:
+            self._run.display.message(
+                f"{self._failed:,} of {self._all:,} completions could not be graded, and nothing was learned from them "
+                "(outcome grader_error or grader_timeout in rollouts/)."
+            )
+
+    def _judge(self, first: str) -> None:
+        failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
+        of = max(self._of, seen)
+        if failed > self._max_failed * of:
+            raise Halt(
+                f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
+                f"{self._max_failed:.0%} of {of} (--orchestrator.grading.max-failed); mend the reward "
+                f"function, which said at last: {first.splitlines()[-1]}"
+            )
+
+    def _count(self, failed: int, total: int) -> None:
+        self._failed += failed
+        self._all += total
+        self._steps.append((failed, total))
+        while sum(total for _, total in self._steps) - self._steps[0][1] >= self._of:
+            self._steps.popleft()

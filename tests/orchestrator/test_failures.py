@@ -1,0 +1,136 @@
+"""What happens when completions can't be graded: told once, counted, and an end when they are too many."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from hone.config.rl import RLConfig
+from hone.errors import Halt, UserError
+from hone.orchestrator.failures import FailureWatch
+from hone.runs import Run
+from hone.runs.writer import RunWriter
+from hone.types import Outcome, Score
+
+TRACE = "Traceback (most recent call last):\n  line 3\nKeyError: 'digits'"
+
+
+def scores(failed: int, graded: int, outcome: Outcome = Outcome.GRADER_ERROR, detail: str = TRACE) -> list[Score]:
+    return [Score(1.0, {}, {}, Outcome.CORRECT)] * graded + [Score(math.nan, {}, {}, outcome, detail)] * failed
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    def call(max_failed: float = 0.1, planned: int = 10_000) -> tuple[FailureWatch, io.StringIO, RunWriter]:
+        out = io.StringIO()
+        writer = RunWriter.start(RLConfig(output_dir=tmp_path / "run", display="plain"), "rl", ["rl"], out=out)
+        return FailureWatch(max_failed, planned, writer), out, writer
+
+    return call
+
+
+def events(tmp_path: Path) -> list[tuple]:
+    found = [e for e in Run(tmp_path / "run").events() if str(e["kind"]).startswith("grader")]
+    return [(e["kind"], e["step"], e["count"], e["total"], e["detail"]) for e in found]
+
+
+def test_the_first_of_each_kind_is_told_and_the_total_at_the_end(make, tmp_path):
+    watch, out, writer = make()
+    with writer:
+        watch.step(0, scores(0, 100))
+        for step in range(1, 6):
+            watch.step(step, scores(3, 97) + scores(step == 4, 0, Outcome.GRADER_TIMEOUT, "grading took 10 seconds"))
+        watch.tell_total()
+    printed = out.getvalue()
+    assert printed.count("could not be graded; the first:") == 2 and printed.count(TRACE) == 1
+    assert f"3 of 100 completions could not be graded; the first: {TRACE}" in printed
+    assert "1 of 101 completions could not be graded; the first: grading took 10 seconds" in printed
+    assert "16 of 601 completions could not be graded" in printed
+    assert events(tmp_path) == [
+        ("grader_error", 1, 3, 100, TRACE),
+        ("grader_timeout", 4, 1, 101, "grading took 10 seconds"),
+    ]
+    assert Run(tmp_path / "run").info["inexact"] == [{"step": 4, "cause": "a grader was ended at its deadline"}]
+
+
+def test_nothing_is_said_where_nothing_fails(make):
+    watch, out, writer = make()
+    with writer:
+        watch.step(0, scores(0, 8))
+        watch.tell_total()
+    assert "graded" not in out.getvalue()
+
+
+def steps_until_halt(watch: FailureWatch, failed: int, graded: int, most: int = 200) -> int | None:
+    for step in range(most):
+        try:
+            watch.step(step, scores(failed, graded))
+        except Halt:
+            return step
+    return None
+
+
+@pytest.mark.parametrize(
+    ("failed", "graded", "planned", "last"),
+    [
+        (13, 115, 10_000, 7),  # 10.2 %: 104 of 1,024
+        (12, 116, 10_000, None),  # 9.4 %
+        (64, 64, 10_000, 1),  # half: 128 of 256 are more than 100
+        (127, 1, 10_000, 0),
+        (7, 1, 64, 3),  # a run of 64 altogether: more than 25
+        (2, 30, 320, None),  # 6 % of 32
+        (4, 28, 320, 8),  # 36 are more than 10 % of 320
+        (300, 1700, 10_000, 0),  # a step of more than 1,000
+        (190, 1810, 10_000, None),
+    ],
+)
+def test_a_run_ends_when_more_than_a_tenth_of_the_last_thousand_failed(make, failed, graded, planned, last):
+    watch, _, writer = make(planned=planned)
+    with writer:
+        if failed == 300:
+            with pytest.raises(Halt, match=r"300 of the last 2000 completions .* at most 10% of 2000 .*digits"):
+                watch.step(0, scores(failed, graded))
+        else:
+            assert steps_until_halt(watch, failed, graded) == last
+
+
+def test_failures_long_ago_are_forgotten(make):
+    watch, _, writer = make()
+    with writer:
+        for step in range(40):
+            watch.step(step, scores(99 if step % 10 == 0 else 0, 101 if step % 10 == 0 else 200))
+
+
+def test_the_share_can_be_set(make):
+    watch, _, writer = make(max_failed=1.0)
+    with writer:
+        assert steps_until_halt(watch, 7, 1) is None
+        with pytest.raises(Halt, match=r"every completion of step 200 failed .*KeyError: 'digits'.*mend"):
+            watch.step(200, scores(8, 0))
+
+
+def test_none_may_fail_with_a_share_of_nothing(make):
+    watch, _, writer = make(max_failed=0.0)
+    with writer, pytest.raises(Halt, match="1 of the last 1000 completions"):
+        watch.step(0, scores(1, 999))
+
+
+def test_a_function_that_is_broken_for_all_ends_the_first_step_with_its_traceback(make):
+    watch, _, writer = make()
+    with pytest.raises(UserError, match=r"every completion of step 0 failed[^$]*KeyError: 'digits'") as caught, writer:
+        watch.step(0, scores(8, 0))
+    assert not isinstance(caught.value, Halt) and TRACE in str(caught.value)
+
+
+def test_what_failed_before_a_resume_counts(make):
+    watch, out, writer = make()
+    lines = [{"step": s, "outcome/grader_error": 12 / 128, "outcome/grader_timeout": 1 / 128} for s in range(7)]
+    with writer:
+        watch.restore([*lines, {"step": 7, "eval/x/outcome/grader_error": 1.0}], 128)
+        with pytest.raises(Halt, match="104 of the last 1024"):
+            watch.step(7, scores(13, 115))
+        watch.tell_total()
+    assert "104 of 1,024 completions could not be graded" in out.getvalue()
