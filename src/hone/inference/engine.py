@@ -24,7 +24,7 @@ from hone.inference.prefill import Prompt
 from hone.inference.runner import GroupedRunner, Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.text import StopWatch
-from hone.inference.types import Completion, Job, SamplingParams, Token
+from hone.inference.types import Completion, Job, SamplingParams, ScoredToken, Token
 from hone.model.decoder import Decoder
 
 ADMIT_AT = 0.25
@@ -134,23 +134,28 @@ class Engine:
         self.version = version
         self.prefill.weights_changed()
 
-    @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Logprobs of each sequence's tokens but the first, given those before: of softmax(logits / temperature).
 
         The sequences go through the same prefill as prompts do. Raises UserError for one that is empty or too long.
         """
-        scores = []
-        for ids in map(tuple, sequences):
-            self._check(Job(ids, 0, 0))
-            prompt = self.prefill.begin(ids, all_hidden=True)
-            while prompt.done < len(ids):
-                self.prefill.advance([prompt], self.prefill_tokens)
-            assert prompt.all_hidden is not None
-            hidden_ND = torch.cat(prompt.all_hidden)[:-1]
-            targets_N = torch.tensor(ids[1:], device=self.model.device)
-            scores.append(target_logprobs(self.model, hidden_ND, targets_N, temperature).tolist())
-        return scores
+        return [[token.logprob for token in self.score_tokens(ids, temperature)] for ids in sequences]
+
+    @torch.no_grad()
+    def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
+        """`score` of one sequence, with the `top` likeliest tokens in the place of each."""
+        self._check(Job(tuple(ids), 0, 0))
+        prompt = self.prefill.begin(tuple(ids), all_hidden=True)
+        while prompt.done < len(ids):
+            self.prefill.advance([prompt], self.prefill_tokens)
+        assert prompt.all_hidden is not None
+        hidden_ND = torch.cat(prompt.all_hidden)[:-1]
+        if not len(hidden_ND):
+            return []
+        targets_N = torch.tensor(ids[1:], device=self.model.device)
+        columns = target_logprobs(self.model, hidden_ND, targets_N, temperature, top)
+        rows = zip(ids[1:], *(column.tolist() for column in columns), strict=True)
+        return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
 
     def step(self) -> list[Token]:
         """Lets in what fits, then takes one token of every running job. Nothing if no job is there."""

@@ -80,13 +80,17 @@ def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor
 
 
 def target_logprobs(
-    model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """Logprobs `[N]` of these tokens after these hidden states; the logits of few rows are held at once."""
+    model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float, top: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logprobs `[N]` of these tokens after these hidden states, then ids and logprobs `[N, K]` of the K = `top`
+    likeliest in their place; the logits of few rows are held at once.
+    """
     rows = max(1, MAX_LOGITS // model.config.vocab_size)
     params = SamplingParams(temperature=temperature)
-    parts = [
-        token_distribution(model.logits(hidden), params).gather(1, targets[:, None]).squeeze(1)
-        for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-    ]
-    return torch.cat(parts)
+    parts = []
+    for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
+        logprobs = token_distribution(model.logits(hidden), params)
+        best = logprobs.topk(min(top, logprobs.shape[1]))
+        parts.append((logprobs.gather(1, targets[:, None]).squeeze(1), best.indices, best.values))
+    told, ids, values = (torch.cat(part) for part in zip(*parts, strict=True))
+    return told, ids, values

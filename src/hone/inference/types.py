@@ -75,6 +75,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ScoredToken:
+    """A token that was given, its logprob, and the likeliest tokens in its place with theirs, if asked for."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Token:
     """One token of the job with this ticket, and the policy version that sampled it.
 

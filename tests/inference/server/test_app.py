@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import socket
 from typing import Any
@@ -136,6 +137,24 @@ def test_a_prompt_is_scored_without_sampling(served: Served) -> None:
     assert "prompt_logprobs" not in choice.model_extra
 
 
+def test_a_prompts_likeliest_tokens_are_told_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
+    """They take a continuation for the greedy one where each of its logprobs is the largest of `top_logprobs`."""
+    ids = ids_of("Hello")
+    own = {"prompt_logprobs": 3}
+    (choice,) = complete(served, max_tokens=1, echo=True, logprobs=2, temperature=0, own=own).choices
+    told, (first, *tops) = choice.logprobs, choice.logprobs.top_logprobs
+    assert first is None and len(tops) == len(ids) == len(told.tokens) - 1
+    for token, logprob, top, entry in zip(
+        told.tokens[1:-1], told.token_logprobs[1:-1], tops[:-1], choice.model_extra["prompt_logprobs"][1:], strict=True
+    ):
+        assert top[token] == logprob and len(top) in (2, 3) and max(top.values()) >= logprob
+        best = [value["logprob"] for value in entry.values()][:3]
+        assert best == sorted(best, reverse=True) and best[:2] == list(top.values())[:2]
+    assert told.token_logprobs[-1] == max(tops[-1].values())  # sampled greedily
+    scores = [dict(token.top) | {token.id: token.logprob} for token in ENGINE.score_tokens(ids, 1.0, top=10_000)]
+    assert all(sum(map(math.exp, of_all.values())) == pytest.approx(1, abs=1e-4) for of_all in scores)
+
+
 def test_a_stream_adds_up_to_the_whole(served: Served) -> None:
     options = {"n": 2, "seed": 3, "logprobs": 2, "temperature": 0.8, "top_p": 0.9, "max_tokens": 30}
     whole = complete(served, **options)
@@ -249,8 +268,8 @@ def test_chat_goes_on_to_the_end_of_the_context(served: Served) -> None:
         ("completions", b'{"prompt": "a", "max_tokens": 0}', "max_tokens = 0 asks for nothing"),
         ("completions", b'{"prompt": "a", "max_tokens": -1}', "max_tokens: "),
         ("completions", b'{"prompt": "a", "echo": true, "stream": true}', "leave out stream"),
-        ("completions", b'{"prompt": "a", "echo": true, "logprobs": 2}', "send logprobs = 0"),
-        ("completions", b'{"prompt": "a", "prompt_logprobs": 1}', "send prompt_logprobs = 0"),
+        ("completions", b'{"prompt": "a", "echo": true, "logprobs": 21}', "less than or equal to 20"),
+        ("completions", b'{"prompt": "a", "prompt_logprobs": 21}', "less than or equal to 20"),
         ("completions", b'{"prompt": "", "prompt_logprobs": 0, "max_tokens": 0}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "logit_bias": {"5": 1}}', "logit_bias is not supported here"),
         ("completions", b'{"prompt": "a", "stop": ""}', "a stop string is empty"),

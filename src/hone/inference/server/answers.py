@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from hone.inference.server.generation import Delta
 from hone.inference.text import token_text
-from hone.inference.types import Token
+from hone.inference.types import ScoredToken, Token
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write; OpenAI's own convention."""
@@ -111,11 +112,7 @@ class CompletionAnswer(Answer):
         }
 
     def _top(self, token: Token) -> dict[str, float]:
-        """By text, the likeliest first; the sampled token has its place even if it is not among them."""
-        top: dict[str, float] = {}
-        for ident, logprob in (*token.top, (token.id, token.logprob)):
-            top.setdefault(self._text(ident), finite(logprob))
-        return top
+        return top_by_text(token, self._text)
 
     @staticmethod
     def _top_asked(delta: Delta) -> bool:
@@ -175,6 +172,14 @@ def merged(deltas: list[Delta], count: int) -> list[Delta]:
         )
         for i, parts in enumerate(by_sample)
     ]
+
+
+def top_by_text(token: Token | ScoredToken, text: Callable[[int], str]) -> dict[str, float]:
+    """By text, the likeliest first; the token itself has its place even if it is not among them."""
+    top: dict[str, float] = {}
+    for ident, logprob in (*token.top, (token.id, token.logprob)):
+        top.setdefault(text(ident), finite(logprob))
+    return top
 
 
 def finite(logprob: float) -> float:

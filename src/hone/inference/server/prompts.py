@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from hone.inference.server.answers import finite
+from hone.inference.server.answers import finite, top_by_text
 from hone.inference.server.protocol import CompletionRequest
 from hone.inference.server.service import Service
 from hone.inference.text import token_text
+from hone.inference.types import ScoredToken
 
 
 class AboutPrompts:
@@ -19,16 +21,17 @@ class AboutPrompts:
 
     def __init__(self, body: CompletionRequest, ids: list[list[int]], tokenizer: Tokenizer) -> None:
         self.body, self.ids, self.tokenizer = body, ids, tokenizer
-        self._scores: list[list[float]] = []
+        self._scores: list[list[ScoredToken]] = []
 
     async def score(self, service: Service) -> None:
         """Takes the logprobs, if the request wants them, one prompt between two decode steps."""
         temperature = 1.0 if self.body.temperature is None else self.body.temperature
         if self.body.prompt_logprobs is None and self.body.logprobs is None:
             return
+        top = max(self.body.prompt_logprobs or 0, self.body.logprobs or 0)
         for ids in self.ids:
-            call = service.call(lambda ids=ids: service.engine.score([ids], temperature))
-            self._scores += await asyncio.wrap_future(call)
+            call = service.call(lambda ids=ids: service.engine.score_tokens(ids, temperature, top))
+            self._scores.append(await asyncio.wrap_future(call))
 
     def tell(self, choices: list[dict[str, Any]]) -> None:
         """Completes the choices, `n` for each prompt in turn."""
@@ -45,18 +48,24 @@ class AboutPrompts:
                     choice["logprobs"] = self._before(index, choice["logprobs"])
 
     def _as_vllm(self, index: int) -> list[dict[str, Any] | None]:
-        """Null for the first token, then {id: its logprob} for each."""
-        entries = zip(self.ids[index][1:], self._scores[index], strict=True)
-        return [None, *({str(i): {"logprob": finite(x), "decoded_token": self._text(i)}} for i, x in entries)]
+        """Null for the first token, then for each {id: its logprob}, with the likeliest in its place before it."""
+
+        def entry(token: ScoredToken) -> dict[str, Any]:
+            entries = dict(token.top[: self.body.prompt_logprobs]) | {token.id: token.logprob}
+            return {str(i): {"logprob": finite(x), "decoded_token": self._text(i)} for i, x in entries.items()}
+
+        return [None, *map(entry, self._scores[index])]
 
     def _before(self, index: int, logprobs: dict[str, Any]) -> dict[str, Any]:
         """A choice's logprobs with those of its prompt in front."""
         texts = [self._text(i) for i in self.ids[index]]
         tokens = [*texts, *logprobs["tokens"]]
+        scored = self._scores[index]
+        tops = [top_by_text(replace(token, top=token.top[: self.body.logprobs]), self._text) for token in scored]
         return {
             "tokens": tokens,
-            "token_logprobs": [None, *map(finite, self._scores[index]), *logprobs["token_logprobs"]],
-            "top_logprobs": None,
+            "token_logprobs": [None, *(finite(token.logprob) for token in scored), *logprobs["token_logprobs"]],
+            "top_logprobs": [None, *tops, *(logprobs["top_logprobs"] or [])] if self.body.logprobs else None,
             "text_offset": [0, *accumulate(map(len, tokens[:-1]))],
         }
 

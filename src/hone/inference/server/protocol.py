@@ -164,7 +164,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Any
     max_tokens: int | None = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    prompt_logprobs: int | None = Field(default=None, ge=0)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -182,9 +182,6 @@ class CompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
-        if self.prompt_logprobs or (self.echo and self.logprobs):
-            name = "prompt_logprobs" if self.prompt_logprobs else "logprobs"
-            raise ApiError(400, f"of a prompt only its own tokens have logprobs here: send {name} = 0", name)
         if self.about_prompts and self.stream:
             raise ApiError(400, "an answer about the prompt comes whole: leave out stream", "stream")
         if self.max_tokens == 0 and not self.about_prompts:
