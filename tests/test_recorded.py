@@ -93,3 +93,18 @@ def test_tiny_models_learn_their_tasks():
         assert [run["seed"] for run in of_task] == [0, 1, 2]
         assert median(run["sft"]["exact"] for run in of_task) <= start
         assert median(run["rl"]["exact"] for run in of_task) >= end
+
+
+def test_a_reward_function_that_raises_on_a_twentieth_of_the_completions_costs_nothing():
+    """Five seeds: the difference of each is far below what seeds differ by. One that always raises ends at step 0."""
+    result = json.loads((RESULTS / "grader_failures.json").read_text())
+    assert [run["seed"] for run in result["runs"]] == [0, 1, 2, 3, 4]
+    for run in result["runs"]:
+        raising, clean = run["raising"], run["clean"]
+        assert 0.045 < raising["failed"] / raising["completions"] < 0.055 and clean["failed"] == 0
+        assert abs(raising["reward"] - clean["reward"]) < result["seed_std"]["clean"] / 2
+    assert abs(result["difference"]["mean"]) < result["seed_std"]["clean"] / 10
+    (clean,) = [run["clean"]["reward"] for run in result["runs"] if run["seed"] == 0]
+    assert clean == rows("after SFT + RL")[0]["sampled"]["reward/mean"]  # the quickstart's own run
+    ended = result["always_raising"]
+    assert (ended["exit_code"], ended["steps"]) == (2, 1) and ended["last_line"].startswith("RuntimeError: ")
