@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import gc
-import io
+import contextlib
+import fcntl
 import os
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def answers_pipe() -> int:
+    """The pipe that answers go through: the only one that is no standard stream and can be written to."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if fd > 2 and stat.S_ISFIFO(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_WRONLY:
+                return fd
+    raise LookupError
 
 
 def start(pids: str) -> Callable[[str], Any]:
@@ -36,11 +46,10 @@ def start(pids: str) -> Callable[[str], Any]:
         if question == "read":
             return sys.stdin.read() + subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout
         if question == "half an answer":
-            (pipe,) = (
-                f for f in gc.get_objects() if isinstance(f, io.TextIOWrapper) and f.writable() and f.fileno() > 2
-            )
-            os.write(pipe.fileno(), b'["ha')
+            os.write(answers_pipe(), b"[1, fal")
             os._exit(4)
+        if question == "a wrong answer":
+            os.write(answers_pipe(), b'[7, false, "lie", null]\n')
         return question
 
     return answer

@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from graders import children, gone
 
 from hone.grading import GraderFailure, math
 from hone.grading.math import balanced, same, tidy
@@ -85,29 +86,36 @@ def test_what_takes_too_long_is_a_timeout_and_the_next_question_is_answered(monk
 
 def test_a_worker_that_stands_still_is_ended_by_the_clock(monkeypatch: pytest.MonkeyPatch):
     assert same("2", "4-2") is True
-    process = math._worker()._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
+    [keeper] = math._worker()._pool.pids
+    [process] = children(keeper)
+    os.kill(process, signal.SIGSTOP)
     monkeypatch.setattr(math, "CLOCK_SECONDS", 0.01)
     failure = same("5", "2+3")
     assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_TIMEOUT
-    assert process.poll() is not None
+    assert gone(keeper) and gone(process)
     monkeypatch.undo()
     assert same("5", "2+3") is True
 
 
-@pytest.mark.parametrize("before_the_question", [False, True])
-def test_a_worker_that_died_is_an_error_and_is_not_remembered(before_the_question: bool):
-    assert same(f"2^2+{before_the_question:d}", f"{4 + before_the_question}") is True
-    process = math._worker()._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGTERM)
-    if before_the_question:
-        process.wait()
-    question = (f"3^2+{before_the_question:d}", f"{9 + before_the_question}")
-    failure = same(*question)
+def test_a_worker_that_died_is_replaced_before_it_is_asked():
+    assert same("2^2+1", "5") is True
+    [keeper] = math._worker()._pool.pids
+    os.kill(children(keeper)[0], signal.SIGTERM)
+    assert gone(keeper)
+    assert same("3^2+1", "10") is True
+
+
+def test_an_error_of_math_verify_is_a_failure_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
+    def broken(question):
+        raise RuntimeError(f"cannot compare {question}")
+
+    monkeypatch.setattr(math, "inside", lambda: True)
+    monkeypatch.setattr(math, "_right_here", lambda: broken)
+    failure = same("7^2", "48+1")
     assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_ERROR
-    assert same(*question) is True
+    assert failure.detail.endswith("RuntimeError: cannot compare ['7^2', '48+1']")
+    monkeypatch.undo()
+    assert same("7^2", "48+1") is True
 
 
 def test_an_answer_is_not_evaluated(tmp_path):

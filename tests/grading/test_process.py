@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from graders import children, gone
 
-from hone.grading.process import NoVerdict, Worker
+from hone.grading.worker import NoVerdict, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -29,24 +29,13 @@ def worker(pids: Path) -> Iterator[Worker]:
     worker.close()
 
 
-def gone(pid: int) -> bool:
-    """Whether this process ends, or waits as a zombie for its parent, within ten seconds."""
-    for _ in range(1000):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 @pytest.mark.parametrize(
     ("question", "outcome", "said"),
     [
         ("fork and spin", Outcome.GRADER_TIMEOUT, "testing took 1 seconds of processor time"),
-        ("fork and die", Outcome.GRADER_ERROR, "the process that was testing ended with 3: "),
-        ("half an answer", Outcome.GRADER_ERROR, "the process that was testing ended with 4: "),
+        ("fork and die", Outcome.GRADER_ERROR, "the process that was testing ended with 3"),
+        ("half an answer", Outcome.GRADER_ERROR, "the process that was testing ended with 4"),
+        ("a wrong answer", Outcome.GRADER_ERROR, "the process that was testing wrote what is no answer"),
     ],
 )
 def test_what_goes_wrong_is_a_failure_and_takes_what_it_started_along(question, outcome, said, worker, pids):
@@ -69,9 +58,11 @@ def test_what_reads_the_standard_input_finds_it_empty(worker):
 
 def test_the_process_ends_with_its_worker(pids):
     worker = Worker(SCRIPT, [str(pids)], "testing")
-    assert worker.ask("a", 5, 60.0) == "a" and worker._process is not None
-    pid = worker._process.pid
+    assert worker.ask("a", 5, 60.0) == "a"
+    [keeper] = worker._pool.pids
+    [process] = children(keeper)
     del worker
     gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    for pid in (keeper, process):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,8 +1,9 @@
 """Whether two pieces of mathematics are equal, by math-verify: LaTeX, fractions, sets, intervals, matrices, words.
 
 math-verify limits its time by SIGALRM, which works on the main thread alone and stops no C code, and it turns a timeout
-into "different". So it works without limits in a process of its own, `math_worker.py`, which dies of an expression such
-as 9^{9^{9^9}} alone, after 5 seconds of processor time.
+into "different". So it works without limits of its own where the kernel holds one: in the process that grades, or else
+in one for itself, `math_worker.py`, which dies of an expression such as 9^{9^{9^9}} alone, after 5 seconds of processor
+time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import functools
 import importlib.util
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 from hone.errors import UserError
-from hone.grading.inline import GraderFailure
-from hone.grading.process import NoVerdict, Worker
+from hone.grading import math_worker
+from hone.grading.inline import GraderFailure, describe_exception
+from hone.grading.process import inside
+from hone.grading.worker import NoVerdict, Worker
+from hone.types import Outcome
 
 LONGEST = 512
 """Characters of an answer; a longer one cannot be read."""
@@ -109,12 +114,27 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _asked(answer: str, gold: str) -> bool | None:
-    """What the worker says, remembered. Raises NoVerdict, which is not, if it has no verdict."""
-    return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
+    """What math-verify says, remembered. Raises NoVerdict, which is not, if it says nothing."""
+    if not inside():
+        return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
+    try:
+        return _right_here()([answer, gold])
+    except Exception as error:
+        raise NoVerdict(GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))) from None
+
+
+@functools.cache
+def _right_here() -> Callable[[list[str]], bool | None]:
+    _check_installed()
+    return math_worker.start()
 
 
 @functools.cache
 def _worker() -> Worker:
+    _check_installed()
+    return Worker(Path(math_worker.__file__), [], "comparing the answer")
+
+
+def _check_installed() -> None:
     if importlib.util.find_spec("math_verify") is None:
         raise UserError("this task compares answers by math-verify, which is not installed: pip install math-verify")
-    return Worker(Path(__file__).with_name("math_worker.py"), [], "comparing the answer")

@@ -1,21 +1,24 @@
-"""A process of its own for what may hang, crash or die: one JSON question at a time, under a limit of processor time.
+"""A process of its own for what may hang, crash or die: JSON questions in, JSON answers out, under limits.
 
 The kernel ends the process when a question takes more processor time than it may (not time of the clock: a busy machine
-changes no verdict), and the next question starts another. What runs there is `process_main.py`.
+changes no verdict). With it ends whatever was started there, also in a session of its own, also when hone is killed.
+What runs there is `process_main.py`; who asks is `hone.grading.pool`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,119 +26,187 @@ from hone.grading.inline import GraderFailure
 from hone.types import Outcome
 
 _MAIN = str(Path(__file__).with_name("process_main.py"))
-_EXIT_SECONDS = 5.0
-"""How long a process that has closed its output is given to end by itself, so that its exit code says why."""
+_LONGEST = 17 * 2**20
+"""Bytes of an answer's line, which `process_main` keeps shorter."""
+_END_SECONDS = 10.0
+"""How long the keeper is given to end what it keeps, before it is ended itself."""
+_numbers = itertools.count()
 
 
-class NoVerdict(Exception):
-    """There is no answer to a question; `failure` says why."""
-
-    def __init__(self, failure: GraderFailure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
+def inside() -> bool:
+    """Whether this code runs in such a process already, so that it need not be protected once more."""
+    return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
-class Worker:
-    """Answers questions with the function that `start(*arguments)` of the Python file `script` returns.
+class Garbled(Exception):
+    """What came is no answer: other code wrote to the pipe."""
 
-    The process is started with the first question, with the interpreter `python` (which needs nothing of hone). It ends
-    with this one, or when nobody has the worker any more, and what it started ends with it. Questions, answers and
-    `arguments` are JSON. `doing` says in a failure what took too long: "comparing the answer". Questions come one at a
-    time, also from several threads.
+
+class Closed(Exception):
+    """No more answers come: the process ends, or other code closed the pipe."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to question `number` (0: the process is ready). After the `last` one the process ends."""
+
+    number: int
+    last: bool
+    answer: Any
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a process ended of: its exit code, or minus the signal; None if it was killed from outside."""
+
+    code: int | None
+    words: str
+
+    def failure(self, doing: str, seconds: float | None) -> GraderFailure:
+        """In words; `doing` is what it was at, with a limit of `seconds` of processor time."""
+        if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
+            detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
+            return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
+        how = "was killed" if self.code is None else f"ended with {self.code}"
+        if self.code is not None and self.code < 0:
+            how = f"was ended by {_signal_name(-self.code)}"
+        return GraderFailure(Outcome.GRADER_ERROR, f"the process that was {doing} {how}: {self.words}".rstrip(": "))
+
+
+class Process:
+    """One process, started at once. It ends with this object, and takes what it started along.
+
+    Nothing here waits, but for `finish`. `answers` and `status` are file descriptors to be watched for reading, and
+    `questions` for writing as long as `unsent`.
     """
 
-    def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
-        # -P: the folder of `process_main.py`, with its `math.py`, stays off the path.
-        self._command = [python, "-P", _MAIN, str(script), json.dumps(list(arguments))]
-        self._doing = doing
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], bytes | None] = lambda: None
-
-    def ask(self, question: Any, cpu_seconds: int, clock_seconds: float) -> Any:
-        """The answer. Raises NoVerdict if the function raised, or took more than these seconds.
-
-        `clock_seconds` is the backstop for a process that waits instead of working.
-        """
-        with self._lock:
-            process = self._process = self._process or self._start()
+    def __init__(self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int) -> None:
+        self.status, status = os.pipe()
+        marker = f"HONE_GRADER={os.getpid()}-{next(_numbers)}"
+        name, _, value = marker.partition("=")
+        with tempfile.TemporaryFile() as words:
+            self._words = os.dup(words.fileno())
             try:
-                line = _exchange(process, json.dumps([cpu_seconds, question]).encode() + b"\n", clock_seconds)
-            except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for that of the next
-                self.close()
-                raise
-            if line is None:
-                self.close()
-                detail = f"{self._doing} took {clock_seconds:.0f} seconds"
-                raise NoVerdict(GraderFailure(Outcome.GRADER_TIMEOUT, detail))
-            if not line.endswith(b"\n"):  # it ended, maybe within its answer
-                raise NoVerdict(self._why(process, cpu_seconds))
-            answer, error = json.loads(line)
-            if error is not None:
-                raise NoVerdict(GraderFailure(Outcome.GRADER_ERROR, error))
-            return answer
+                self._popen = subprocess.Popen(
+                    # -P: the folder of `process_main.py`, with its `math.py`, stays off the path.
+                    [python, "-P", _MAIN, str(status)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=words,
+                    bufsize=0,
+                    pass_fds=[status],
+                    start_new_session=True,  # Ctrl-C is not for it
+                    env=os.environ | {"PYTHONHASHSEED": "0", name: value},
+                )
+            finally:
+                os.close(status)
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self.questions, self.answers = self._popen.stdin.fileno(), self._popen.stdout.fileno()
+        for fd in (self.questions, self.answers):
+            os.set_blocking(fd, False)
+        self.pid = self._popen.pid
+        self._end = weakref.finalize(self, _end, os.getpid(), self._popen, self.status, self._words, marker)
+        self._out, self._in, self._asked = bytearray(), bytearray(), 0
+        self._write({"script": str(script), "arguments": list(arguments), "memory": memory_bytes})
 
     @property
-    def running(self) -> bool:
-        """Whether there is a process, which remembers what it was asked."""
-        return self._process is not None
+    def unsent(self) -> bool:
+        """Whether there is something that the process has not taken yet."""
+        return bool(self._out)
 
-    def close(self) -> None:
-        """Ends the process, if there is one."""
-        self._end()
-        self._process = None
+    def ask(self, question: Any, seconds: float | None) -> int:
+        """Sends a question that may take so much processor time (None: any); returns its number."""
+        self._asked += 1
+        self._write([self._asked, seconds, question])
+        return self._asked
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it, and what it starts is of its group
-            env=os.environ | {"PYTHONHASHSEED": "0"},
-        )
-        self._end = weakref.finalize(self, _end, process)
-        return process
+    def send(self) -> None:
+        """Sends what the process takes of what is unsent."""
+        try:
+            while self._out:
+                del self._out[: os.write(self.questions, self._out)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._out.clear()  # it has ended, as `status` will tell
 
-    def _why(self, process: subprocess.Popen[bytes], cpu_seconds: int) -> GraderFailure:
-        """What a process died of."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_EXIT_SECONDS)
-        errors = self._end() or b""
-        self._process = None
-        if process.returncode == -signal.SIGXCPU:
-            detail = f"{self._doing} took {cpu_seconds} seconds of processor time"
-            return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
-        said = errors.decode("utf-8", "replace").strip()[-2000:]
-        return GraderFailure(
-            Outcome.GRADER_ERROR, f"the process that was {self._doing} ended with {process.returncode}: {said}"
-        )
+    def replies(self) -> list[Reply]:
+        """The answers that have come. Garbled for what is none, Closed if there are none and never will be."""
+        fresh, closed = 0, False
+        with contextlib.suppress(BlockingIOError):
+            while len(self._in) <= _LONGEST and not closed:
+                read = os.read(self.answers, 2**18)
+                fresh, closed = fresh + len(read), not read
+                self._in += read
+        if self._in.find(b"\n", len(self._in) - fresh) >= 0:
+            *lines, self._in = self._in.split(b"\n")
+            return [_reply(bytes(line)) for line in lines]
+        if closed:
+            raise Closed
+        if len(self._in) > _LONGEST:
+            raise Garbled
+        return []
 
+    def let_go(self) -> None:
+        """Has it end, without waiting for that: `status` can be read to its end then."""
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()  # type: ignore[union-attr]
 
-def _end(process: subprocess.Popen[bytes]) -> bytes:
-    """Kills the process and what it started; returns what it wrote about its errors.
+    def finish(self) -> Ended:
+        """Ends it, and waits until nothing of it is left."""
+        return self._end() or Ended(None, "")
 
-    Waits for the process alone: what it started may have left its group, live on and hold its pipes open.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    errors = process.stderr.read() or b""
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        with contextlib.suppress(BrokenPipeError):  # a question that it did not read
-            pipe.close()
-    return errors
+    def _write(self, value: Any) -> None:
+        self._out += json.dumps(value).encode() + b"\n"
+        self.send()
 
 
-def _exchange(process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes | None:
-    """The line that answers `question`; nothing if the process ended, None if it did not answer in time."""
-    assert process.stdin is not None and process.stdout is not None
+def readable(fd: int, seconds: float) -> bool:
+    """Whether something can be read within this time, be it the end."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(1000 * seconds))
+
+
+def _reply(line: bytes) -> Reply:
     try:
-        process.stdin.write(question)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return b""
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    return process.stdout.readline() if ready else None
+        number, last, answer, error = json.loads(line)
+        assert isinstance(number, int) and isinstance(last, bool) and isinstance(error, str | None)
+    except (ValueError, TypeError, AssertionError, RecursionError):
+        raise Garbled from None
+    return Reply(number, last, answer, error)
+
+
+def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:
+    """Has the keeper end everything, and itself; kills what it cannot. Nothing in a process forked from the owner."""
+    if os.getpid() != owner:
+        return None
+    assert popen.stdin is not None and popen.stdout is not None
+    with contextlib.suppress(OSError):
+        popen.stdin.close()
+    told = os.read(status, 100) if readable(status, _END_SECONDS) else b""
+    if not told:  # the keeper was killed, or stopped
+        popen.kill()
+        _kill_marked(marker.encode())
+    popen.wait()
+    said = os.pread(words, 4000, max(0, os.fstat(words).st_size - 4000))
+    popen.stdout.close()
+    os.close(status)
+    os.close(words)
+    return Ended(json.loads(told or b"null"), said.decode("utf-8", "replace").strip()[-2000:])
+
+
+def _kill_marked(marker: bytes) -> None:
+    """Kills the processes that have this environment variable, where the system tells: what a keeper has not kept."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,49 +1,297 @@
-"""What runs in the process of `hone.grading.process`; it needs nothing of hone.
+"""What runs in the processes of `hone.grading.process`; it needs nothing of hone.
 
-    python -P process_main.py SCRIPT ARGUMENTS
+    python -P process_main.py STATUS_FD
 
-`start(*ARGUMENTS)` of the file SCRIPT returns the function that answers. One JSON line `[seconds, question]` comes in,
-one line `[answer, error]` goes out, until the input ends; `error` is a traceback or null. `seconds` is the processor
-time that the question may take (up to one more, for the kernel counts whole ones), after which the kernel ends the
-process. What libraries print goes nowhere, what reads the standard input finds it empty, and a process that they fork
-answers nothing.
+It forks at once. The *keeper* starts nothing and imports little: it waits until the worker has ended or hone is gone,
+kills all that the worker started, also what left its process group or its session, and tells on STATUS_FD what the
+worker ended of. The *worker* reads `{"script", "arguments", "memory"}` from the standard input: `start(*arguments)` of
+the file `script` returns the function that answers. Then each line `[number, seconds, question]` is answered by a line
+`[number, last, answer, error]`: `error` is a traceback or null, and after an answer that is its `last` the worker ends,
+for it left something behind. Number 0 says that it is ready.
+
+The kernel ends a worker whose question takes more than `seconds` of processor time (null: no limit). What code prints
+goes nowhere, what reads the standard input finds it empty, and a process that is forked answers nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import faulthandler
 import json
 import logging
 import math
 import os
 import resource
 import runpy
+import select
+import signal
 import sys
 import time
 import traceback
 
-MEMORY_BYTES = 4 * 2**30
+IS_HONE_WORKER = True
+"""What `hone.grading.process.inside` looks for."""
+MAX_ANSWER = 16 * 2**20
+"""Bytes of an answer."""
+_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
+"""Signals whose handlers are put back between questions."""
+_DEATH_SIGNAL, _SUBREAPER = 1, 36
+"""PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 
 def main() -> None:
-    """Answers until the input ends."""
-    script, arguments = sys.argv[1], json.loads(sys.argv[2])
-    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.register_at_fork(after_in_child=answers.close)
+    """Becomes the keeper, and forks the worker."""
+    status = int(sys.argv[1])
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _prctl(_SUBREAPER, 1)
+    keeper = os.getpid()
+    if worker := os.fork():
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        code = keep(worker, woken)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(status, json.dumps(code).encode())
+        os._exit(0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for fd in (woken, wake, status):
+        os.close(fd)
+    os.setsid()
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == keeper:
+        work(keeper)
+    os._exit(1)
+
+
+def keep(worker: int, woken: int) -> int | None:
+    """Waits for the worker, and kills what it started. Its exit code (minus a signal); None if hone left first."""
+    poller = select.poll()
+    poller.register(0, 0)  # no more than that its other end was closed: by hone, or with hone
+    poller.register(woken, select.POLLIN)
+    code = None
+    while code is None:
+        events = dict(poller.poll())
+        if woken in events:
+            os.read(woken, 4096)
+        code = _reap(worker)
+        if 0 in events:
+            break
+    _end_descendants(worker)
+    return code
+
+
+def work(keeper: int) -> None:
+    """Answers until the questions end."""
+    own = os.getpid()
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    os.register_at_fork(after_in_child=lambda: os.close(answers))
+    node = os.fstat(answers).st_ino
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
-    answer = runpy.run_path(script)["start"](*arguments)
-    os.dup2(nowhere, 2)
+    encode, decode = json.JSONEncoder().encode, json.JSONDecoder().decode
+
+    def say(number: int, last: bool, answered: str = "null", error: str | None = None) -> None:
+        if os.getpid() != own or os.fstat(answers).st_ino != node:
+            os._exit(1)
+        data = f"[{number}, {encode(last)}, {answered}, {encode(error)}]\n".encode()
+        while data:
+            data = data[os.write(answers, data) :]
+
+    setting = decode(questions.readline().decode())
+    try:
+        answer = runpy.run_path(setting["script"])["start"](*setting["arguments"])
+    except BaseException:
+        say(0, True, error=traceback.format_exc())
+        os._exit(0)
     logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    faulthandler.enable(os.dup(2), all_threads=False)
+    os.dup2(nowhere, 2)
+    _limit_memory(setting["memory"])
+    here = Surroundings()
+    traces = Traces(keeper, setting["memory"])
+    say(0, False)
     for line in questions:
-        seconds, question = json.loads(line)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + seconds, resource.RLIM_INFINITY))
+        number, seconds, question = decode(line.decode())
+        _limit_time(seconds)
+        answered, error = "null", None
         try:
-            said = json.dumps([answer(question), None])
-        except Exception:
-            said = json.dumps([None, traceback.format_exc()])
-        print(said, file=answers, flush=True)
+            answered = encode(answer(question))
+        except BaseException:
+            error = traceback.format_exc()
+        if len(answered) > MAX_ANSWER:
+            answered, error = "null", f"an answer of {len(answered)} bytes, which is too long"
+        here.restore()
+        last = traces.left()
+        _limit_time(None)
+        say(number, last, answered, error)
+        if last:
+            os._exit(0)
+
+
+class Surroundings:
+    """What code may have changed for the code after it: put back between questions."""
+
+    def __init__(self) -> None:
+        self._folder = os.getcwd()
+        self._environ = os.environ.copy()
+        self._variables = vars(os.environ)["_data"]  # what is compared quickly
+        self._encoded = dict(self._variables)
+        self._handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
+        self._depth = sys.getrecursionlimit()
+        self._streams = sys.stdin, sys.stdout, sys.stderr
+
+    def restore(self) -> None:
+        """Puts back folder, variables, signal handlers, timers, recursion limit and standard streams."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._handlers:
+            if signal.getsignal(number) is not handler and handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        with contextlib.suppress(OSError):
+            os.chdir(self._folder)
+        if self._variables != self._encoded:
+            os.environ.clear()
+            os.environ.update(self._environ)
+        if sys.getrecursionlimit() != self._depth:
+            sys.setrecursionlimit(self._depth)
+        if any(stream is None or stream.closed for stream in self._streams):
+            self._streams = open(os.devnull), open(os.devnull, "w"), open(os.devnull, "w")  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in {0, 1, 2} - {nowhere}:
+            os.dup2(nowhere, fd)
+        if nowhere > 2:
+            os.close(nowhere)
+
+
+def _limit_time(seconds: float | None) -> None:
+    """Processor time from now on: of this process by a timer, and of one that it forks by a limit beyond that."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds or 0)
+
+
+def _limit_memory(size: int) -> None:
+    """Address space: `size` bytes beyond what is taken now. No core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    size += taken()
+    with contextlib.suppress(OSError, ValueError):  # a system without this limit
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class Traces:
+    """What code leaves behind that no restoring undoes: processes, and memory beyond half of what it may take."""
+
+    def __init__(self, keeper: int, memory: int) -> None:
+        self._own = os.getpid()
+        self._lists = [_opened(f"/proc/{pid}/task/{pid}/children") for pid in (self._own, keeper)]
+        self._size = _opened("/proc/self/statm")
+        self._at_first, self._most = self._processes(), taken(self._size) + memory / 2
+
+    def left(self) -> bool:
+        """Whether there is more than at first."""
+        return bool(self._processes() - self._at_first) or taken(self._size) > self._most
+
+    def _processes(self) -> set[int]:
+        """Those that this one started: its children, and what their end left to the keeper."""
+        mine = set()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            mine = _numbers(self._lists[0]) or {0}
+        return mine | (_numbers(self._lists[1]) - {self._own})
+
+
+def taken(statm: int | None = None) -> int:
+    """Bytes of address space that this process has; 0 where the system doesn't tell."""
+    pages = _numbers(_opened("/proc/self/statm") if statm is None else statm, first=True)
+    return max(pages, default=0) * resource.getpagesize()
+
+
+def _opened(path: str) -> int:
+    """A file descriptor of a file, to be read over and over; -1 if there is none."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return -1
+
+
+def _numbers(fd: int, first: bool = False) -> set[int]:
+    """The numbers in a file, or its first one; none if it cannot be read, as after code has closed it."""
+    try:
+        words = os.pread(fd, 4096, 0).split()
+        return set(map(int, words[:1] if first else words))
+    except (OSError, ValueError):
+        return set()
+
+
+def _reap(worker: int) -> int | None:
+    """Takes leave of what has ended below the keeper; the exit code of the worker if it is among that."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == worker:
+                code = os.waitstatus_to_exitcode(status)
+    return code
+
+
+def _end_descendants(worker: int) -> None:
+    """Kills what there is below this process until nothing is left. What is stopped first can't fork any more."""
+    while True:
+        stopped: set[int] = set()
+        while found := _descendants(worker) - stopped:
+            for pid in found:
+                _kill(pid, signal.SIGSTOP)
+            stopped |= found
+        for pid in stopped:
+            _kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+
+
+def _descendants(worker: int) -> set[int]:
+    """All below this process; where the system doesn't tell, the worker and its group."""
+    if not os.path.exists("/proc/self/stat"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker, signal.SIGKILL)
+        return {worker}
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(name))
+    found, todo = set(), [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found |= set(below)
+        todo += below
+    return found
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    """A setting of this process, where there is such a thing: on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

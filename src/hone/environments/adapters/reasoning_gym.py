@@ -27,7 +27,7 @@ from hone.environments.environment import SingleTurnEnv
 from hone.environments.rubric import Range, Rubric
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.process import NoVerdict, Worker
+from hone.grading.worker import NoVerdict, Worker
 from hone.types import Example, Message, content_hash
 
 FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."

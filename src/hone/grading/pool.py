@@ -1,0 +1,295 @@
+"""Workers: processes that answer questions side by side, each question at its own risk.
+
+    with Pool(script, arguments, "grading", workers=4) as pool:
+        answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
+
+A question that hangs, crashes or takes too much costs itself alone: its process is replaced, and what it had been given
+beyond that goes to others.
+"""
+
+from __future__ import annotations
+
+import selectors
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+from hone.grading.inline import GraderFailure
+from hone.grading.process import Closed, Ended, Garbled, Process, Reply, readable
+from hone.types import Outcome
+
+MEMORY_BYTES = 4 * 2**30
+START_SECONDS = 600.0
+"""How long a process may take until it is ready: what it loads may have to be downloaded."""
+_CLOSING_SECONDS = 1.0
+"""How long a process that has closed its output may live on."""
+_QUICK_SECONDS = 0.1
+"""A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
+
+
+class StartFailure(UserError):
+    """A process could not be started; the last line says why."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process and the questions that it was given, by their indices: it is at the first."""
+
+    process: Process
+    deadline: float
+    ready: bool = False
+    closing: bool = False
+    began: float = 0.0
+    quick: bool = False
+    given: deque[int] = field(default_factory=deque)
+    numbers: deque[int] = field(default_factory=deque)
+
+
+class Pool:
+    """At most `workers` processes that answer with the function that `start(*arguments)` of the file `script` returns.
+
+    They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
+    have when they are ready. They are started when there are questions for them, and end with the pool. Questions,
+    answers and `arguments` are JSON. `doing` says in a failure what a process was at: "grading". Safe to use from
+    several threads, one after another.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        arguments: Sequence[Any],
+        doing: str,
+        *,
+        workers: int = 1,
+        memory_bytes: int = MEMORY_BYTES,
+        python: str = sys.executable,
+    ) -> None:
+        self._script, self._arguments, self._python = script, list(arguments), python
+        self.doing, self.workers, self._memory = doing, workers, memory_bytes
+        self._lock = threading.RLock()
+        self._workers: list[_Worker] = []
+        self._selector: selectors.BaseSelector | None = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the running processes."""
+        return [worker.process.pid for worker in self._workers]
+
+    def start(self, count: int) -> None:
+        """Starts processes until there are `count`, at most `workers`, without waiting for them to be ready."""
+        with self._lock:
+            while len(self._workers) < min(count, self.workers):
+                self._hire()
+
+    def ask_all(
+        self, questions: Sequence[Any], cpu_seconds: float | None, clock_seconds: float
+    ) -> list[Any | GraderFailure]:
+        """The answers, in the order of the questions, whichever comes first.
+
+        A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
+        processor time (None: no limit) are the verdict that does not depend on how busy the machine is, and
+        `clock_seconds` the backstop for a process that waits. StartFailure if a process does not come to be ready.
+        Whatever else is raised here, as by Ctrl-C, ends all processes.
+        """
+        with self._lock:
+            try:
+                return _Round(self, questions, cpu_seconds, clock_seconds).run()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Ends the processes. The next question starts others."""
+        with self._lock:
+            for worker in self._workers:
+                worker.process.let_go()
+            while self._workers:
+                self._dismiss(self._workers[-1])
+            if self._selector is not None:
+                self._selector.close()
+                self._selector = None
+
+    def _hire(self) -> None:
+        process = Process(self._python, self._script, self._arguments, self._memory)
+        worker = _Worker(process, time.monotonic() + START_SECONDS)
+        self._workers.append(worker)
+        self._selector = self._selector or selectors.DefaultSelector()
+        for fd in (process.answers, process.status):
+            self._selector.register(fd, selectors.EVENT_READ, worker)
+        if process.unsent:
+            self._selector.register(process.questions, selectors.EVENT_WRITE, worker)
+
+    def _dismiss(self, worker: _Worker) -> Ended:
+        """Ends a process, waits for that, and forgets it."""
+        self._workers.remove(worker)
+        self._mute(worker)
+        return worker.process.finish()
+
+    def _mute(self, worker: _Worker) -> None:
+        """Listens to a process no more."""
+        assert self._selector is not None
+        for fd in (worker.process.answers, worker.process.status, worker.process.questions):
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+
+
+class _Round:
+    """One call of `ask_all`."""
+
+    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float) -> None:
+        self.pool, self.questions, self.cpu, self.clock = pool, questions, cpu, clock
+        self.waiting = deque(range(len(questions)))
+        self.answers: dict[int, Any] = {}
+        self.again: set[int] = set()
+        self.gone: list[Process] = []
+
+    def run(self) -> list[Any]:
+        if self.questions and self.pool._workers:
+            self.listen(0.0)  # to those that ended since the last round
+        try:
+            while len(self.answers) < len(self.questions):
+                self.pool.start(len(self.questions) - len(self.answers))
+                self.give()
+                self.listen()
+        finally:
+            for process in self.gone:
+                process.finish()
+        return [self.answers[index] for index in range(len(self.questions))]
+
+    def give(self) -> None:
+        """A question to each process that has none, then one more to those that answer quickly."""
+        for ahead in (1, 2):
+            for worker in self.pool._workers:
+                wanted = worker.ready and not worker.closing and (ahead == 1 or worker.quick)
+                if self.waiting and wanted and len(worker.given) < ahead:
+                    index = self.waiting.popleft()
+                    worker.given.append(index)
+                    worker.numbers.append(worker.process.ask(self.questions[index], self.cpu))
+                    if len(worker.given) == 1:
+                        self.begin(worker)
+                    self.watch_questions(worker)
+
+    def begin(self, worker: _Worker) -> None:
+        """The process begins with the first question that it has."""
+        worker.began = time.monotonic()
+        worker.deadline = worker.began + self.clock if worker.given else float("inf")
+
+    def listen(self, patience: float | None = None) -> None:
+        """Waits until a process has something to say or its time is up, and takes that."""
+        selector = self.pool._selector
+        assert selector is not None
+        if patience is None:
+            soonest = min(worker.deadline for worker in self.pool._workers)
+            patience = max(0.0, soonest - time.monotonic())
+        heard = {key.data for key, _ in selector.select(min(patience, 3600.0))}
+        for worker in list(self.pool._workers):
+            if worker in heard:
+                self.hear(worker)
+            elif time.monotonic() >= worker.deadline:
+                self.too_late(worker)
+
+    def hear(self, worker: _Worker) -> None:
+        """Takes what has come from a process."""
+        process = worker.process
+        process.send()
+        self.watch_questions(worker)
+        try:
+            for reply in process.replies() if not worker.closing else ():
+                if not self.take(worker, reply):
+                    return
+        except Garbled:
+            self.let_go(worker)
+            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.pool.doing} wrote what is no answer")
+        except Closed:
+            worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS
+            self.pool._selector.unregister(process.answers)  # type: ignore[union-attr]
+        if worker.closing and readable(process.status, 0):
+            self.ended(worker, self.pool._dismiss(worker))
+
+    def take(self, worker: _Worker, reply: Reply) -> bool:
+        """Enters an answer. False if the process has no more of them."""
+        if reply.number == 0 and not worker.ready:
+            if reply.error is not None:
+                raise _start_failure(self.pool.doing, reply.error)
+            worker.ready = True
+        elif not worker.given or reply.number != worker.numbers[0]:
+            raise Garbled
+        else:
+            worker.numbers.popleft()
+            failed = None if reply.error is None else GraderFailure(Outcome.GRADER_ERROR, reply.error)
+            self.answers[worker.given.popleft()] = reply.answer if failed is None else failed
+            worker.quick = time.monotonic() - worker.began <= _QUICK_SECONDS
+        self.begin(worker)
+        if reply.last:
+            self.let_go(worker)
+            self.give_back(worker)
+        return not reply.last
+
+    def ended(self, worker: _Worker, ended: Ended) -> None:
+        """A process ended by itself: the question that it was at has no answer."""
+        if not worker.ready:
+            raise _start_failure(self.pool.doing, ended.failure("starting", None).detail)
+        if worker.given and ended.code is None and worker.given[0] not in self.again:
+            # The keeper was killed, maybe by the question before: this one is asked once more.
+            self.again.add(worker.given[0])
+            self.give_back(worker)
+        else:
+            failure = ended.failure(self.pool.doing, self.cpu)
+            self.fail(worker, failure.outcome, failure.detail)
+
+    def too_late(self, worker: _Worker) -> None:
+        """A process has let its time go by."""
+        self.let_go(worker)
+        if not worker.ready:
+            raise _start_failure(self.pool.doing, f"it was not ready after {START_SECONDS:.0f} seconds")
+        if worker.closing:
+            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.pool.doing} closed its output")
+        else:
+            self.fail(worker, Outcome.GRADER_TIMEOUT, f"{self.pool.doing} took {self.clock:g} seconds")
+
+    def fail(self, worker: _Worker, outcome: Outcome, detail: str) -> None:
+        """The question that a process was at failed; the others that it has are for other processes."""
+        if worker.given:
+            self.answers[worker.given.popleft()] = GraderFailure(outcome, detail)
+        self.give_back(worker)
+
+    def give_back(self, worker: _Worker) -> None:
+        self.waiting.extendleft(reversed(worker.given))
+        worker.given.clear()
+
+    def let_go(self, worker: _Worker) -> None:
+        """Ends a process without waiting for that."""
+        self.pool._workers.remove(worker)
+        self.pool._mute(worker)
+        worker.process.let_go()
+        self.gone.append(worker.process)
+
+    def watch_questions(self, worker: _Worker) -> None:
+        """Listens for the process to take more, if it has not taken all."""
+        selector, fd = self.pool._selector, worker.process.questions
+        assert selector is not None
+        if worker.process.unsent != (fd in selector.get_map()):
+            if worker.process.unsent:
+                selector.register(fd, selectors.EVENT_WRITE, worker)
+            else:
+                selector.unregister(fd)
+
+
+def _start_failure(doing: str, text: str) -> StartFailure:
+    """`text` is a traceback, of which a UserError's own words are enough."""
+    said = text.strip()
+    mark = f"\n{UserError.__module__}.UserError: "
+    said = said.rpartition(mark)[2] if mark in said else said
+    return StartFailure(f"the process for {doing} could not start: {said}")

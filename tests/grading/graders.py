@@ -1,0 +1,23 @@
+"""What tests of processes share: whether one is still there, and what it has started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started and that still run."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def gone(pid: int) -> bool:
+    """Whether this process ends, or waits as a zombie for its parent, within ten seconds."""
+    for _ in range(1000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
