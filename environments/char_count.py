@@ -24,6 +24,7 @@ from hone.environments import (
     answer_rubric,
     generated_rows,
     hold_out,
+    inline,
     read_number,
     train_and_eval,
 )
@@ -38,6 +39,7 @@ FORMAT_HINT = " Think in <think> tags, then give the number in <answer> tags, su
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+@inline
 def correctness(completion: list[Message], answer: str) -> float:
     """1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))

@@ -33,7 +33,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, train_and_eval
+from hone.environments import (
+    AnswerParser,
+    SingleTurnEnv,
+    answer_rubric,
+    generated_rows,
+    hold_out,
+    inline,
+    train_and_eval,
+)
 from hone.environments.data import Row, Rows
 from hone.errors import UserError
 from hone.types import Example, Message
@@ -223,6 +231,7 @@ class Countdown(SingleTurnEnv):
         super().__init__(id="countdown", parser=self.parser_of_answers, rubric=rubric, **kwargs)
         self.prompt, self.use_all, self.operations, self.demo_noise = prompt, use_all, operations, demo_noise
 
+    @inline
     def correctness(self, completion: list[Message], info: dict[str, Any]) -> float:
         """1 if the expression uses the numbers as asked and makes the target, else 0."""
         given = self.parser_of_answers.value(completion)

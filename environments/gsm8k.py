@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline
 from hone.environments.answers import format
 from hone.environments.data import Row
 from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
@@ -36,6 +36,7 @@ CALCULATION = re.compile(r"<<[^<>]*>>")
 RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
 
 
+@inline
 def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
     """1 if the given number is the right one, else 0."""
     given = parser.parse_answer(completion)

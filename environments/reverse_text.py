@@ -20,7 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, generated_rows, hold_out, train_and_eval
+from hone.environments import (
+    Parser,
+    Range,
+    Rubric,
+    SingleTurnEnv,
+    TagParser,
+    generated_rows,
+    hold_out,
+    inline,
+    train_and_eval,
+)
 from hone.environments.data import Row, Rows
 from hone.environments.words import split_words
 from hone.errors import UserError
@@ -31,12 +41,14 @@ SYSTEM_PROMPT = "Reverse the text character-by-character. Put your answer in <re
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
+@inline
 def similarity(completion: list[Message], answer: str, parser: Parser) -> float:
     """Ratcliff-Obershelp similarity of the given and the right answer, in [0, 1]; 0 without an answer."""
     given = parser.parse_answer(completion)
     return 0.0 if given is None else difflib.SequenceMatcher(None, given, answer, autojunk=False).ratio()
 
 
+@inline
 def exact(completion: list[Message], answer: str, parser: Parser) -> float:
     """1 if the answer is exactly right, else 0. Its weight is 0: it decides correctness and leaves the reward alone."""
     return float(parser.parse_answer(completion) == answer)

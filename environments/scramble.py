@@ -21,7 +21,15 @@ from typing import Any
 import numpy as np
 
 from hone import rng as streams
-from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows, hold_out, train_and_eval
+from hone.environments import (
+    AnswerParser,
+    SingleTurnEnv,
+    answer_rubric,
+    generated_rows,
+    hold_out,
+    inline,
+    train_and_eval,
+)
 from hone.environments.data import Row, Rows
 from hone.environments.words import common_words
 from hone.errors import UserError
@@ -41,6 +49,7 @@ def read_word(text: str) -> str | None:
 PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
 
 
+@inline
 def correctness(completion: list[Message], answer: str) -> float:
     """1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
     given = PARSER.value(completion)

@@ -49,6 +49,7 @@ def run(config: EvalConfig) -> int:
     folder = results_folder(config) if config.save else None
     env = configured(config.env, config.env_args, config.template, "template")
     env.check_rollouts()
+    env.use_workers(config.grading)
     available = len(env.split("eval"))
     console = _console()
     if available < config.num_examples:
@@ -57,7 +58,11 @@ def run(config: EvalConfig) -> int:
         )
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
-    result = _evaluate(config, env, folder, exact_keys)
+    env.start_workers(config.num_examples * config.rollouts_per_example)
+    try:
+        result = _evaluate(config, env, folder, exact_keys)
+    finally:
+        env.close_workers()
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)

@@ -71,6 +71,8 @@ def run(config: RLConfig) -> int:
             return 0
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
+        stack.callback(env.close_workers)
+        env.start_workers(config.orchestrator.batch_size)
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
@@ -186,7 +188,9 @@ def make_evaluate(
 def task_of(config: RLConfig) -> Environment:
     """The task that the config names. Touches no data."""
     task = config.orchestrator.env
-    return configured(task.id, task.args, task.template, "orchestrator.env.template")
+    env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+    env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+    return env
 
 
 def failure_watch(config: RLConfig, writer: RunWriter) -> FailureWatch:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import Precision, server_url
+from hone.config.shared import GradingConfig, Precision, server_url
 from hone.errors import UserError
 
 MAX_TOKENS = 1024
@@ -68,6 +68,8 @@ class EvalConfig(BaseConfig):
     """As in training."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
+    grading: GradingConfig = GradingConfig()
+    """How reward functions are run."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
 

@@ -155,7 +155,7 @@ class OrchestratorConfig(SectionConfig):
     env: EnvConfig = EnvConfig()
     """The task."""
     grading: GradingConfig = GradingConfig()
-    """How completions are graded."""
+    """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
     eval: OnlineEvalConfig | None = None

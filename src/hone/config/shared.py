@@ -196,8 +196,15 @@ class EnvConfig(BaseConfig):
 
 
 class GradingConfig(BaseConfig):
-    """How completions are graded."""
+    """How reward functions are run: in processes of their own, but for those that are marked `@inline`."""
 
+    workers: int | None = Field(default=None, ge=0)
+    """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds that grading a completion may take: deterministic, of processor time (by the clock 6 times as many); else
+    by the clock."""
+    memory_gib: float = Field(default=4.0, gt=0)
+    """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
     """A run ends when more than this share of its last 1,000 completions could not be graded."""
 

@@ -7,7 +7,7 @@ from hone.environments.loading import load_environment
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
 from hone.environments.parsers import Parser, TagParser
-from hone.environments.rubric import Range, Rubric
+from hone.environments.rubric import Range, Rubric, inline
 from hone.types import Example, Outcome, Score
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "answer_rubric",
     "generated_rows",
     "hold_out",
+    "inline",
     "load_environment",
     "load_rows",
     "read_number",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from hone.environments.parsers import Parser, completion_text
-from hone.environments.rubric import Range, RewardFunc, Rubric
+from hone.environments.rubric import Range, RewardFunc, Rubric, inline
 from hone.types import Message
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ def said(text: str) -> str:
     return _without_specials("\n".join(kept))
 
 
+@inline
 def format(completion: list[Message], parser: Parser) -> float:
     """1 if there is a well-formed answer, be it right or wrong, else 0."""
     return float(parser.parse_answer(completion) is not None)

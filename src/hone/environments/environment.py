@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,16 @@ from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
-from hone.environments.rubric import Rubric
+from hone.environments.rubric import Rubric, is_async
 from hone.environments.template import Template
+from hone.environments.workers import Limits, Origin, Sample, Workers, score
 from hone.errors import UserError
 from hone.grading import Work, together
+from hone.grading.process import inside
 from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
+
+if TYPE_CHECKING:
+    from hone.config.shared import GradingConfig
 
 Completion = str | list[Message] | Trajectory | Reply
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
@@ -85,6 +90,29 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._splits: dict[str, Split] = {}
         self._template: Template | None = None
+        self._limits = Limits()
+        self._workers: Workers | None = None
+        self._loaded: tuple[Origin, Rubric, Parser] | None = None
+
+    def loaded_by(self, origin: Origin) -> None:
+        """To be told by what loads the environment: how a worker can do that too."""
+        self._loaded = origin, self.rubric, self.parser
+
+    def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
+        """Sets how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
+        self.close_workers()
+        self._limits = Limits.of(config, deterministic)
+
+    def start_workers(self, samples: int) -> None:
+        """Starts as many processes as so many samples need, without waiting for them."""
+        if not self.rubric.inline and (workers := self._processes()):
+            workers.pool.start(samples)
+
+    def close_workers(self) -> None:
+        """Ends the processes; the next grading starts others."""
+        if self._workers is not None:
+            self._workers.pool.close()
+            self._workers = None
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns of those that its data set has, as `hone.environments.template` says.
@@ -205,13 +233,37 @@ class Environment:
         return self.grade_many([(example, completion)], seed)[0]
 
     def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
-        """`grade` of each (example, completion), in order; what async reward functions wait for, they wait for at once.
+        """`grade` of each (example, completion), in order.
 
-        Each reward function still comes after the one before it in the rubric, for they share `state`.
+        They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
+        environment. What async reward functions wait for, they wait for at once; yet each comes after the one before it
+        in the rubric, for they share `state`.
         """
-        return together([self._grading(example, completion, seed) for example, completion in pairs])
+        samples = [self._sample(example, completion, seed) for example, completion in pairs]
+        workers = None if self.rubric.inline else self._processes()
+        if workers is None:
+            return together([self.grading(sample) for sample in samples], self._limits.timeout)
+        waits = sum(map(is_async, self.rubric.funcs.values()))
+        return [score(answer, self.rubric.weights) for answer in workers.grade(samples, waits)]
 
-    def _grading(self, example: Example, completion: Completion, seed: int) -> Work[Score]:
+    def grading(self, sample: Sample) -> Work[Score]:
+        """Runs the rubric on a sample, in whatever process this is."""
+        return self.rubric.grade(
+            sample.example, sample.completion, self.parser, sample.stop_reason, sample.seed, sample.sample_id
+        )
+
+    def _processes(self) -> Workers | None:
+        """The workers; None where there are to be none, and where they would load another environment than this."""
+        if self._loaded is None or self._limits.workers == 0 or inside():
+            return None
+        origin, rubric, parser = self._loaded
+        if rubric is not self.rubric or parser is not self.parser or not origin.repeatable:
+            return None
+        if self._workers is None:
+            self._workers = Workers(origin, self._limits)
+        return self._workers
+
+    def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:
         stop_reason, sample_id = "stop", ""
         if isinstance(completion, Trajectory | Reply):
             stop_reason, sample_id = completion.stop_reason, completion.sample_id
@@ -222,7 +274,7 @@ class Environment:
             starts = completion[: len(example.prompt)] == example.prompt
             messages = completion[len(example.prompt) :] if starts else completion
         completed = [dict(message) for message in messages]
-        return self.rubric.grade(example, completed, self.parser, stop_reason, seed, sample_id)
+        return Sample(example, completed, stop_reason, seed, sample_id)
 
     def _messages(self, prompt: Any, where: str) -> list[Message]:
         if isinstance(prompt, str):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 import types
@@ -18,13 +20,16 @@ from types import ModuleType, NoneType
 from typing import Any
 
 import hone
+from hone import digests
 from hone.environments.environment import Environment
+from hone.environments.workers import Origin
 from hone.errors import UserError
 
 ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 _IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
 """The types of arguments that are checked."""
+_sources: dict[str, str] = {}
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -37,8 +42,19 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
     `load_environment`, and arguments that it does not take, or not of this type (text, numbers, booleans, null).
     """
-    if ":" in env_id:
-        return _adapted(env_id, kwargs)
+    given = copy.deepcopy(kwargs)
+    env = _adapted(env_id, kwargs) if ":" in env_id else _built(env_id, kwargs)
+    env.loaded_by(Origin(env_id, given, os.getcwd(), list(sys.path), sources()))
+    return env
+
+
+def sources() -> dict[str, str]:
+    """Digests of the task files that this process has imported, as they were then."""
+    return dict(_sources)
+
+
+def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
+    """The environment of a module."""
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
     if not callable(build):
@@ -60,6 +76,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     env.id = env.id or env_id
     file = Path(inspect.getfile(build)).resolve()
     env.module = file.parent if file.name == "__init__.py" else file
+    _note_source(env.module)
     return env
 
 
@@ -130,6 +147,12 @@ def _folders() -> list[Path]:
     return [here / "environments", *source, here]
 
 
+def _note_source(module: Path) -> None:
+    """Remembers what a module's source is when it is imported: later imports in this process do not read it again."""
+    if module.exists():
+        _sources.setdefault(str(module), digests.of_source(module))
+
+
 def _import_file(name: str, path: Path) -> ModuleType:
     """The module at `path`, imported once per file and process.
 
@@ -149,6 +172,8 @@ def _import_file(name: str, path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[alias] = module
+    _sources.pop(str(path.parent if path.name == "__init__.py" else path), None)
+    _note_source(path.parent if path.name == "__init__.py" else path)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
@@ -17,7 +18,18 @@ from hone.rng import stream
 from hone.types import Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
+Func = TypeVar("Func", bound=Callable[..., Any])
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
+
+
+def inline(func: Func) -> Func:
+    """Marks a function as cheap and pure: it is run in hone's own process, where nothing limits it.
+
+    For a reward function that cannot hang, whatever a model wrote; `env_response` of a task of several turns can be
+    marked too. A rubric runs here if all its functions are marked.
+    """
+    func.inline = True  # type: ignore[attr-defined]
+    return func
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,11 @@ class Rubric:
         self.parser = parser
         self._accepts = {name: _accepted(name, func) for name, func in self.funcs.items()}
         self._any_weight = any(self.weights.values())
+
+    @property
+    def inline(self) -> bool:
+        """Whether all reward functions are marked as cheap and pure."""
+        return all(is_inline(func) for func in self.funcs.values())
 
     def needs(self, column: str) -> bool:
         """Whether a reward function asks for this argument."""
@@ -136,9 +153,25 @@ class Rubric:
 
 def component_name(func: RewardFunc) -> str:
     """The name a reward function is reported under: its own, that of the function in a partial, or its class's."""
+    func = _unwrapped(func)
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def is_inline(func: Callable[..., Any]) -> bool:
+    """Whether a function, or that in a partial, is marked by `inline`."""
+    return getattr(_unwrapped(func), "inline", False) is True
+
+
+def is_async(func: Callable[..., Any]) -> bool:
+    """Whether a function, or that in a partial, or the `__call__` of an object is async."""
+    func = _unwrapped(func)
+    return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
+
+
+def _unwrapped(func: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(func, functools.partial):
         func = func.func
-    return getattr(func, "__name__", type(func).__name__)
+    return func
 
 
 def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:

@@ -81,10 +81,11 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
     return _as_reward(func, value)
 
 
-def together(works: Sequence[Work[T]]) -> list[T]:
+def together(works: Sequence[Work[T]], timeout: float | None = None) -> list[T]:
     """The results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
 
-    Between the waits they run one after another, in order, so no result depends on which awaitable is done first.
+    What takes longer than `timeout` seconds by the clock is a failure. Between the waits they run one after another, in
+    order, so no result depends on which awaitable is done first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -95,7 +96,7 @@ def together(works: Sequence[Work[T]]) -> list[T]:
                 waiting[index] = works[index].send(value)
             except StopIteration as stop:
                 results[index] = stop.value
-        sent = dict(zip(waiting, _wait(list(waiting.values())), strict=True)) if waiting else {}
+        sent = dict(zip(waiting, _wait(list(waiting.values()), timeout), strict=True)) if waiting else {}
     return [results[index] for index in range(len(works))]
 
 
@@ -130,11 +131,11 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
     return Outcome.TRUNCATED if truncated else Outcome.UNPARSABLE
 
 
-def _wait(awaitables: list[Awaitable[Any]]) -> list[Any | GraderFailure]:
+def _wait(awaitables: list[Awaitable[Any]], timeout: float | None) -> list[Any | GraderFailure]:
     """Their results; on a thread of its own where an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
-        return await asyncio.gather(*map(_settle, awaitables))
+        return await asyncio.gather(*(_settle(awaitable, timeout) for awaitable in awaitables))
 
     try:
         asyncio.get_running_loop()
@@ -157,12 +158,17 @@ def _wait(awaitables: list[Awaitable[Any]]) -> list[Any | GraderFailure]:
     return results
 
 
-async def _settle(awaitable: Awaitable[Any]) -> Any | GraderFailure:
+async def _settle(awaitable: Awaitable[Any], timeout: float | None) -> Any | GraderFailure:
+    deadline = asyncio.timeout(timeout)
     try:
-        return await awaitable
+        async with deadline:
+            return await awaitable
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if deadline.expired():
+            name = getattr(awaitable, "__name__", type(awaitable).__name__)
+            return GraderFailure(Outcome.GRADER_TIMEOUT, f"{name} took {timeout:g} seconds")
         return GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))
 
 

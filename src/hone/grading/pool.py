@@ -94,18 +94,18 @@ class Pool:
                 self._hire()
 
     def ask_all(
-        self, questions: Sequence[Any], cpu_seconds: float | None, clock_seconds: float
+        self, questions: Sequence[Any], cpu_seconds: float | None, clock_seconds: float, doing: str | None = None
     ) -> list[Any | GraderFailure]:
         """The answers, in the order of the questions, whichever comes first.
 
         A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
         processor time (None: no limit) are the verdict that does not depend on how busy the machine is, and
-        `clock_seconds` the backstop for a process that waits. StartFailure if a process does not come to be ready.
-        Whatever else is raised here, as by Ctrl-C, ends all processes.
+        `clock_seconds` the backstop for a process that waits. `doing` stands in for the pool's own. StartFailure if a
+        process does not come to be ready. Whatever else is raised here, as by Ctrl-C, ends all processes.
         """
         with self._lock:
             try:
-                return _Round(self, questions, cpu_seconds, clock_seconds).run()
+                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing).run()
             except BaseException:
                 self.close()
                 raise
@@ -148,8 +148,8 @@ class Pool:
 class _Round:
     """One call of `ask_all`."""
 
-    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float) -> None:
-        self.pool, self.questions, self.cpu, self.clock = pool, questions, cpu, clock
+    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str) -> None:
+        self.pool, self.questions, self.cpu, self.clock, self.doing = pool, questions, cpu, clock, doing
         self.waiting = deque(range(len(questions)))
         self.answers: dict[int, Any] = {}
         self.again: set[int] = set()
@@ -211,7 +211,7 @@ class _Round:
                     return
         except Garbled:
             self.let_go(worker)
-            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.pool.doing} wrote what is no answer")
+            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except Closed:
             worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS
             self.pool._selector.unregister(process.answers)  # type: ignore[union-attr]
@@ -222,7 +222,7 @@ class _Round:
         """Enters an answer. False if the process has no more of them."""
         if reply.number == 0 and not worker.ready:
             if reply.error is not None:
-                raise _start_failure(self.pool.doing, reply.error)
+                raise _start_failure(self.doing, reply.error)
             worker.ready = True
         elif not worker.given or reply.number != worker.numbers[0]:
             raise Garbled
@@ -240,24 +240,24 @@ class _Round:
     def ended(self, worker: _Worker, ended: Ended) -> None:
         """A process ended by itself: the question that it was at has no answer."""
         if not worker.ready:
-            raise _start_failure(self.pool.doing, ended.failure("starting", None).detail)
+            raise _start_failure(self.doing, ended.failure("starting", None).detail)
         if worker.given and ended.code is None and worker.given[0] not in self.again:
             # The keeper was killed, maybe by the question before: this one is asked once more.
             self.again.add(worker.given[0])
             self.give_back(worker)
         else:
-            failure = ended.failure(self.pool.doing, self.cpu)
+            failure = ended.failure(self.doing, self.cpu)
             self.fail(worker, failure.outcome, failure.detail)
 
     def too_late(self, worker: _Worker) -> None:
         """A process has let its time go by."""
         self.let_go(worker)
         if not worker.ready:
-            raise _start_failure(self.pool.doing, f"it was not ready after {START_SECONDS:.0f} seconds")
+            raise _start_failure(self.doing, f"it was not ready after {START_SECONDS:.0f} seconds")
         if worker.closing:
-            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.pool.doing} closed its output")
+            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
         else:
-            self.fail(worker, Outcome.GRADER_TIMEOUT, f"{self.pool.doing} took {self.clock:g} seconds")
+            self.fail(worker, Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds")
 
     def fail(self, worker: _Worker, outcome: Outcome, detail: str) -> None:
         """The question that a process was at failed; the others that it has are for other processes."""

@@ -29,6 +29,7 @@ def read_answer(text: str) -> str | None:
 PARSER = AnswerParser(read_answer)
 
 
+# Reward functions run in processes of their own, under a deadline; those marked `@inline` run in hone itself.
 def well_formed(completion: list[Message]) -> float:
     """1 for an answer, right or wrong; it earns a little, so that a model that does not know the form can find it."""
     return float(PARSER.value(completion) is not None)

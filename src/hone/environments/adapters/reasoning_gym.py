@@ -24,7 +24,7 @@ from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
 from hone.environments.answers import AnswerParser, format
 from hone.environments.data import DataSource, Row, Rows, indexed_rows
 from hone.environments.environment import SingleTurnEnv
-from hone.environments.rubric import Range, Rubric
+from hone.environments.rubric import Range, Rubric, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.grading.worker import NoVerdict, Worker
@@ -58,6 +58,7 @@ class ReasoningGym(SingleTurnEnv):
         self._is_right = functools.lru_cache(maxsize=4096)(self._takes_own_answer)
         self._checked = False
 
+    @inline
     def correctness(self, completion: list[Message], info: dict[str, Any]) -> float | GraderFailure:
         """reasoning-gym's score of the answer, from 0 to 1."""
         answer = self.parser_of_answers.parse_answer(completion)

@@ -22,7 +22,7 @@ import hone
 from hone.environments.data import DataSource, Row, Rows, hold_out, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.parsers import completion_text
-from hone.environments.rubric import RewardFunc, Rubric
+from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.grading.worker import NoVerdict, Worker
@@ -124,6 +124,7 @@ class Verifiers(SingleTurnEnv):
     def _component(self, name: str, first: bool) -> RewardFunc:
         """The reward function `name`. The first one has the taskset score the answer, for all."""
 
+        @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
             if first:
                 text = completion_text(completion)

@@ -1,0 +1,84 @@
+"""An environment as it runs in a grading process: what `hone.environments.workers` asks, `process_main` hands on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def start(
+    env_id: str,
+    kwargs: dict[str, Any],
+    folder: str,
+    path: list[str],
+    sources: dict[str, str],
+    timeout: float,
+) -> Callable[[list[Any]], list[Any]]:
+    """Loads the environment as hone's process loaded it, but for its data, which examples bring along.
+
+    Returns the function that answers, item by item:
+
+    - `["grade", samples]`: {"reward" (null: none), "components", "outcome", "detail", "seconds"};
+    - `["respond", [[messages, state], …]]`: [what the environment says, its state then], or {"failure": [outcome,
+      detail]}.
+
+    UserError if a task file is not as it was when hone's process loaded it.
+    """
+    os.chdir(folder)
+    sys.path[:] = path
+    from hone.environments import loading
+    from hone.errors import UserError
+
+    env = loading.load_environment(env_id, **kwargs)
+    for file, digest in loading.sources().items():
+        if sources.get(file, digest) != digest:
+            raise UserError(
+                f"{file} was changed while it is in use, so that completions would be graded in two ways: undo the "
+                "change, or start again"
+            )
+    kinds = {"grade": _grade, "respond": _respond}
+    return lambda question: kinds[question[0]](env, question[1], timeout)
+
+
+def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
+    from hone.environments.workers import unpacked
+    from hone.grading import together
+
+    scores = together([env.grading(unpacked(item)) for item in items], timeout)
+    return [
+        {
+            "reward": None if math.isnan(score.reward) else score.reward,
+            "components": score.components,
+            "outcome": score.outcome.value,
+            "detail": score.detail,
+            "seconds": score.seconds,
+        }
+        for score in scores
+    ]
+
+
+def _respond(env: Any, items: list[list[Any]], timeout: float) -> list[Any]:
+    from hone.grading import GraderFailure, together
+
+    answers = together([env.responding(messages, state) for messages, state in items], timeout)
+    return [_failed(answer) if isinstance(answer, GraderFailure) else _as_json(answer) for answer in answers]
+
+
+def _as_json(answer: Any) -> Any:
+    from hone.grading import GraderFailure
+    from hone.types import Outcome
+
+    try:
+        json.dumps(answer)
+    except (TypeError, ValueError, RecursionError) as error:
+        detail = f"env_response left what is no JSON in its messages or its state: {error}"
+        return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
+    return answer
+
+
+def _failed(failure: Any) -> dict[str, Any]:
+    return {"failure": [failure.outcome.value, failure.detail]}
