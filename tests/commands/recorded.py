@@ -9,7 +9,7 @@ from pathlib import Path
 from hone.cli import main
 
 PARITY = '''
-from hone.environments import Rubric, SingleTurnEnv
+from hone.environments import Rubric, SingleTurnEnv, inline
 
 ROWS = [{"question": f"q{i}", "answer": str(i)} for i in range(8)]
 
@@ -19,6 +19,7 @@ def load_environment():
     return SingleTurnEnv(rubric=Rubric([parity]), dataset=ROWS, eval_dataset=ROWS[:4])
 
 
+@inline
 def parity(completion) -> float:
     return (len(completion[-1]["content"]) % 2) / 1
 '''

@@ -30,12 +30,13 @@ def same(completion) -> float:
 '''
 
 FLAKY = """
-from hone.environments import Rubric, SingleTurnEnv
+from hone.environments import Rubric, SingleTurnEnv, inline
 
 
 def load_environment(failing: int = 1):
     calls = []
 
+    @inline  # it counts
     def judge(completion) -> float:
         calls.append(1)
         if len(calls) <= failing:
@@ -142,7 +143,7 @@ def test_a_grader_that_fails_is_told_once(rl, tmp_path, capsys):
 
 
 LATE = '''
-from hone.environments import Rubric, SingleTurnEnv
+from hone.environments import Rubric, SingleTurnEnv, inline
 from hone.grading import GraderFailure
 from hone.types import Outcome
 
@@ -155,6 +156,7 @@ def load_environment():
 graded = []
 
 
+@inline  # it counts
 def late(completion) -> float | GraderFailure:
     graded.append(completion)
     if len(graded) > 8 and len(graded) % 8 == 4:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hone.environments import Rubric, SingleTurnEnv
+from hone.environments import Rubric, SingleTurnEnv, inline
 
 LEVELS = (2, 2, 4, 0, 2, 0, 2, 4, 2, 4)
 """Of each prompt, how many quarters of all texts solve it.
@@ -17,10 +17,12 @@ def load_environment() -> SingleTurnEnv:
     return SingleTurnEnv(rubric=Rubric([lucky, length], [1.0, 0.1], correctness=lucky), dataset=ROWS, eval_dataset=ROWS)
 
 
+@inline
 def lucky(completion, answer) -> float:
     """1 for a share of answer / 4 of all texts."""
     return float(sum(map(ord, completion[-1]["content"])) % 4 < int(answer))
 
 
+@inline
 def length(completion) -> float:
     return len(completion[-1]["content"]) % 2 / 1
