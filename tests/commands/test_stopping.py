@@ -183,6 +183,7 @@ def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, c
     flags = ("--orchestrator.env.id", "edited-task", "--ckpt.interval", "1")
     assert main(command("rl", "out", *flags)) == 0
     (tmp_path / "edited_task.py").write_text(task.replace("0.5", "0.7"))
+    del sys.modules["edited_task"]  # a resume is another process
     capsys.readouterr()
     assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6")) == 2
     error = capsys.readouterr().err
