@@ -21,3 +21,15 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def left() -> list[int]:
+    """Processes that were started to grade, by this process or one below it, and have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"\0HONE_GRADER=" in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return [pid for pid in found if not gone(pid)]

@@ -1,17 +1,222 @@
-"""What a process of `hone.grading.process` may be asked to do in its tests: each question is one way to go wrong."""
+"""What a process of `hone.grading.process` may be asked to do in its tests: each function is one way to go wrong."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+
+def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
+    """Answers with the question itself, after it has done what is named so; `pids` gets the ids of forked processes.
+
+    `broken` is how it fails to start.
+    """
+    if broken == "raises":
+        raise ValueError("the data is not there")
+    if broken == "dies":
+        print("no such library", file=sys.stderr, flush=True)
+        os._exit(7)
+    Ways.pids = Path(pids)
+    ways = Ways()
+
+    def answer(question: Any) -> Any:
+        way = getattr(ways, question.replace(" ", "_"), None) if isinstance(question, str) else None
+        said = None if way is None else way()
+        return question if said is None else said
+
+    return answer
+
+
+class Ways:
+    """The ways; what they return, if anything, is the answer."""
+
+    pids: Path
+
+    def spin(self) -> NoReturn:
+        while True:
+            pass
+
+    def sleep_a_little(self) -> None:
+        time.sleep(0.5)
+
+    def sleep(self) -> None:
+        time.sleep(600)
+
+    def spin_without_heed(self) -> NoReturn:
+        for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        self.spin()
+
+    def exit_at_once(self) -> None:
+        os._exit(0)
+
+    def raise_system_exit(self) -> None:
+        sys.exit("enough")
+
+    def raise_interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_itself(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def crash(self) -> None:
+        ctypes.string_at(0)
+
+    def recurse(self) -> None:
+        sys.setrecursionlimit(10**9)
+
+        def deeper(depth: int) -> int:
+            return deeper(depth + 1) + 1
+
+        with contextlib.suppress(RecursionError):
+            deeper(0)
+
+    def take_8_gib(self) -> int:
+        return len(bytearray(8 * 2**30))
+
+    def keep_300_mib(self) -> None:
+        Ways.kept = bytearray(300 * 2**20)
+
+    def kill_its_group(self) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    def kill_its_parent(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    def kill_its_parent_and_answer(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+    def stop_its_parent_and_sleep(self) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
+
+    def close_everything(self) -> None:
+        os.closerange(0, 4096)
+
+    def close_everything_and_sleep(self) -> None:
+        os.closerange(0, 4096)
+        time.sleep(600)
+
+    def close_the_streams(self) -> None:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.close()
+
+    def print_much(self) -> None:
+        for _ in range(100):
+            print("x" * 2**20)
+            os.write(1, b"[1, false, 99, null]\n" * 1000)
+            os.write(2, b"[1, false, 99, null]\n" * 1000)
+
+    def answer_much(self) -> str:
+        return "x" * (17 * 2**20)
+
+    def answer_what_is_no_json(self) -> Any:
+        return {1, 2}
+
+    def half_an_answer(self) -> None:
+        os.write(answers_pipe(), b"[1, fal")
+        os._exit(4)
+
+    def a_wrong_answer(self) -> None:
+        os.write(answers_pipe(), b'[7, false, "lie", null]\n')
+
+    def a_gigabyte(self) -> None:
+        pipe = answers_pipe()
+        for _ in range(1024):
+            os.write(pipe, b"x" * 2**20)
+
+    def change_all_there_is(self) -> None:
+        os.chdir("/")
+        os.environ["LANG"] = "nowhere"
+        json.dumps = json.loads = json.JSONEncoder.encode = None  # type: ignore[assignment]
+        for number in (signal.SIGINT, signal.SIGPROF, signal.SIGXCPU, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        signal.alarm(1)
+        sys.setrecursionlimit(50_000)
+        sys.stdout = None  # type: ignore[assignment]
+
+    def tell_all_there_is(self) -> list[Any]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGPROF, signal.SIGXCPU, signal.SIGALRM)]
+        return [
+            os.getcwd(),
+            os.environ.get("LANG"),
+            [int(handler or 0) for handler in handlers],
+            signal.alarm(0),
+            sys.getrecursionlimit() == 1000,
+            sys.stdout is not None,
+        ]
+
+    def read(self) -> str:
+        return sys.stdin.read() + subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout
+
+    def fork_and_spin(self) -> None:
+        if self._fork():
+            time.sleep(600)
+        self.spin()
+
+    def fork_and_die(self) -> None:
+        if self._fork():
+            time.sleep(600)
+        os._exit(3)
+
+    def fork_and_answer_twice(self) -> None:
+        self._fork()
+
+    def fork_and_raise(self) -> None:
+        if self._fork():
+            raise RuntimeError("in the process that was forked")
+
+    def leave_a_child(self) -> None:
+        if self._fork():
+            time.sleep(600)
+
+    def leave_a_daemon(self) -> None:
+        """Twice forked, in a session of its own, without our environment: as daemons do it."""
+        if os.fork() == 0:
+            os.setsid()
+            child = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+            self._tell(child.pid)
+            os._exit(0)
+        os.wait()
+
+    def run_a_program(self) -> str:
+        return subprocess.run(["echo", "hello"], capture_output=True, text=True, check=True).stdout
+
+    def leave_a_dead_child(self) -> None:
+        self.child = subprocess.Popen(["true"])
+        time.sleep(0.1)
+
+    def work_in_threads(self) -> int:
+        found: list[int] = []
+        threads = [threading.Thread(target=lambda i=i: found.append(i)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(found)
+
+    def _fork(self) -> bool:
+        """True in the process that was forked."""
+        if pid := os.fork():
+            self._tell(pid)
+        return pid == 0
+
+    def _tell(self, pid: int) -> None:
+        with self.pids.open("a") as file:
+            file.write(f"{pid}\n")
 
 
 def answers_pipe() -> int:
@@ -21,35 +226,3 @@ def answers_pipe() -> int:
             if fd > 2 and stat.S_ISFIFO(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_WRONLY:
                 return fd
     raise LookupError
-
-
-def start(pids: str) -> Callable[[str], Any]:
-    """Answers with the question itself, but for those below; the file `pids` gets the id of a forked process."""
-
-    def fork() -> bool:
-        if pid := os.fork():
-            Path(pids).write_text(str(pid))
-        return pid == 0
-
-    def answer(question: str) -> Any:
-        if question == "fork and spin":
-            if fork():
-                time.sleep(600)
-            while True:
-                pass
-        if question == "fork and die":
-            if fork():
-                time.sleep(600)
-            os._exit(3)
-        if question == "fork and raise" and fork():
-            raise RuntimeError("in the process that was forked")
-        if question == "read":
-            return sys.stdin.read() + subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout
-        if question == "half an answer":
-            os.write(answers_pipe(), b"[1, fal")
-            os._exit(4)
-        if question == "a wrong answer":
-            os.write(answers_pipe(), b'[7, false, "lie", null]\n')
-        return question
-
-    return answer

@@ -1,15 +1,17 @@
-"""The process for what may hang, crash or fork: each question costs itself alone."""
+"""The process of its own for a library: one question at a time, and the reason why there is no answer."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graders import children, gone
+from graders import children
 
+from hone.grading.process import Ended
 from hone.grading.worker import NoVerdict, Worker
 from hone.types import Outcome
 
@@ -17,14 +19,8 @@ SCRIPT = Path(__file__).with_name("process_script.py")
 
 
 @pytest.fixture
-def pids(tmp_path: Path) -> Path:
-    """Where the id of a forked process is written."""
-    return tmp_path / "pids"
-
-
-@pytest.fixture
-def worker(pids: Path) -> Iterator[Worker]:
-    worker = Worker(SCRIPT, [str(pids)], "testing")
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(SCRIPT, [str(tmp_path / "pids")], "testing")
     yield worker
     worker.close()
 
@@ -32,32 +28,34 @@ def worker(pids: Path) -> Iterator[Worker]:
 @pytest.mark.parametrize(
     ("question", "outcome", "said"),
     [
-        ("fork and spin", Outcome.GRADER_TIMEOUT, "testing took 1 seconds of processor time"),
+        ("spin", Outcome.GRADER_TIMEOUT, "testing took 0.5 seconds of processor time"),
         ("fork and die", Outcome.GRADER_ERROR, "the process that was testing ended with 3"),
-        ("half an answer", Outcome.GRADER_ERROR, "the process that was testing ended with 4"),
-        ("a wrong answer", Outcome.GRADER_ERROR, "the process that was testing wrote what is no answer"),
     ],
 )
-def test_what_goes_wrong_is_a_failure_and_takes_what_it_started_along(question, outcome, said, worker, pids):
+def test_what_goes_wrong_has_no_verdict_and_ends_the_process(question, outcome, said, worker):
+    assert not worker.running
     with pytest.raises(NoVerdict) as nothing:
-        worker.ask(question, 1, 60.0)
+        worker.ask(question, 0.5, 60.0)
     assert (nothing.value.failure.outcome, nothing.value.failure.detail) == (outcome, said)
-    assert not worker.running and worker.ask("next", 1, 60.0) == "next"
-    forked = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
-    assert len(forked) == question.startswith("fork") and all(map(gone, forked))
+    assert not worker.running and worker.ask("next", 1, 60.0) == "next" and worker.running
 
 
-def test_a_forked_process_does_not_answer(worker, pids):
-    assert [worker.ask(question, 5, 60.0) for question in ("fork and raise", "b", "c")] == ["fork and raise", "b", "c"]
-    assert gone(int(pids.read_text()))
+def test_an_exception_leaves_the_process_as_it_is(worker):
+    assert worker.ask("first", 5, 60.0) == "first"
+    pids = worker._pool.pids
+    with pytest.raises(NoVerdict, match="SystemExit: enough"):
+        worker.ask("raise system exit", 5, 60.0)
+    assert worker.ask("next", 5, 60.0) == "next" and worker._pool.pids == pids
 
 
-def test_what_reads_the_standard_input_finds_it_empty(worker):
-    assert [worker.ask(question, 5, 60.0) for question in ("read", "next")] == ["", "next"]
+def test_a_process_that_cannot_start_has_no_verdict(tmp_path):
+    with pytest.raises(NoVerdict, match="could not start") as nothing:
+        Worker(SCRIPT, [str(tmp_path / "pids"), "raises"], "testing").ask("a", 5, 60.0)
+    assert nothing.value.failure.detail.endswith("ValueError: the data is not there")
 
 
-def test_the_process_ends_with_its_worker(pids):
-    worker = Worker(SCRIPT, [str(pids)], "testing")
+def test_the_process_ends_with_its_worker(tmp_path):
+    worker = Worker(SCRIPT, [str(tmp_path / "pids")], "testing")
     assert worker.ask("a", 5, 60.0) == "a"
     [keeper] = worker._pool.pids
     [process] = children(keeper)
@@ -66,3 +64,19 @@ def test_the_process_ends_with_its_worker(pids):
     for pid in (keeper, process):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "outcome", "said"),
+    [
+        (-signal.SIGPROF, 10, Outcome.GRADER_TIMEOUT, "grading took 10 seconds of processor time"),
+        (-signal.SIGXCPU, 2.5, Outcome.GRADER_TIMEOUT, "grading took 2.5 seconds of processor time"),
+        (-signal.SIGXCPU, None, Outcome.GRADER_TIMEOUT, "grading took too long"),
+        (-signal.SIGSEGV, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGSEGV: its words"),
+        (1, 10, Outcome.GRADER_ERROR, "the process that was grading ended with 1: its words"),
+        (None, 10, Outcome.GRADER_ERROR, "the process that was grading was killed: its words"),
+    ],
+)
+def test_what_a_process_ended_of_in_words(code, seconds, outcome, said):
+    failure = Ended(code, "its words").failure("grading", seconds)
+    assert (failure.outcome, failure.detail) == (outcome, said)

@@ -138,3 +138,7 @@ def _worker() -> Worker:
 def _check_installed() -> None:
     if importlib.util.find_spec("math_verify") is None:
         raise UserError("this task compares answers by math-verify, which is not installed: pip install math-verify")
+
+
+if inside():
+    _right_here()  # before the first question, whose time it would take

@@ -1,0 +1,202 @@
+"""Workers: each question costs itself alone, and what is asked beside it has the answer it always has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from graders import children, gone
+
+from hone.errors import UserError
+from hone.grading import GraderFailure
+from hone.grading.pool import Pool
+from hone.types import Outcome
+
+SCRIPT = Path(__file__).with_name("process_script.py")
+ERROR, TIMEOUT = Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Path:
+    """Where the ids of forked processes are written."""
+    (tmp_path / "pids").touch()
+    return tmp_path / "pids"
+
+
+@pytest.fixture
+def pool(pids: Path) -> Iterator[Pool]:
+    with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
+        yield pool
+
+
+FAILURES = [
+    ("spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
+    ("sleep", TIMEOUT, "testing took 2 seconds"),
+    ("spin without heed", TIMEOUT, "testing took 2 seconds"),
+    ("exit at once", ERROR, "the process that was testing ended with 0"),
+    ("raise system exit", ERROR, "SystemExit: enough"),
+    ("raise interrupt", ERROR, "KeyboardInterrupt"),
+    ("interrupt itself", ERROR, "KeyboardInterrupt"),
+    ("crash", ERROR, "the process that was testing was ended by SIGSEGV: Fatal Python error: Segmentation fault"),
+    ("take 8 gib", ERROR, "MemoryError"),
+    ("kill its group", ERROR, "the process that was testing was ended by SIGKILL"),
+    ("kill its parent", ERROR, "the process that was testing was killed"),
+    ("close everything", ERROR, "the process that was testing ended with 1"),
+    ("close everything and sleep", ERROR, "the process that was testing closed its output"),
+    ("half an answer", ERROR, "the process that was testing ended with 4"),
+    ("a wrong answer", ERROR, "the process that was testing wrote what is no answer"),
+    ("a gigabyte", ERROR, "the process that was testing wrote what is no answer"),
+    ("answer much", ERROR, f"an answer of {17 * 2**20 + 2} bytes, which is too long"),
+    ("answer what is no json", ERROR, "TypeError: Object of type set is not JSON serializable"),
+    ("fork and spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
+    ("fork and die", ERROR, "the process that was testing ended with 3"),
+]
+ANSWERED = {
+    "print much": "print much",
+    "close the streams": "close the streams",
+    "kill its parent and answer": "kill its parent and answer",
+    "read": "",
+    "fork and answer twice": "fork and answer twice",
+    "fork and raise": "fork and raise",
+    "leave a child": "leave a child",
+    "leave a daemon": "leave a daemon",
+    "run a program": "hello\n",
+    "leave a dead child": "leave a dead child",
+    "work in threads": 6,
+}
+
+
+@pytest.mark.parametrize(("question", "outcome", "said"), FAILURES, ids=[question for question, *_ in FAILURES])
+def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, said, pool, pids):
+    first, second, failure, third, fourth = pool.ask_all([1, "2", question, [3], None], 0.5, 2.0)
+    assert [first, second, third, fourth] == [1, "2", [3], None]
+    assert isinstance(failure, GraderFailure) and failure.outcome is outcome
+    assert said in failure.detail
+    assert all(map(gone, map(int, pids.read_text().split())))
+    assert pool.ask_all([5], 0.5, 2.0) == [5]
+
+
+@pytest.mark.parametrize("question", ANSWERED)
+def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
+    answers = pool.ask_all([1, question, 2, question, 3], 5.0, 20.0)
+    assert answers == [1, ANSWERED[question], 2, ANSWERED[question], 3]
+    forked = list(map(int, pids.read_text().split()))
+    assert len(forked) == 2 * question.startswith(("fork", "leave a child", "leave a daemon"))
+    assert all(map(gone, forked))
+
+
+def test_a_process_that_keeps_half_of_its_memory_is_replaced(pids):
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1, memory_bytes=512 * 2**20) as pool:
+        assert pool.ask_all(["keep 300 mib"] * 4, 5.0, 20.0) == ["keep 300 mib"] * 4
+
+
+def test_deep_recursion_ends_its_process_or_itself(pool):
+    answers = pool.ask_all([1, "recurse", 2], 0.5, 20.0)
+    assert answers[::2] == [1, 2]
+    assert answers[1] == "recurse" or answers[1].outcome in (ERROR, TIMEOUT)
+
+
+def test_what_a_question_changes_is_put_back_for_the_next(pids):
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        before, changed, after, spun = pool.ask_all(
+            ["tell all there is", "change all there is", "tell all there is", "spin"], 0.5, 5.0
+        )
+        assert before == [os.getcwd(), os.environ.get("LANG"), [0, 0, 0], 0, True, True]
+        assert (changed, after) == ("change all there is", before)
+        assert spun.detail == "testing took 0.5 seconds of processor time"
+
+
+def test_answers_come_in_the_order_of_their_questions_whatever_comes_first(pool):
+    questions = [n if n % 7 else "exit at once" for n in range(1, 200)]
+    answers = pool.ask_all(questions, 5.0, 20.0)
+    wrong = [n for n, (question, answer) in enumerate(zip(questions, answers, strict=True)) if question != answer]
+    assert wrong == [n for n, question in enumerate(questions) if question == "exit at once"]
+    assert all(isinstance(answers[n], GraderFailure) for n in wrong)
+
+
+def test_no_more_processes_than_questions_and_than_workers(pool):
+    assert pool.pids == []
+    pool.ask_all([1], 5.0, 20.0)
+    assert len(pool.pids) == 1
+    pool.ask_all(["sleep a little"] * 3, 5.0, 20.0)
+    assert len(pool.pids) == 2
+    assert pool.ask_all([], 5.0, 20.0) == []
+    keepers = pool.pids
+    processes = [pid for keeper in keepers for pid in children(keeper)]
+    pool.close()
+    assert pool.pids == [] and len(processes) == 2 and all(map(gone, keepers + processes))
+    assert pool.ask_all([4], 5.0, 20.0) == [4]
+
+
+def test_long_questions_and_answers_do_not_stand_in_each_others_way(pool):
+    questions = [str(n) * 10**6 for n in range(8)]
+    assert pool.ask_all(questions, 5.0, 60.0) == questions
+
+
+def test_a_process_that_died_between_two_rounds_is_replaced(pool):
+    pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
+    for keeper in pool.pids:
+        os.kill(children(keeper)[0], signal.SIGKILL)
+        assert gone(keeper)
+    assert pool.ask_all([3, 4, 5], 5.0, 20.0) == [3, 4, 5]
+
+
+def test_a_keeper_that_is_stopped_is_ended_with_its_process(pool, monkeypatch):
+    monkeypatch.setattr("hone.grading.process._END_SECONDS", 0.2)
+    failure, other = pool.ask_all(["stop its parent and sleep", 1], 5.0, 0.5)
+    assert (failure.outcome, other) == (TIMEOUT, 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [("raises", "ValueError: the data is not there"), ("dies", "ended with 7: no such library")]
+)
+def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, said, pids):
+    with (
+        Pool(SCRIPT, [str(pids), broken], "testing", workers=2) as pool,
+        pytest.raises(UserError, match="the process for testing could not start") as error,
+    ):
+        pool.ask_all(list(range(1000)), 5.0, 20.0)
+    assert str(error.value).endswith(said) and pool.pids == []
+
+
+def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):
+    pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
+    keepers = pool.pids
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pool.ask_all(["sleep"] * 4, 5.0, 60.0)
+    assert time.monotonic() - began < 30 and pool.pids == [] and all(map(gone, keepers))
+    assert pool.ask_all([3], 5.0, 20.0) == [3]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from hone.grading.pool import Pool
+
+pool = Pool(Path(sys.argv[1]), [sys.argv[2]], "testing", workers=2)
+pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
+print(*pool.pids, flush=True)
+pool.ask_all(["sleep", "fork and spin"], 600.0, 600.0)
+"""
+
+
+def test_what_was_started_ends_when_hone_is_killed(pids):
+    command = [sys.executable, "-c", KILLED, str(SCRIPT), str(pids)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        keepers = list(map(int, process.stdout.readline().split()))
+        processes = [pid for keeper in keepers for pid in children(keeper)]
+        while not (forked := list(map(int, pids.read_text().split()))):
+            time.sleep(0.01)
+        process.kill()
+    assert len(keepers) == len(processes) == 2 and all(map(gone, keepers + processes + forked))
