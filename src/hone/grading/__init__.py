@@ -10,9 +10,13 @@ from hone.grading.inline import (
     run_reward,
     together,
 )
+from hone.grading.sandbox import Limits, Ran, Sandbox
 
 __all__ = [
     "GraderFailure",
+    "Limits",
+    "Ran",
+    "Sandbox",
     "Work",
     "accepted_names",
     "attempt",

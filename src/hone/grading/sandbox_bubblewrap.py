@@ -1,0 +1,133 @@
+"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, and why it may not work here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.errors import UserError
+from hone.grading.sandbox_files import LIBRARIES, Readable
+
+NOBODY = 65534
+DEVICES = ("null", "zero", "full", "random", "urandom")
+OVERRIDE = (
+    'isolation = "none" runs the code as a plain process that can read and write all that you can; '
+    "only for a machine that has nothing to lose"
+)
+_SYSCTLS = (
+    ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the sandbox is made: by root, who can mount without a user namespace, or in one of the user's own."""
+
+    user_namespace: bool
+    disable_userns: bool = False
+    """Whether bubblewrap has the kernel refuse further user namespaces; the filter of system calls does in any case."""
+    become_nobody: bool = False
+    """Whether root becomes nobody before bubblewrap starts."""
+
+
+def ways() -> tuple[Way, ...]:
+    """The ways to try here, best first."""
+    if os.geteuid() == 0:
+        return (Way(False), Way(True, True, True), Way(True, False, True))
+    return (Way(True, True), Way(True, False))
+
+
+def executable() -> str:
+    """The path of bwrap. Raises UserError where it is not installed."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise UserError(
+            "the sandbox needs bubblewrap, and there is no bwrap on the PATH: install it (apt-get install bubblewrap, "
+            f"or dnf install bubblewrap); {OVERRIDE}"
+        )
+    return found
+
+
+def command(
+    bwrap: str, way: Way, shown: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
+) -> list[str]:
+    """The command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
+    words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if way.user_namespace:
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+        words += ["--disable-userns"] if way.disable_userns else []
+    words += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    if not way.user_namespace:  # to become another user; what runs there does it first of all
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    words += ["--clearenv"]
+    for name, value in environment("/scratch").items():
+        words += ["--setenv", name, value]
+    # bubblewrap makes the folders above for their owner alone where what is shown is.
+    above = {str(folder) for _, target in shown.binds for folder in Path(target).parents} | {"/dev"}
+    for folder in sorted(above - {"/"}):
+        words += ["--perms", "0755", "--dir", folder]
+    for source, target in shown.binds:
+        words += ["--ro-bind", source, target]
+    for target in shown.hidden:
+        words += ["--size", "4096", "--tmpfs", target, "--remount-ro", target]
+    for name in DEVICES:
+        words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    words += ["--perms", "0777", "--size", str(scratch_bytes), "--tmpfs", "/scratch"]
+    words += ["--symlink", "scratch", "/tmp", "--symlink", "../scratch", "/dev/shm"]
+    words += ["--remount-ro", "/", "--chdir", "/scratch"]
+    words += ["--seccomp", str(filter_fd), "--json-status-fd", str(status_fd), "--", shown.executable]
+    return [*words, *inside]
+
+
+def environment(scratch: str) -> dict[str, str]:
+    """All that the code finds in its environment."""
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "USER": "nobody",
+        "LANG": "C.UTF-8",
+        "PATH": "/python/bin",
+        "LD_LIBRARY_PATH": LIBRARIES,  # the loader's own folders differ between distributions
+        "MALLOC_ARENA_MAX": "2",  # each arena takes 64 MiB of address space
+        **dict.fromkeys(threads, "1"),
+    }
+
+
+def refusal(said: str) -> UserError:
+    """Why no sandbox can be made here, by what bwrap said and how the kernel is set, and the remedy."""
+    remedies = [remedy for name, value, remedy in _SYSCTLS if _sysctl(name) == value]
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        remedies.append(
+            "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined, for the container"
+        )
+    remedy = "; ".join(remedies) or "allow user namespaces to this user (user_namespaces(7))"
+    return UserError(f"the sandbox can't be made here: bubblewrap says {said!r}. Remedy: {remedy}. {OVERRIDE}")
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None
+
+
+@functools.cache
+def user_slots() -> bool:
+    """Whether every user id can be used here, so that each sandbox made by root can have one of its own."""
+    try:
+        first, _, count = Path("/proc/self/uid_map").read_text().split()[:3]
+    except (OSError, ValueError):
+        return False
+    return int(first) == 0 and int(count) > 2**31
+
+
+def own_user(number: int) -> int:
+    """The user id of sandbox `number` of this process: one that nobody has, or nobody's."""
+    return 2**30 + os.getpid() * 64 + number % 64 if user_slots() else NOBODY

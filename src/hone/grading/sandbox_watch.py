@@ -1,0 +1,214 @@
+"""Watching a tree of processes from outside: what it writes, what it uses, and its end.
+
+The kernel's limits hold for one process; a tree's processor time, memory and number are added up here, at short
+intervals, from /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Reason = Literal["timeout", "memory", "output", "processes"]
+INTERVAL = 0.05
+"""Seconds between two looks at what a tree uses."""
+GONE_SECONDS = 10.0
+"""How long the kernel is given to end a killed tree."""
+_TICK = os.sysconf("SC_CLK_TCK")
+_RESIDENT = ("RssAnon", "RssShmem", "VmSwap")
+_PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tree uses: seconds of processor time so far, bytes of memory now, processes and threads now."""
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    tasks: int = 0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a tree may use in all, in seconds, bytes and numbers; `inodes` of its scratch folder."""
+
+    cpu_seconds: float
+    clock_seconds: float
+    memory_bytes: int
+    tasks: int
+    output_bytes: int
+    inodes: int
+
+
+@dataclass
+class Watched:
+    """What came of it: both outputs, the seconds it took, and why it was killed, if it was."""
+
+    output: bytearray = field(default_factory=bytearray)
+    errors: bytearray = field(default_factory=bytearray)
+    seconds: float = 0.0
+    killed: Reason | None = None
+    usage: Usage = Usage()
+
+
+class Tree:
+    """The processes that descend from `root`, and it."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        try:
+            self._root: int | None = os.pidfd_open(root)
+        except ProcessLookupError:
+            self._root = None
+
+    def pids(self) -> list[int]:
+        """Those that are there now, from the root down."""
+        found, i = [self.root], 0
+        while i < len(found):
+            with contextlib.suppress(OSError):
+                for task in os.listdir(f"/proc/{found[i]}/task"):
+                    with open(f"/proc/{found[i]}/task/{task}/children") as file:
+                        found += map(int, file.read().split())
+            i += 1
+        return found
+
+    def usage(self) -> Usage:
+        """Processor time includes that of processes which ended and were waited for. A page that processes share since
+        a fork counts for each of them (see `memory_bytes`).
+        """
+        ticks = kib = tasks = 0
+        for pid in self.pids():
+            with contextlib.suppress(OSError, IndexError):
+                with open(f"/proc/{pid}/stat") as file:
+                    ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
+                with open(f"/proc/{pid}/status") as file:
+                    said = dict(line.split(":", 1) for line in file)
+                kib += sum(int(said[name].split()[0]) for name in _RESIDENT if name in said)
+                tasks += int(said["Threads"])
+        return Usage(ticks / _TICK, kib << 10, tasks)
+
+    def memory_bytes(self) -> int | None:
+        """Memory in use, each shared page once; slower. None where the kernel doesn't tell this user."""
+        kib = 0
+        for pid in self.pids():
+            try:
+                with open(f"/proc/{pid}/smaps_rollup") as file:
+                    kib += sum(int(line.split()[1]) for line in file if line.startswith(_PROPORTIONAL))
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            except OSError:
+                return None
+        return kib << 10
+
+    def kill_each(self) -> None:
+        """Tells each of them to end."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_root(self) -> None:
+        """Tells the root to end; if it is the first of a namespace of processes, all in that end with it."""
+        if self._root is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._root, signal.SIGKILL)
+
+    def wait(self, seconds: float = GONE_SECONDS) -> bool:
+        """Whether the root ended within these seconds; a namespace's first process ends last of all in it."""
+        return self._root is None or bool(select.select([self._root], [], [], seconds)[0])
+
+    def close(self) -> None:
+        """Lets go of the root."""
+        if self._root is not None:
+            os.close(self._root)
+            self._root = None
+
+
+class Watchable(Protocol):
+    """A process that is about to begin, its tree, and an open folder of the tree's own file system, if it has one."""
+
+    process: subprocess.Popen[bytes]
+    tree: Tree | None
+    scratch: int | None
+
+    def go(self) -> None:
+        """Lets it begin."""
+        ...
+
+    def end(self) -> None:
+        """Ends the whole tree."""
+        ...
+
+
+def watch(started: Watchable, bounds: Bounds) -> Watched:
+    """Lets the process go and collects its outputs until it ends or passes one of the bounds; then ends its tree."""
+    process = started.process
+    assert process.stdout is not None and process.stderr is not None
+    seen = Watched()
+    began = looked = time.monotonic()
+    ended = os.pidfd_open(process.pid)
+    started.go()
+    try:
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ, seen.output)
+            ready.register(process.stderr, selectors.EVENT_READ, seen.errors)
+            ready.register(ended, selectors.EVENT_READ)
+            running = True
+            while running and seen.killed is None:
+                for key, _ in ready.select(INTERVAL):
+                    if key.fd == ended:
+                        running = False
+                    elif not _read(key.fd, key.data, bounds.output_bytes):
+                        ready.unregister(key.fileobj)
+                    elif len(key.data) > bounds.output_bytes:
+                        seen.killed = "output"
+                now = time.monotonic()
+                if now - looked >= INTERVAL and running and seen.killed is None:
+                    looked = now
+                    seen.killed = _passed(started, seen, now - began, bounds)
+        seen.seconds = time.monotonic() - began
+    finally:
+        os.close(ended)
+        started.end()
+    for pipe, kept in ((process.stdout, seen.output), (process.stderr, seen.errors)):
+        os.set_blocking(pipe.fileno(), False)  # someone may have got away with it, and hold it open
+        with contextlib.suppress(BlockingIOError):
+            while len(kept) <= bounds.output_bytes and _read(pipe.fileno(), kept, bounds.output_bytes):
+                pass
+        if len(kept) > bounds.output_bytes:
+            seen.killed = seen.killed or "output"
+            del kept[bounds.output_bytes :]
+    return seen
+
+
+def _read(source: int, kept: bytearray, limit: int) -> bool:
+    """Adds what is there, as long as it is wanted, to `kept`. False at the end."""
+    part = os.read(source, 1 << 16)
+    kept += part[: max(0, limit + 1 - len(kept))]
+    return bool(part)
+
+
+def _passed(started: Watchable, seen: Watched, seconds: float, bounds: Bounds) -> Reason | None:
+    """Which of the bounds is passed, if any."""
+    tree = started.tree
+    assert tree is not None
+    usage = seen.usage = tree.usage()
+    if usage.cpu_seconds > bounds.cpu_seconds or seconds > bounds.clock_seconds:
+        return "timeout"
+    if usage.tasks > bounds.tasks:
+        return "processes"
+    if usage.memory_bytes > bounds.memory_bytes:
+        exact = tree.memory_bytes()
+        if exact is None or exact > bounds.memory_bytes:
+            return "memory"
+    if started.scratch is not None:
+        files = os.fstatvfs(started.scratch)
+        if files.f_files - files.f_ffree > bounds.inodes:
+            return "memory"
+    return None
