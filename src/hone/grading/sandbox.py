@@ -11,6 +11,7 @@ takes too much. See docs/sandbox.md for what it promises.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -40,8 +41,8 @@ _said = threading.Event()
 class Limits:
     """What one call may use, over all of its processes."""
 
-    cpu_seconds: int = 5
-    """Processor time."""
+    cpu_seconds: float = 5
+    """Processor time; of one process alone, rounded up to whole seconds."""
     clock_seconds: float = 15
     """Time of the clock."""
     memory_mib: int = 512
@@ -57,6 +58,8 @@ class Limits:
         for name, value in vars(self).items():
             if not value > 0:
                 raise UserError(f"the sandbox's limit {name} is {value}: give a positive number")
+        if self.memory_mib < 64:
+            raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Sandbox:
     def _run(self, code: str, stdin: str, place: Place) -> Ran:
         limits = self.limits
         settings = {
-            "cpu": limits.cpu_seconds,
+            "cpu": math.ceil(limits.cpu_seconds),
             "memory": limits.memory_mib << 20,
             "processes": limits.processes,
             "file": limits.scratch_mib << 20,

@@ -58,14 +58,13 @@ def command(
     bwrap: str, way: Way, shown: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
     """The command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
+    # Root keeps its rights up to `sandbox_main.py`, which gives them all up by becoming another user: where bubblewrap
+    # takes some of them, the kernel also forgets that addresses are to be the same each time.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
-        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
-    words += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
-    if not way.user_namespace:  # to become another user; what runs there does it first of all
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    words += ["--clearenv"]
+    words += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
     # bubblewrap makes the folders above for their owner alone where what is shown is.
@@ -95,6 +94,7 @@ def environment(scratch: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PATH": "/python/bin",
         "LD_LIBRARY_PATH": LIBRARIES,  # the loader's own folders differ between distributions
+        "PYTHONHASHSEED": "0",  # a set prints in the same order each time
         "MALLOC_ARENA_MAX": "2",  # each arena takes 64 MiB of address space
         **dict.fromkeys(threads, "1"),
     }

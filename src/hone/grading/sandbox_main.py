@@ -1,4 +1,6 @@
-"""What runs in the sandbox before the code does, by `python -I -S -B -c SOURCE NAME=VALUE …`; it needs nothing of hone.
+"""What runs in the sandbox before the code does, and needs nothing of hone.
+
+    python -P -s -S -B -X utf8 -c SOURCE NAME=VALUE …
 
 It gives up what rights it has, sets the limits that the kernel holds, says that it is ready, waits for the word to go,
 and runs the code as the main module. The code comes from an open file, so no process list shows it.
@@ -15,7 +17,7 @@ def _prepare(given):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    if given["backstop"]:
+    if int(given["backstop"]):
         import ctypes
         import signal
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import json
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,8 @@ NO_MEMORY = 86
 _START_SECONDS = 60.0
 """How long a sandbox may take to be made, on a machine that is busy."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
+_ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
+"""Of personality(2)."""
 _numbers = itertools.count()
 
 
@@ -85,7 +89,8 @@ class Started:
             status, status_inside = self._pipe()
             filter_fd = self._file(place.filter)
             uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
-            given |= {"uid": uid, "scratch": "/scratch", "packages": PACKAGES if place.packages else "", "backstop": ""}
+            given |= {"uid": uid, "scratch": "/scratch", "name": "/scratch/main.py", "backstop": 0}
+            given["packages"] = PACKAGES if place.packages else ""
             given["processes"] = _most_tasks(place.way, uid, settings["processes"])
             command = bubblewrap.command(
                 place.bwrap, place.way, place.shown, settings["file"], filter_fd, status_inside, _inside(given)
@@ -95,24 +100,27 @@ class Started:
             folder = tempfile.mkdtemp(prefix="hone-scratch-")
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
             beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
-            given |= {"uid": 0, "scratch": folder, "packages": beside, "backstop": int(clock_seconds) + 2}
+            given |= {"uid": 0, "scratch": folder, "name": "main.py", "backstop": int(clock_seconds) + 2}
+            given["packages"] = beside
             given["processes"] = _most_tasks(None, os.geteuid(), settings["processes"])
             command = [base_executable(), *_inside(given)]
-            environment = {**bubblewrap.environment(folder), "PATH": os.defpath, "LD_LIBRARY_PATH": ""}
+            environment = bubblewrap.environment(folder) | {"PATH": os.defpath}
+            del environment["LD_LIBRARY_PATH"]
         user = bubblewrap.NOBODY if place.way is not None and place.way.become_nobody else None
-        self.process = subprocess.Popen(
-            command,
-            stdin=stdin_fd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=inner,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,  # Ctrl-C is not for it
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
-        )
+        with _fixed_addresses():
+            self.process = subprocess.Popen(
+                command,
+                stdin=stdin_fd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=inner,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,  # Ctrl-C is not for it
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+            )
         self._stack.callback(self._leave)
         for fd in (*inner, stdin_fd):
             self._drop(fd)
@@ -177,11 +185,26 @@ class Started:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def _fixed_addresses() -> Iterator[None]:
+    """What this thread starts meanwhile has its memory at the same addresses each time, so `print(object())` is the
+    same text. Code that may call anything is not kept from anything by not knowing addresses.
+    """
+    libc = ctypes.CDLL(None)
+    before = libc.personality(_ASK)
+    if before != -1:
+        libc.personality(before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        if before != -1:
+            libc.personality(before)
+
+
 def _inside(given: dict[str, object]) -> list[str]:
-    """The interpreter's arguments."""
-    name = f"{given['scratch']}/main.py"
-    words = [f"{key}={value}" for key, value in {**given, "name": name, "no_memory": NO_MEMORY}.items()]
-    return ["-I", "-S", "-B", "-X", "utf8", "-c", _SOURCE, *words]
+    """The interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
+    words = [f"{key}={value:016d}" if isinstance(value, int) else f"{key}={value}" for key, value in given.items()]
+    return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, *words, f"no_memory={NO_MEMORY}"]
 
 
 def _line(source: int, deadline: float) -> bytes:

@@ -55,7 +55,6 @@ class Watched:
     errors: bytearray = field(default_factory=bytearray)
     seconds: float = 0.0
     killed: Reason | None = None
-    usage: Usage = Usage()
 
 
 class Tree:
@@ -171,7 +170,7 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
                 now = time.monotonic()
                 if now - looked >= INTERVAL and running and seen.killed is None:
                     looked = now
-                    seen.killed = _passed(started, seen, now - began, bounds)
+                    seen.killed = _passed(started, now - began, bounds)
         seen.seconds = time.monotonic() - began
     finally:
         os.close(ended)
@@ -194,11 +193,11 @@ def _read(source: int, kept: bytearray, limit: int) -> bool:
     return bool(part)
 
 
-def _passed(started: Watchable, seen: Watched, seconds: float, bounds: Bounds) -> Reason | None:
+def _passed(started: Watchable, seconds: float, bounds: Bounds) -> Reason | None:
     """Which of the bounds is passed, if any."""
     tree = started.tree
     assert tree is not None
-    usage = seen.usage = tree.usage()
+    usage = tree.usage()
     if usage.cpu_seconds > bounds.cpu_seconds or seconds > bounds.clock_seconds:
         return "timeout"
     if usage.tasks > bounds.tasks:
