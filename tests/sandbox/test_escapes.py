@@ -1,0 +1,51 @@
+"""Attempts to get out of the sandbox: none of them may succeed, and most would without it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+
+import pytest
+from attempts import ATTEMPTS, PRELUDE, Attempt, filled
+from canaries import SECRET, Canaries
+
+from hone.grading import Ran, Sandbox, seccomp
+
+pytestmark = pytest.mark.sandbox
+NUMBERS = {
+    name: numbers[seccomp.MACHINES.index(platform.machine())]
+    for name, numbers in {**seccomp.DENIED, "clone": seccomp.CLONE, "clone3": seccomp.CLONE3}.items()
+    if numbers[seccomp.MACHINES.index(platform.machine())] is not None
+} | {"pidfd_open": 434}
+PLAIN = [attempt for attempt in ATTEMPTS if attempt.plain and (not attempt.root or os.geteuid() == 0)]
+
+
+def tried(sandbox: Sandbox, attempt: Attempt, canaries: Canaries) -> Ran:
+    canaries.plant()
+    return sandbox.run(filled(PRELUDE.replace("{numbers}", repr(NUMBERS)) + attempt.code, canaries.known))
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+def test_no_attempt_succeeds(attempt: Attempt, sandbox: Sandbox, canaries: Canaries) -> None:
+    ran = tried(sandbox, attempt, canaries)
+    assert ran.output.startswith("tried"), ran
+    assert "ESCAPED" not in ran.output and SECRET not in ran.output + ran.errors, ran
+    assert ran.status in ("ok", "error") and canaries.harmed() == []
+
+
+@pytest.mark.parametrize("attempt", PLAIN, ids=lambda attempt: attempt.name)
+def test_the_attempt_succeeds_in_a_plain_process(attempt: Attempt, canaries: Canaries) -> None:
+    """So the tests above would see it."""
+    ran = tried(Sandbox(isolation="none"), attempt, canaries)
+    assert "ESCAPED" in ran.output or canaries.harmed(), ran
+
+
+def test_every_denied_system_call_is_refused(sandbox: Sandbox) -> None:
+    code = PRELUDE.replace("{numbers}", repr(NUMBERS))
+    ran = sandbox.run(
+        code + "print({name: call(name, 0, 0, 0, 0, 0) for name in NUMBERS if name not in ('clone', 'pidfd_open')})"
+    )
+    got = ast.literal_eval(ran.output.splitlines()[1])
+    assert got.pop("clone3") == -38
+    assert len(got) > 100 and set(got.values()) == {-1}, got
