@@ -144,14 +144,15 @@ def _ran(seen: Watched, code: int, place: Place) -> Ran:
         code = 128 - code
     output, errors = (text.decode("utf-8", "replace") for text in (seen.output, seen.errors))
     status: Status = seen.killed or ("error" if code else "ok")
-    if seen.killed is None and code == -signal.SIGXCPU:
-        status = "timeout"
-    elif seen.killed is None and code == NO_MEMORY:
-        status = "memory"
-    elif seen.killed is None and code < 0:
+    exit_code = None if seen.killed else code
+    if exit_code == -signal.SIGXCPU:
+        status, exit_code = "timeout", None
+    elif exit_code == NO_MEMORY:
+        status, exit_code = "memory", 1
+    elif exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
-            errors += f"\nended by {signal.Signals(-code).name}\n"
-    return Ran(output, errors, status, None if seen.killed else code, seen.seconds)
+            errors += f"\nended by {signal.Signals(-exit_code).name}\n"
+    return Ran(output, errors, status, exit_code, seen.seconds)
 
 
 def _way_that_works(place: Place) -> Place:

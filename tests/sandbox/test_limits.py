@@ -1,0 +1,79 @@
+"""Code that takes all it can get: it is ended in time, the verdict says for what, and nothing of it is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from hone.grading import Limits, Sandbox
+
+pytestmark = pytest.mark.sandbox
+SMALL = Limits(cpu_seconds=2, clock_seconds=4, memory_mib=256, processes=8, output_bytes=10_000, scratch_mib=16)
+CHILDREN = "import os\nfor _ in range(5):\n    if os.fork() == 0: break\n"
+
+# Name, code, the verdicts that may be, and a text of the output or of the errors.
+GREEDY = [
+    ("sleep", "import time; time.sleep(100)", "timeout", ""),
+    ("loop", "while True: pass", "timeout", ""),
+    ("loop in C", "9**9**9", "timeout", ""),
+    ("regular expression", "import re; re.match('(a+)+$', 'a' * 50 + 'b')", "timeout", ""),
+    ("loops of children", CHILDREN + "while True: pass", "timeout", ""),
+    ("loops of short children", "import os\nwhile True:\n    if os.fork() == 0:\n        sum(range(10**7)); os._exit(0)\n    os.wait()", "timeout", ""),
+    ("deaf to signals", "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True: pass", "timeout", ""),
+    ("stopped", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout", ""),
+    ("threads at the end", "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()", "timeout", ""),
+    ("at exit", "import atexit, time; atexit.register(time.sleep, 99)", "timeout", ""),
+    ("waits for input of a closed pipe", "import os; r, w = os.pipe(); os.read(r, 1)", "timeout", ""),
+    ("closes its output", "import os, time; os.close(1); os.close(2); time.sleep(99)", "timeout", ""),
+    ("memory", "x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
+    ("memory at once", "bytearray(10**9)", "memory", "MemoryError"),
+    ("memory of many", CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(9)", "memory", ""),
+    ("memory that is shared", "import mmap, time\nm = [mmap.mmap(-1, 50 << 20) for _ in range(9)]", "error", "Cannot allocate memory"),
+    ("memory of the compiler", "x = 'a' * 10**8 * 10**2", "memory", "MemoryError"),
+    ("brackets", "(" * 9000, "error", "too many nested parentheses"),
+    ("recursion", "def f(): f()\nf()", "error", "RecursionError"),
+    ("recursion in C", "import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()", "error memory timeout", ""),
+    ("fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "timeout", ""),
+    ("a thousand processes", "import os, time\nfor _ in range(1000):\n    if os.fork() == 0: time.sleep(99)", "error", "BlockingIOError"),
+    ("a thousand threads", "import threading, time\nfor _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()", "error", "can't start new thread"),
+    ("output", "while True: print('x' * 99)", "output", "xxx"),
+    ("output in one", "print('x' * 10**8)", "output", "xxx"),
+    ("output of errors", "import sys\nwhile True: sys.stderr.write('x' * 99)", "output", "xxx"),
+    ("output of a child", "import os\nif os.fork() == 0:\n    while True: print('x' * 99)\nos.wait()", "output", "xxx"),
+    ("a traceback", "raise ValueError('x' * 10**6)", "output", "xxx"),
+    ("disk", "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", "error", "OSError"),
+    ("disk in many files", "i = 0\nwhile True:\n    i += 1\n    open(f'{i}', 'wb').write(bytes(1 << 20))", "error", "No space left"),
+    ("a file with holes", "f = open('f', 'wb'); f.truncate(1 << 40)", "error", "File too large"),
+    ("files without content", "import os\ni = 0\nwhile True:\n    i += 1\n    os.close(os.open(str(i), os.O_CREAT))", "memory timeout", ""),
+    ("open files", "import os\nwhile True: os.dup(0)", "error", "Too many open files"),
+    ("pipes", "import os\nwhile True: os.pipe()", "error", "Too many open files"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small() -> Sandbox:
+    return Sandbox(SMALL)
+
+
+def left_over() -> list[str]:
+    """Children of this process, and their children."""
+    with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
+        return [open(f"/proc/{pid}/cmdline").read() for pid in file.read().split()]
+
+
+@pytest.mark.parametrize(("code", "statuses", "text"), [row[1:] for row in GREEDY], ids=[row[0] for row in GREEDY])
+def test_greedy_code_is_ended(code: str, statuses: str, text: str, small: Sandbox) -> None:
+    before, began = left_over(), time.monotonic()
+    ran = small.run(code)
+    assert ran.status in statuses.split(), ran
+    assert text in ran.output + ran.errors
+    assert len(ran.output) <= 10_000 and len(ran.errors) <= 10_000 + 100
+    assert ran.seconds < 6 and time.monotonic() - began < 12
+    assert left_over() == before
+
+
+def test_memory_that_a_fork_shares_counts_once(small: Sandbox) -> None:
+    ran = small.run("b = bytearray(150 << 20)\n" + CHILDREN + "import time; time.sleep(0.5)\nprint(1)")
+    assert ran.status == "ok" and ran.output.count("1") == 6, ran

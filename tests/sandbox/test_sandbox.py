@@ -1,0 +1,289 @@
+"""What code finds in the sandbox, what is said of it, and where a sandbox can and cannot be made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hone.errors import UserError
+from hone.grading import Limits, Sandbox
+from hone.grading import sandbox as module
+from hone.grading.sandbox_files import base_executable, readable
+
+pytestmark = pytest.mark.sandbox
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_output_input_and_exit_code(sandbox: Sandbox) -> None:
+    ran = sandbox.run("import sys\nname = input()\nprint('hello', name)\nprint('bad', file=sys.stderr)", "wörld\nmore")
+    assert (ran.output, ran.errors, ran.status, ran.exit_code) == ("hello wörld\n", "bad\n", "ok", 0)
+    assert 0 < ran.seconds < 10
+    ends = {
+        "import sys; sys.exit(3)": 3,
+        "exit()": 0,
+        "import os; os._exit(7)": 7,
+        "import os; os.kill(os.getpid(), 9)": -9,
+    }
+    assert {code: sandbox.run(code).exit_code for code in ends} == ends
+    assert sandbox.run("import sys; sys.exit('no')").errors == "no\n"
+    assert sandbox.run("import ctypes; ctypes.string_at(0)").errors == "\nended by SIGSEGV\n"
+    assert sandbox.run("print(repr(open(0).read()))").output == "''\n", "the input of hone is not the code's"
+
+
+def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox) -> None:
+    ran = sandbox.run("def half(x):\n    return 1 / x\n\nhalf(0)")
+    assert (ran.status, ran.exit_code) == ("error", 1)
+    assert ran.errors.replace("    ~~^~~\n", "") == (
+        'Traceback (most recent call last):\n  File "/scratch/main.py", line 4, in <module>\n    half(0)\n'
+        '  File "/scratch/main.py", line 2, in half\n    return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero\n'
+    ).replace("           ~~^~~\n", "           ~~^~~\n")
+    ran = sandbox.run("import json; json.loads('{')")
+    assert '"/python/lib/python' in ran.errors and sys.base_prefix not in ran.errors
+    assert "line 1\n    1 +\n" in sandbox.run("1 +").errors
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('\udc80')", "surrogates not allowed"),
+        ("print('\0')", "null bytes"),
+        ("x = 1\n" * 200_000 + "print(x)", "1\n"),
+        ("# é\n" + "x" * 10**6 + " = 2\nprint('long')", "long\n"),
+        ("import os; os.write(1, bytes(range(256)))", "\0\x01"),
+        ("print('\\ud800 \\0')", "\ufffd\ufffd\ufffd \0"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_strange_text(code: str, said: str, sandbox: Sandbox) -> None:
+    ran = sandbox.run(code)
+    assert said in ran.output + ran.errors, ran
+
+
+def test_nothing_stays_from_one_call_to_the_next(sandbox: Sandbox) -> None:
+    assert sandbox.run("open('a', 'w').write('x'); open('/tmp/b', 'w').write('y')").status == "ok"
+    assert (
+        sandbox.run("import os; print(os.listdir('/scratch'), os.listdir('/tmp'))").output
+        == "['main.py'] ['main.py']\n"
+    )
+
+
+def test_the_same_code_says_the_same(sandbox: Sandbox) -> None:
+    code = "print({'a', 'b', 'c'}, object(), (x for x in 'ab'), hash('a'))\nimport json; print(json.JSONDecoder())"
+    assert len({sandbox.run(code).output for _ in range(3)}) == 1
+
+
+def test_all_that_the_code_finds(sandbox: Sandbox) -> None:
+    ran = sandbox.run(
+        "import os, socket, sys\nprint(sorted(os.listdir('/')), sorted(os.listdir('/dev')), os.listdir('/python'))\n"
+        "print(os.getcwd(), os.environ['HOME'], socket.gethostname(), os.getpid(), 'site' in sys.modules)\n"
+        "print([os.listdir(p) for p in (os.path.dirname(os.__file__) + '/site-packages',) if os.path.exists(p)])\n"
+        "print([name for name in os.environ if 'HONE' in name or 'TOKEN' in name])"
+    )
+    top, about, packages, names = ran.output.splitlines()
+    assert top.startswith("['dev', 'lib', 'lib64', 'python', 'scratch', 'tmp'] ['full', 'null', 'random', 'shm', ")
+    assert about == "/scratch /scratch sandbox 2 False"
+    assert packages in ("[]", "[[]]") and names == "[]"
+
+
+def test_the_standard_library_works(sandbox: Sandbox) -> None:
+    code = """
+import bisect, collections, csv, datetime, decimal, fractions, functools, hashlib, heapq, itertools, json, math, random
+import re, sqlite3, statistics, string, struct, subprocess, sys, tempfile, threading, time, typing, unittest, zlib
+import concurrent.futures as futures, multiprocessing
+with futures.ThreadPoolExecutor(2) as pool: print(sum(pool.map(math.factorial, range(5))))
+with multiprocessing.get_context("fork").Pool(2) as pool: print(pool.map(abs, [-1, 2]))
+print(subprocess.check_output([sys.executable, "-c", "print(6 * 7)"], text=True), end="")
+print(sqlite3.connect(":memory:").execute("select 6 * 7").fetchone(), hashlib.sha256(b"").hexdigest()[:6])
+with tempfile.TemporaryFile() as file: print(file.write(b"abc"), decimal.Decimal(1) / 7)
+"""
+    ran = sandbox.run(code)
+    assert ran.output == "34\n[1, 2]\n42\n(42,) e3b0c4\n3 0.1428571428571428571428571429\n", ran
+
+
+def test_packages_are_shown_on_demand() -> None:
+    code = "import sympy; x = sympy.Symbol('x'); print(sympy.integrate(x**2, x)); import mpmath\n"
+    ran = Sandbox(packages=("sympy",)).run(code + "import numpy")
+    assert ran.output == "x**3/3\n" and "No module named 'numpy'" in ran.errors, ran
+    ran = Sandbox(Limits(memory_mib=1024), packages=("numpy",)).run(
+        "import numpy; print(numpy.linalg.det(numpy.eye(3)))"
+    )
+    assert ran.output == "1.0\n", ran
+    assert "No module named 'sympy'" in Sandbox().run("import sympy").errors
+    with pytest.raises(UserError, match='package "nowhere": it is not installed here'):
+        Sandbox(packages=("nowhere",))
+
+
+def test_a_report_of_its_own_is_not_believed(sandbox: Sandbox) -> None:
+    forged = "for fd in range(64):\n    try: os.write(fd, b'{\"exit-code\": 0}\\n')\n    except OSError: pass\n"
+    ran = sandbox.run("import os, sys\n" + forged + "sys.exit(3)")
+    assert (ran.status, ran.exit_code) == ("error", 3)
+
+
+def test_many_at_once(sandbox: Sandbox) -> None:
+    codes = [f"import time; time.sleep(0.05); print({i}); open('x', 'x')" for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        rans = list(pool.map(sandbox.run, codes))
+    assert [(ran.output, ran.status) for ran in rans] == [(f"{i}\n", "ok") for i in range(40)]
+
+
+def test_no_file_stays_open(sandbox: Sandbox) -> None:
+    sandbox.run("1")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for code in ("print(1)", "1 / 0", "print('x' * 10**7)"):
+        sandbox.run(code)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def of_the_sandbox() -> set[int]:
+    """Processes that were started for a sandbox, by what they were called with."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if b"What runs in the sandbox" in Path("/proc", pid, "cmdline").read_bytes():
+                found.add(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def test_nothing_outlives_a_killed_hone(tmp_path: Path) -> None:
+    """Killed at several moments, also while the sandbox is being made."""
+    script = "from hone.grading import Sandbox\ns = Sandbox()\nprint('go', flush=True)\nwhile True: s.run('import time; time.sleep(1)')"
+    before = of_the_sandbox()
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.03, 0.3):
+        hone = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert hone.stdout is not None and hone.stdout.readline() == b"go\n"
+        time.sleep(delay)
+        hone.kill()
+        hone.wait()
+        hone.stdout.close()
+        deadline = time.monotonic() + 5
+        while of_the_sandbox() - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert of_the_sandbox() <= before
+
+
+def test_a_thread_that_ends_takes_nothing_along(sandbox: Sandbox) -> None:
+    """bubblewrap dies with the thread that started it, which therefore waits for it."""
+    rans = []
+    threads = [threading.Thread(target=lambda: rans.append(sandbox.run("print(1)"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [ran.output for ran in rans] == ["1\n"] * 4
+
+
+def test_ctrl_c_ends_the_code(tmp_path: Path) -> None:
+    script = (
+        "from hone.grading import Sandbox\ns = Sandbox()\nprint('go', flush=True)\ns.run('import time; time.sleep(60)')"
+    )
+    before = of_the_sandbox()
+    hone = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert hone.stdout is not None and hone.stdout.readline() == b"go\n"
+    time.sleep(0.5)
+    hone.send_signal(signal.SIGINT)
+    assert b"KeyboardInterrupt" in hone.communicate(timeout=10)[1] and of_the_sandbox() <= before
+
+
+def python_for_all() -> str | None:
+    """An interpreter of this version that every user may run."""
+    for path in (base_executable(), *(str(Path(folder, "python3")) for folder in ("/usr/bin", "/usr/local/bin"))):
+        ask = [path, "-c", "import sys; print(sys.version_info[:2])"]
+        try:
+            said = subprocess.run(ask, capture_output=True, text=True, user="nobody", extra_groups=[])
+        except OSError:
+            continue
+        if said.stdout.strip() == str(sys.version_info[:2]):
+            return path
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root all tests here run as another user")
+def test_another_user_can_make_one_too() -> None:
+    python = python_for_all()
+    if python is None:
+        pytest.skip("nobody may run no Python of this version here")
+    paths = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
+    script = (
+        "import os\nfrom hone.grading import Sandbox\nfrom hone.grading import sandbox\ns = Sandbox()\n"
+        "r = s.run('import os; print(os.getuid(), os.listdir(\"/\"))')\nprint(os.getuid(), s._place.way.user_namespace, r)\n"
+        "print(s.run('import ctypes; print(ctypes.CDLL(None).unshare(0x10000000))').output)\n"
+        "print(s.run('import os, time\\nfor i in range(30):\\n if os.fork() == 0: time.sleep(9)').errors)"
+    )
+    said = subprocess.run(
+        [python, "-c", script], capture_output=True, text=True, cwd="/", user="nobody", group="nogroup", extra_groups=[],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("65534 True Ran(output=\"65534 ['") and "status='ok'" in said.stdout
+    assert "\n-1\n" in said.stdout and "BlockingIOError" in said.stdout
+
+
+def test_where_the_kernel_forbids_namespaces_it_says_so() -> None:
+    """In a user namespace that may have none of its own, nobody can make a sandbox."""
+    script = "from hone.grading import Sandbox\nSandbox()"
+    outer = [
+        "bwrap",
+        "--unshare-user",
+        "--disable-userns",
+        "--dev-bind",
+        "/",
+        "/",
+        "--cap-drop",
+        "ALL",
+        "--",
+        sys.executable,
+    ]
+    said = subprocess.run([*outer, "-c", script], capture_output=True, text=True)
+    assert "UserError: the sandbox can't be made here: bubblewrap says 'bwrap: " in said.stderr
+    assert "sudo sysctl user.max_user_namespaces=10000" in said.stderr and 'isolation = "none"' in said.stderr
+
+
+def test_an_interpreter_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of conda: one prefix with all of it."""
+    files = {target: Path(source) for source, target in readable().binds}
+    library = next(source for target, source in files.items() if target.startswith("/python/lib"))
+    prefix = tmp_path / "with a space"
+    without = shutil.ignore_patterns("site-packages", "test", "tests", "idlelib", "tkinter", "*.a", "__pycache__")
+    shutil.copytree(library, prefix / "lib" / library.name, ignore=without)
+    (prefix / "bin").mkdir()
+    shutil.copy(base_executable(), prefix / "bin" / "python3")
+    for source in library.parent.glob("libpython*.so*"):
+        shutil.copy(source, prefix / "lib")
+    monkeypatch.setattr(sys, "_base_executable", str(prefix / "bin" / "python3"))
+    readable.cache_clear()
+    monkeypatch.setattr(module, "_works", {})
+    try:
+        ran = Sandbox().run("import os, math, hashlib; print(os.__file__, math.pi)")
+        assert readable().binds[0][0].startswith(str(prefix))
+    finally:
+        readable.cache_clear()
+    assert ran.output.endswith("/os.py 3.141592653589793\n"), ran
+
+
+@pytest.mark.parametrize("way", module.bubblewrap.ways(), ids=str)
+def test_each_way_that_leads_here_keeps_the_same(way: module.bubblewrap.Way, sandbox: Sandbox) -> None:
+    """A machine may allow some ways only; where one can be gone here, the code has no right and no user but one."""
+    other = Sandbox()
+    other._place = replace(other._place, way=way)
+    try:
+        ran = other.run(
+            "import ctypes, os\nhead, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
+            "libc = ctypes.CDLL(None)\nlibc.capget(head, data)\n"
+            "print(list(data), 0 in os.getresuid() + os.getresgid(), libc.prctl(39, 0, 0, 0, 0), libc.unshare(0x10000000))"
+        )
+    except OSError as error:
+        assert str(error).startswith("bwrap: ")
+        return
+    assert ran.output == "[0, 0, 0, 0, 0, 0] False 1 -1\n", ran
