@@ -43,10 +43,15 @@ def test_output_input_and_exit_code(sandbox: Sandbox) -> None:
 def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox) -> None:
     ran = sandbox.run("def half(x):\n    return 1 / x\n\nhalf(0)")
     assert (ran.status, ran.exit_code) == ("error", 1)
-    assert ran.errors.replace("    ~~^~~\n", "") == (
-        'Traceback (most recent call last):\n  File "/scratch/main.py", line 4, in <module>\n    half(0)\n'
-        '  File "/scratch/main.py", line 2, in half\n    return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero\n'
-    ).replace("           ~~^~~\n", "           ~~^~~\n")
+    lines = [line for line in ran.errors.splitlines() if set(line) - set(" ~^")]  # Python 3.11 and 3.13 differ in these
+    assert lines == [
+        "Traceback (most recent call last):",
+        '  File "/scratch/main.py", line 4, in <module>',
+        "    half(0)",
+        '  File "/scratch/main.py", line 2, in half',
+        "    return 1 / x",
+        "ZeroDivisionError: division by zero",
+    ]
     ran = sandbox.run("import json; json.loads('{')")
     assert '"/python/lib/python' in ran.errors and sys.base_prefix not in ran.errors
     assert "line 1\n    1 +\n" in sandbox.run("1 +").errors
@@ -174,7 +179,7 @@ def test_nothing_outlives_a_killed_hone(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_ends_takes_nothing_along(sandbox: Sandbox) -> None:
-    """bubblewrap dies with the thread that started it, which therefore waits for it."""
+    """What a thread starts may be told to die with it."""
     rans = []
     threads = [threading.Thread(target=lambda: rans.append(sandbox.run("print(1)"))) for _ in range(4)]
     for thread in threads:
@@ -247,7 +252,7 @@ def test_where_the_kernel_forbids_namespaces_it_says_so() -> None:
     ]
     said = subprocess.run([*outer, "-c", script], capture_output=True, text=True)
     assert "UserError: the sandbox can't be made here: bubblewrap says 'bwrap: " in said.stderr
-    assert "sudo sysctl user.max_user_namespaces=10000" in said.stderr and 'isolation = "none"' in said.stderr
+    assert " Remedy: " in said.stderr and 'isolation = "none"' in said.stderr, said.stderr
 
 
 def test_an_interpreter_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,37 +122,37 @@ class Sandbox:
         }
         texts = (text.encode("utf-8", "surrogatepass") for text in (code, stdin))
         with Started(place, settings, limits.clock_seconds, *texts) as started:
-            seen = watch(started, _bounds(limits, place))
-            return _ran(seen, started.process.returncode, place)
+            return _ran(watch(started, _bounds(limits)))
 
 
-def _bounds(limits: Limits, place: Place) -> Bounds:
+def _bounds(limits: Limits) -> Bounds:
     """What the whole tree may use."""
     return Bounds(
         cpu_seconds=limits.cpu_seconds + 0.5,  # the kernel looks at each process, and comes first where there is one
         clock_seconds=limits.clock_seconds,
         memory_bytes=limits.memory_mib << 20,
-        tasks=limits.processes + (place.way is not None),  # bubblewrap's own
+        tasks=limits.processes + 2,  # of `sandbox_main.py`
         output_bytes=limits.output_bytes,
         inodes=_INODES,
     )
 
 
-def _ran(seen: Watched, code: int, place: Place) -> Ran:
+def _ran(seen: Watched) -> Ran:
     """The verdict, by why it was killed, else by its exit code."""
-    if place.way is not None and 128 < code <= 128 + signal.NSIG:  # bubblewrap's word for an end by a signal
-        code = 128 - code
     output, errors = (text.decode("utf-8", "replace") for text in (seen.output, seen.errors))
-    status: Status = seen.killed or ("error" if code else "ok")
-    exit_code = None if seen.killed else code
+    exit_code = seen.exit_code
+    if seen.killed is not None:
+        return Ran(output, errors, seen.killed, None, seen.seconds)
     if exit_code == -signal.SIGXCPU:
-        status, exit_code = "timeout", None
-    elif exit_code == NO_MEMORY:
-        status, exit_code = "memory", 1
-    elif exit_code is not None and exit_code < 0:
+        return Ran(output, errors, "timeout", None, seen.seconds)
+    if exit_code == NO_MEMORY:
+        return Ran(output, errors, "memory", 1, seen.seconds)
+    if exit_code is None:
+        errors += "\nended from outside\n"
+    elif exit_code < 0:
         with contextlib.suppress(ValueError):
             errors += f"\nended by {signal.Signals(-exit_code).name}\n"
-    return Ran(output, errors, status, exit_code, seen.seconds)
+    return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seen.seconds)
 
 
 def _way_that_works(place: Place) -> Place:

@@ -64,7 +64,9 @@ def command(
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
-    words += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `sandbox_main.py`,
+    # as process 1, sees by itself when hone is gone.
+    words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
     # bubblewrap makes the folders above for their owner alone where what is shown is.

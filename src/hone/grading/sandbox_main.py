@@ -2,27 +2,42 @@
 
     python -P -s -S -B -X utf8 -c SOURCE NAME=VALUE …
 
-It gives up what rights it has, sets the limits that the kernel holds, says that it is ready, waits for the word to go,
-and runs the code as the main module. The code comes from an open file, so no process list shows it.
+It gives up what rights it has, says that it is ready, waits for the word to go, and runs the code as the main module of
+a child, under the limits that the kernel holds. It tells how that ended, and ends when hone is gone, which closes the
+pipe, or at the latest some seconds after the deadline. In the sandbox it is process 1: the kernel ends all others with
+it. The code comes from an open file, so no list of processes shows it.
 """
 
 
 def _prepare(given):
-    """Everything up to the code itself. Returns it as bytes."""
+    """Everything up to the word to go. Returns the code as bytes."""
     import os
-    import resource
 
-    uid = int(given["uid"])
+    uid = given["uid"]
     if uid:  # from here on nothing is left of the rights with which the file system was made
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    if int(given["backstop"]):
+    if given["adopt"]:
         import ctypes
-        import signal
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        signal.alarm(int(given["backstop"]))
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: who loses its parent stays in the tree
+    parts = []
+    while part := os.read(given["code"], 1 << 20):
+        parts.append(part)
+    os.close(given["code"])
+    with open("main.py", "wb") as file:
+        file.writelines(parts)
+    os.write(given["report"], b"ready\n")
+    if os.read(given["go"], 1) != b"g":  # whoever wanted this is gone
+        os._exit(1)
+    return b"".join(parts)
+
+
+def _limit(given):
+    """Sets the limits of this process and of those that it starts, which it can't raise again."""
+    import resource
+
     limits = [
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
@@ -32,30 +47,42 @@ def _prepare(given):
         (resource.RLIMIT_NICE, 0, 0),
         (resource.RLIMIT_STACK, 8 << 20, 8 << 20),
         (resource.RLIMIT_NOFILE, 256, 256),
-        (resource.RLIMIT_FSIZE, int(given["file"]), int(given["file"])),
-        (resource.RLIMIT_CPU, int(given["cpu"]), int(given["cpu"]) + 1),
-        (resource.RLIMIT_AS, int(given["memory"]), int(given["memory"]) + (32 << 20)),
-        (resource.RLIMIT_NPROC, int(given["processes"]), int(given["processes"])),
+        (resource.RLIMIT_FSIZE, given["file"], given["file"]),
+        (resource.RLIMIT_CPU, given["cpu"], given["cpu"] + 1),
+        (resource.RLIMIT_AS, given["memory"], given["memory"] + (32 << 20)),
+        (resource.RLIMIT_NPROC, given["processes"], given["processes"]),
     ]
     for kind, soft, hard in limits:
         allowed = resource.getrlimit(kind)[1]
         if allowed != resource.RLIM_INFINITY:
             soft, hard = min(soft, allowed), min(hard, allowed)
-        if soft >= 0:
-            resource.setrlimit(kind, (soft, hard))
-    code, ready, go = int(given["code"]), int(given["ready"]), int(given["go"])
-    parts = []
-    while part := os.read(code, 1 << 20):
-        parts.append(part)
-    os.close(code)
-    with open("main.py", "wb") as file:
-        file.writelines(parts)
-    os.write(ready, b"r")
-    os.close(ready)
-    if os.read(go, 1) != b"g":  # whoever wanted this is gone
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _supervise(given, child):
+    """Waits for the child and tells how it ended; ends itself, with all others, when hone is gone."""
+    import _thread
+    import os
+    import select
+    import signal
+
+    def end():
+        wait = select.poll()
+        wait.register(given["go"], select.POLLIN)
+        wait.poll(given["clock"] * 1000)
+        if given["adopt"]:
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
-    os.close(go)
-    return b"".join(parts)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (0, 1, 2):
+        os.close(fd)
+    _thread.start_new_thread(end, ())
+    while True:
+        pid, status = os.wait()  # also of those that lost their parent
+        if pid == child:
+            os.write(given["report"], b"%d\n" % os.waitstatus_to_exitcode(status))
+            signal.pause()
 
 
 def _show(error, traceback):
@@ -83,7 +110,7 @@ def _run(text, given, namespace, show=_show):
         if isinstance(error, MemoryError):
             import resource
 
-            code = int(given["no_memory"])
+            code = given["no_memory"]
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # what it takes to say so
         try:
@@ -96,19 +123,28 @@ def _run(text, given, namespace, show=_show):
 
 def _main():
     import builtins
+    import os
     import sys
 
     given = dict(word.split("=", 1) for word in sys.argv[1:])
+    texts = ("name", "scratch", "packages")
+    given = {name: value if name in texts else int(value) for name, value in given.items()}
     text = _prepare(given)
+    child = os.fork()
+    if child:
+        _supervise(given, child)
+    for fd in (given["report"], given["go"]):
+        os.close(fd)
+    _limit(given)
     sys.argv = [given["name"]]
     sys.path[:0] = [given["scratch"]]
-    sys.path += [given["packages"]] if given["packages"] else []
-    sys.stdout.reconfigure(line_buffering=True, errors="surrogateescape")  # pyright: ignore
+    sys.path += given["packages"].split(":") if given["packages"] else []
+    sys.stdout.reconfigure(line_buffering=True, errors="surrogatepass")  # pyright: ignore
     sys.stderr.reconfigure(errors="backslashreplace")  # pyright: ignore
     builtins.exit = builtins.quit = sys.exit
     main = sys.modules["__main__"].__dict__
     run = _run
-    for name in ("_prepare", "_show", "_run", "_main"):
+    for name in ("_prepare", "_limit", "_supervise", "_show", "_run", "_main"):
         del main[name]
     main.update(__file__=given["name"], __doc__=None)
     code = run(text, given, main)

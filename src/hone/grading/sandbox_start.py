@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import itertools
 import json
+import math
 import os
 import platform
 import re
@@ -29,6 +30,8 @@ NO_MEMORY = 86
 """The exit code of code that ended with a MemoryError."""
 _START_SECONDS = 60.0
 """How long a sandbox may take to be made, on a machine that is busy."""
+_BACKSTOP_SECONDS = 5
+"""How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Of personality(2)."""
@@ -79,17 +82,18 @@ class Started:
 
     def _start(self, place: Place, settings: dict[str, int], clock_seconds: float, code: bytes, stdin: bytes) -> None:
         code_fd, stdin_fd = self._file(code), self._file(stdin)
-        ready, ready_inside = self._pipe()
+        self.report, report_inside = self._pipe()
         go_inside, self._go = self._pipe()
-        given: dict[str, object] = {"code": code_fd, "ready": ready_inside, "go": go_inside, **settings}
-        inner = [code_fd, ready_inside, go_inside]
+        given: dict[str, object] = {"code": code_fd, "report": report_inside, "go": go_inside, **settings}
+        given["clock"] = math.ceil(clock_seconds) + _BACKSTOP_SECONDS
+        inner = [code_fd, report_inside, go_inside]
         status = None
         if place.way is not None:
             assert place.shown is not None
             status, status_inside = self._pipe()
             filter_fd = self._file(place.filter)
             uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
-            given |= {"uid": uid, "scratch": "/scratch", "name": "/scratch/main.py", "backstop": 0}
+            given |= {"uid": uid, "scratch": "/scratch", "name": "/scratch/main.py", "adopt": 0}
             given["packages"] = PACKAGES if place.packages else ""
             given["processes"] = _most_tasks(place.way, uid, settings["processes"])
             command = bubblewrap.command(
@@ -100,7 +104,7 @@ class Started:
             folder = tempfile.mkdtemp(prefix="hone-scratch-")
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
             beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
-            given |= {"uid": 0, "scratch": folder, "name": "main.py", "backstop": int(clock_seconds) + 2}
+            given |= {"uid": 0, "scratch": folder, "name": "main.py", "adopt": 1}
             given["packages"] = beside
             given["processes"] = _most_tasks(None, os.geteuid(), settings["processes"])
             command = [base_executable(), *_inside(given)]
@@ -131,7 +135,7 @@ class Started:
             root = json.loads(line)["child-pid"] if line else None
         if root is not None:
             self.tree = Tree(root)
-        if root is None or not select.select([ready], [], [], deadline - time.monotonic())[0] or not os.read(ready, 1):
+        if root is None or _line(self.report, deadline) != b"ready\n":
             self.end()
             assert self.process.stderr is not None
             said = self.process.stderr.read().decode("utf-8", "replace").strip()
@@ -220,15 +224,15 @@ def _line(source: int, deadline: float) -> bytes:
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
     """The limit of the kernel (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs, but
-    from Linux 5.14 on only within the user namespace.
+    from Linux 5.14 on only within the user namespace. Two are those of `sandbox_main.py`.
     """
     if way is not None and not way.user_namespace:
-        return processes + (_tasks_of(uid) if uid == bubblewrap.NOBODY else 0)
+        return processes + 2 + (_tasks_of(uid) if uid == bubblewrap.NOBODY else 0)
     if way is None:
-        return processes + _tasks_of(uid)
+        return processes + 2 + _tasks_of(uid)
     apart = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2]) >= (5, 14)
     outside = bubblewrap.NOBODY if way.become_nobody else os.geteuid()
-    return processes + 1 + (0 if apart else _tasks_of(outside))  # bubblewrap's first process is one of them
+    return processes + 2 + (0 if apart else _tasks_of(outside))
 
 
 def _tasks_of(uid: int) -> int:

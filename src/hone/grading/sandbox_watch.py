@@ -55,6 +55,8 @@ class Watched:
     errors: bytearray = field(default_factory=bytearray)
     seconds: float = 0.0
     killed: Reason | None = None
+    exit_code: int | None = None
+    """As of `subprocess`; None where nothing said so."""
 
 
 class Tree:
@@ -130,11 +132,14 @@ class Tree:
 
 
 class Watchable(Protocol):
-    """A process that is about to begin, its tree, and an open folder of the tree's own file system, if it has one."""
+    """A process that is about to begin, its tree, an open folder of the tree's own file system, if it has one, and a
+    pipe that gets the exit code in one line.
+    """
 
     process: subprocess.Popen[bytes]
     tree: Tree | None
     scratch: int | None
+    report: int
 
     def go(self) -> None:
         """Lets it begin."""
@@ -157,11 +162,12 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ, seen.output)
             ready.register(process.stderr, selectors.EVENT_READ, seen.errors)
+            ready.register(started.report, selectors.EVENT_READ)
             ready.register(ended, selectors.EVENT_READ)
             running = True
             while running and seen.killed is None:
                 for key, _ in ready.select(INTERVAL):
-                    if key.fd == ended:
+                    if key.fd in (started.report, ended):
                         running = False
                     elif not _read(key.fd, key.data, bounds.output_bytes):
                         ready.unregister(key.fileobj)
@@ -175,6 +181,8 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
     finally:
         os.close(ended)
         started.end()
+    if seen.killed is None:
+        seen.exit_code = _number(started.report)
     for pipe, kept in ((process.stdout, seen.output), (process.stderr, seen.errors)):
         os.set_blocking(pipe.fileno(), False)  # someone may have got away with it, and hold it open
         with contextlib.suppress(BlockingIOError):
@@ -211,3 +219,9 @@ def _passed(started: Watchable, seconds: float, bounds: Bounds) -> Reason | None
         if files.f_files - files.f_ffree > bounds.inodes:
             return "memory"
     return None
+
+
+def _number(report: int) -> int | None:
+    """The number that stands in the pipe, as a line of its own."""
+    line = os.read(report, 64) if select.select([report], [], [], 0)[0] else b""
+    return int(line) if line.endswith(b"\n") else None
