@@ -46,9 +46,8 @@ def start(
 
 def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
     from hone.environments.workers import unpacked
-    from hone.grading import together
 
-    scores = together([env.grading(unpacked(item)) for item in items], timeout)
+    scores = _together([env.grading(unpacked(item)) for item in items], timeout)
     return [
         {
             "reward": None if math.isnan(score.reward) else score.reward,
@@ -62,10 +61,21 @@ def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
 
 
 def _respond(env: Any, items: list[list[Any]], timeout: float) -> list[Any]:
-    from hone.grading import GraderFailure, together
+    from hone.grading import GraderFailure
 
-    answers = together([env.responding(messages, state) for messages, state in items], timeout)
+    answers = _together([env.responding(messages, state) for messages, state in items], timeout)
     return [_failed(answer) if isinstance(answer, GraderFailure) else _as_json(answer) for answer in answers]
+
+
+def _together(works: list[Any], timeout: float) -> list[Any]:
+    """`together`; RuntimeError if one held up others beyond their deadline, so that each is asked about by itself."""
+    from hone.grading import together
+
+    late: list[bool] = []
+    results = together(works, timeout, lambda: late.append(True))
+    if late and len(works) > 1:
+        raise RuntimeError("a function held up others that it ran beside: await what takes its time")
+    return results
 
 
 def _as_json(answer: Any) -> Any:

@@ -27,6 +27,7 @@ Work = Generator[Awaitable[Any], Any, T]
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _MAX_DETAIL = 4000
+_LATE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,14 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
     return _as_reward(func, value)
 
 
-def together(works: Sequence[Work[T]], timeout: float | None = None) -> list[T]:
+def together(
+    works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
+) -> list[T]:
     """The results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
 
-    What takes longer than `timeout` seconds by the clock is a failure. Between the waits they run one after another, in
-    order, so no result depends on which awaitable is done first.
+    What takes longer than `timeout` seconds by the clock is a failure. `held_up` is called where that came late, for
+    something did not let the others go on, so that what they waited for may have been there in time. Between the waits
+    they run one after another, in order, so no result depends on which awaitable is done first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -96,7 +100,7 @@ def together(works: Sequence[Work[T]], timeout: float | None = None) -> list[T]:
                 waiting[index] = works[index].send(value)
             except StopIteration as stop:
                 results[index] = stop.value
-        sent = dict(zip(waiting, _wait(list(waiting.values()), timeout), strict=True)) if waiting else {}
+        sent = dict(zip(waiting, _wait(list(waiting.values()), timeout, held_up), strict=True)) if waiting else {}
     return [results[index] for index in range(len(works))]
 
 
@@ -131,11 +135,13 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
     return Outcome.TRUNCATED if truncated else Outcome.UNPARSABLE
 
 
-def _wait(awaitables: list[Awaitable[Any]], timeout: float | None) -> list[Any | GraderFailure]:
+def _wait(
+    awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
+) -> list[Any | GraderFailure]:
     """Their results; on a thread of its own where an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
-        return await asyncio.gather(*(_settle(awaitable, timeout) for awaitable in awaitables))
+        return await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
 
     try:
         asyncio.get_running_loop()
@@ -158,7 +164,7 @@ def _wait(awaitables: list[Awaitable[Any]], timeout: float | None) -> list[Any |
     return results
 
 
-async def _settle(awaitable: Awaitable[Any], timeout: float | None) -> Any | GraderFailure:
+async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Callable[[], None]) -> Any | GraderFailure:
     deadline = asyncio.timeout(timeout)
     try:
         async with deadline:
@@ -167,6 +173,8 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None) -> Any | Gra
         raise
     except BaseException as error:
         if deadline.expired():
+            if asyncio.get_running_loop().time() - (deadline.when() or 0.0) > _LATE_SECONDS:
+                held_up()
             name = getattr(awaitable, "__name__", type(awaitable).__name__)
             return GraderFailure(Outcome.GRADER_TIMEOUT, f"{name} took {timeout:g} seconds")
         return GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))

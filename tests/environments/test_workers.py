@@ -1,0 +1,265 @@
+"""Environments in worker processes: the same scores as in this one, and each completion at its own risk."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from graders import gone
+
+from hone.config.shared import GradingConfig
+from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, inline, load_environment
+from hone.environments.workers import Limits
+from hone.errors import UserError
+from hone.grading import GraderFailure
+from hone.types import Outcome, Reply
+
+TASK = '''
+import asyncio, os, time
+from hone.environments import MultiTurnEnv, Parser, Rubric, SingleTurnEnv
+
+
+class Whole(Parser):
+    def parse(self, text):
+        return text
+
+
+def graded(completion, answer, info, state, rng):
+    """A number of all that it is given."""
+    text = completion[-1]["content"]
+    if text == "exit":
+        os._exit(0)
+    if text == "spin":
+        while True:
+            pass
+    if text == "sleep":
+        time.sleep(600)
+    if text == "raise":
+        raise RuntimeError("no grade")
+    if text == "nothing":
+        return None
+    state["seen"] = len(text)
+    return (text == answer) + 0.1 * rng.random() + len(info) + state["is_truncated"] / 3
+
+
+def where(state):
+    return os.getpid() * 0.0 + state["seen"]
+
+
+async def judged(completion):
+    text = completion[-1]["content"]
+    if text == "wait":
+        await asyncio.sleep(600)
+    if text == "block":
+        time.sleep(1.5)
+    if text.startswith("soon"):
+        await asyncio.sleep(0.5)
+    return 1.0
+
+
+def place(completion):
+    return float(os.getpid())
+
+
+class Chat(MultiTurnEnv):
+    def env_response(self, messages, state):
+        text = messages[-1]["content"]
+        if text == "exit":
+            os._exit(0)
+        if text == "raise":
+            raise RuntimeError("no answer")
+        if text == "odd":
+            state["set"] = {1}
+        state["turns"] = state.get("turns", 0) + 1
+        messages.append("what this function adds is its own")
+        return [{"role": "user", "content": f"{text} {state['turns']}"}]
+
+
+KINDS = {"plain": [graded, where], "async": [judged], "where": [place]}
+
+
+def load_environment(kind: str = "plain", chat: bool = False, **others):
+    made = Chat if chat else SingleTurnEnv
+    return made(rubric=Rubric(KINDS[kind]), parser=Whole(), dataset=[{"question": "q", "answer": "a"}])
+'''
+HERE = GradingConfig(workers=0)
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the task `graded`, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "graded_task", raising=False)
+    (tmp_path / "graded_task.py").write_text(TASK)
+    return tmp_path / "graded_task.py"
+
+
+def load(workers: int | None, timeout: float = 10.0, **kwargs) -> Environment:
+    env = load_environment("graded-task", **kwargs)
+    env.use_workers(GradingConfig(workers=workers, timeout=timeout))
+    return env
+
+
+def grades(env: Environment, texts: list[str]) -> list:
+    example = env.example(question="q", answer="a", info={"when": datetime.date(2026, 1, 2), "pair": (1, 2)})
+    replies = [
+        Reply([*example.prompt, {"role": "assistant", "content": text}], "length" if i % 3 else "stop", f"0-0-{i}")
+        for i, text in enumerate(texts)
+    ]
+    return env.grade_many([(example, reply) for reply in replies], seed=7)
+
+
+def told(scores) -> list:
+    return [(repr(score.reward), score.components, score.weights, score.outcome, score.detail) for score in scores]
+
+
+TEXTS = ["a", "b", "raise", "", "nothing", "½ \ud800", "long " * 20_000] * 5
+
+
+def test_the_scores_are_those_of_one_process_whatever_the_number_of_workers():
+    scores = {workers: told(grades(load(workers), TEXTS)) for workers in (0, 1, 3)}
+    assert scores[0] == scores[1] == scores[3]
+    assert len({reward for reward, *_ in scores[0]}) > 10
+    assert [list(components) for _, components, *_ in scores[0][:3]] == [["graded", "where"], ["graded", "where"], []]
+
+
+def test_what_goes_wrong_costs_its_own_completion():
+    env = load(2, timeout=0.5)
+    texts = ["a", "exit", "b", "spin", "a", "raise", "sleep", "b"] * 2
+    clean = grades(load(0), [text if text in ("a", "b", "raise") else "a" for text in texts])
+    for text, score, right in zip(texts, grades(env, texts), clean, strict=True):
+        if text in ("a", "b", "raise"):
+            assert told([score]) == told([right])
+    scores = grades(env, ["exit", "spin", "sleep"])
+    assert [score.outcome for score in scores] == ["grader_error", "grader_timeout", "grader_timeout"]
+    assert [score.detail for score in scores] == [
+        "the process that was grading ended with 0",
+        "grading took 0.5 seconds of processor time",
+        "grading took 3 seconds",
+    ]
+    assert all(score.reward != score.reward and score.components == {} for score in scores)
+
+
+def test_without_determinism_the_clock_decides():
+    env = load_environment("graded-task")
+    env.use_workers(GradingConfig(timeout=1.0), deterministic=False)
+    assert [score.detail for score in grades(env, ["spin", "sleep"])] == ["grading took 1 seconds"] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_async_functions_wait_together_and_each_has_its_own_deadline(workers):
+    scores = grades(load(workers, timeout=1.0, kind="async"), ["soon"] * 40 + ["wait", "soon"] * 10)
+    assert [score.outcome for score in scores[:40]] == ["correct"] * 40
+    assert [score.outcome for score in scores[40:]] == ["grader_timeout", "correct"] * 10
+    assert scores[40].detail == "judged took 1 seconds"
+
+
+def test_an_async_function_that_does_not_wait_harms_no_other():
+    scores = grades(load(1, timeout=1.0, kind="async"), ["soon", "block", "soon", "soon"])
+    assert [score.outcome for score in scores] == ["correct"] * 4
+
+
+def test_a_chunk_whose_process_died_is_asked_again_one_by_one(task):
+    task.write_text(
+        TASK.replace(
+            '    if text == "block":\n', '    if text == "die":\n        os._exit(3)\n    if text == "block":\n'
+        )
+    )
+    scores = grades(load(1, kind="async"), ["soon", "die", "soon", "die", "soon"])
+    assert [score.outcome for score in scores] == ["correct", "grader_error", "correct", "grader_error", "correct"]
+    assert scores[1].detail == "the process that was grading ended with 3"
+
+
+def test_what_runs_where(monkeypatch):
+    own = float(os.getpid())
+
+    def places(env: Environment) -> set[float]:
+        return {env.grade(env.example(question="q"), "x").reward for _ in range(2)}
+
+    (elsewhere,) = places(load(None, kind="where"))
+    assert elsewhere != own
+    assert places(load(0, kind="where")) == {own}
+    assert places(load(None, kind="where", given=(1, 2))) == {own}, "arguments that JSON does not keep"
+    changed = load(None, kind="where")
+    changed.parser = Parser()
+    assert places(changed) == {own}, "another parser than what workers would load"
+    changed = load(None, kind="where")
+    changed.rubric = Rubric([lambda completion: float(os.getpid())])
+    assert places(changed) == {own}
+    made_here = SingleTurnEnv(rubric=Rubric([lambda completion: float(os.getpid())]))
+    assert places(made_here) == {own}
+
+
+def test_inline_is_a_mark_of_all_functions():
+    @inline
+    def cheap(completion):
+        return float(os.getpid())
+
+    def dear(completion):
+        return 1.0
+
+    assert Rubric([cheap]).inline and not Rubric([cheap, dear]).inline
+    for name in ("reverse-text", "char-count", "countdown", "scramble", "gsm8k"):
+        assert load_environment(name).rubric.inline, name
+    assert load_environment("one-shot", task="gsm8k").rubric.inline
+    assert not load_environment("math-problems").rubric.inline
+
+
+def test_conversations_are_answered_in_workers_too():
+    turns = [
+        ([{"role": "assistant", "content": text}], {"turns": n}) for n, text in enumerate(["a", "raise", "exit", "b"])
+    ]
+    for workers in (0, 2):
+        env = load(workers, chat=True)
+        asked = turns if workers else [turns[0], turns[1], turns[0], turns[3]]
+        answers = env.respond_many(asked)  # type: ignore[attr-defined]
+        assert answers[0] == ([{"role": "user", "content": "a 1"}], {"turns": 1})
+        assert answers[3] == ([{"role": "user", "content": "b 4"}], {"turns": 4})
+        assert isinstance(answers[1], GraderFailure) and answers[1].detail.endswith("RuntimeError: no answer")
+    assert answers[2] == GraderFailure(Outcome.GRADER_ERROR, "the process that was answering the model ended with 0")
+    assert turns[0] == ([{"role": "assistant", "content": "a"}], {"turns": 0})
+
+
+def test_a_state_that_is_no_json_is_a_failure_that_says_so():
+    (answer,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "odd"}], {})])  # type: ignore[attr-defined]
+    assert answer.outcome is Outcome.GRADER_ERROR and "env_response left what is no JSON" in answer.detail
+
+
+def test_an_edited_task_is_not_mixed_in(task):
+    env = load(2)
+    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT
+    task.write_text(TASK + "\n# edited\n")
+    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT, "the process that is there has the task as it was"
+    env.close_workers()
+    with pytest.raises(UserError, match=r"graded_task\.py was changed while it is in use"):
+        grades(env, ["a"])
+    task.write_text(TASK)
+    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT
+
+
+def test_workers_are_started_ahead_and_end_with_the_environment():
+    env = load(2)
+    env.start_workers(100)
+    assert env._workers is not None
+    started = env._workers.pool.pids
+    grades(env, ["a"])
+    assert len(started) == 2 and env._workers.pool.pids == started
+    env.close_workers()
+    assert all(map(gone, started))
+    fresh = load_environment("reverse-text")
+    fresh.start_workers(100)
+    assert fresh._workers is None, "nothing of it runs in workers"
+
+
+def test_what_cannot_be_sent_is_said():
+    env = load(1)
+    example = env.example(question="q", answer="a", info={"function": lambda: 0})
+    with pytest.raises(UserError, match=r"or set grading\.workers = 0"):
+        env.grade(example, "a")
+
+
+def test_the_defaults_are_those_of_the_config():
+    assert Limits() == Limits.of(GradingConfig(), deterministic=True)
