@@ -220,7 +220,7 @@ class _Round:
 
     def take(self, worker: _Worker, reply: Reply) -> bool:
         """Enters an answer. False if the process has no more of them."""
-        if reply.number == 0 and not worker.ready:
+        if reply.number == worker.process.first and not worker.ready:
             if reply.error is not None:
                 raise _start_failure(self.doing, reply.error)
             worker.ready = True

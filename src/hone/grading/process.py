@@ -48,7 +48,7 @@ class Closed(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to question `number` (0: the process is ready). After the `last` one the process ends."""
+    """The answer to question `number` (that of `Process.first`: it is ready). After the `last` one the process ends."""
 
     number: int
     last: bool
@@ -107,8 +107,11 @@ class Process:
             os.set_blocking(fd, False)
         self.pid = self._popen.pid
         self._end = weakref.finalize(self, _end, os.getpid(), self._popen, self.status, self._words, marker)
-        self._out, self._in, self._asked = bytearray(), bytearray(), 0
-        self._write({"script": str(script), "arguments": list(arguments), "memory": memory_bytes})
+        # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
+        self.first = self._asked = int.from_bytes(os.urandom(6), "big")
+        self._out, self._in = bytearray(), bytearray()
+        setting = {"script": str(script), "arguments": list(arguments), "memory": memory_bytes, "number": self.first}
+        self._write(setting)
 
     @property
     def unsent(self) -> bool:

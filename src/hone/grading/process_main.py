@@ -4,10 +4,10 @@
 
 It forks at once. The *keeper* starts nothing and imports little: it waits until the worker has ended or hone is gone,
 kills all that the worker started, also what left its process group or its session, and tells on STATUS_FD what the
-worker ended of. The *worker* reads `{"script", "arguments", "memory"}` from the standard input: `start(*arguments)` of
-the file `script` returns the function that answers. Then each line `[number, seconds, question]` is answered by a line
-`[number, last, answer, error]`: `error` is a traceback or null, and after an answer that is its `last` the worker ends,
-for it left something behind. Number 0 says that it is ready.
+worker ended of. The *worker* reads `{"script", "arguments", "memory", "number"}` from the standard input:
+`start(*arguments)` of the file `script` returns the function that answers. Then each line `[number, seconds, question]`
+is answered by a line `[number, last, answer, error]`: `error` is a traceback or null, and after an answer that is its
+`last` the worker ends, for it left something behind. The number of the first line says that it is ready.
 
 The kernel ends a worker whose question takes more than `seconds` of processor time (null: no limit). What code prints
 goes nowhere, what reads the standard input finds it empty, and a process that is forked answers nothing.
@@ -105,7 +105,7 @@ def work(keeper: int) -> None:
     try:
         answer = runpy.run_path(setting["script"])["start"](*setting["arguments"])
     except BaseException:
-        say(0, True, error=traceback.format_exc())
+        say(setting["number"], True, error=traceback.format_exc())
         os._exit(0)
     logging.disable(logging.CRITICAL)
     faulthandler.enable(os.dup(2), all_threads=False)
@@ -113,7 +113,7 @@ def work(keeper: int) -> None:
     _limit_memory(setting["memory"])
     here = Surroundings()
     traces = Traces(keeper, setting["memory"])
-    say(0, False)
+    say(setting["number"], False)
     for line in questions:
         number, seconds, question = decode(line.decode())
         _limit_time(seconds)
