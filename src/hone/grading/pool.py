@@ -13,7 +13,7 @@ import selectors
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
 _CLOSING_SECONDS = 1.0
 """How long a process that has closed its output may live on."""
+_RETRIES = 3
+"""How often a question is asked again whose process was killed from outside: it need not be what did that."""
 _QUICK_SECONDS = 0.1
 """A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
 
@@ -152,7 +154,7 @@ class _Round:
         self.pool, self.questions, self.cpu, self.clock, self.doing = pool, questions, cpu, clock, doing
         self.waiting = deque(range(len(questions)))
         self.answers: dict[int, Any] = {}
-        self.again: set[int] = set()
+        self.again: Counter[int] = Counter()
         self.gone: list[Process] = []
 
     def run(self) -> list[Any]:
@@ -241,9 +243,9 @@ class _Round:
         """A process ended by itself: the question that it was at has no answer."""
         if not worker.ready:
             raise _start_failure(self.doing, ended.failure("starting", None).detail)
-        if worker.given and ended.code is None and worker.given[0] not in self.again:
-            # The keeper was killed, maybe by the question before: this one is asked once more.
-            self.again.add(worker.given[0])
+        if worker.given and ended.code is None and self.again[worker.given[0]] < _RETRIES:
+            # The keeper was killed, maybe by a question before.
+            self.again[worker.given[0]] += 1
             self.give_back(worker)
         else:
             failure = ended.failure(self.doing, self.cpu)
