@@ -1,6 +1,6 @@
 """What runs in the sandbox before the code does, and needs nothing of hone.
 
-    python -P -s -S -B -X utf8 -c SOURCE NAME=VALUE …
+    python -P -s -S -B -X utf8 -c SOURCE SCRATCH NAME PACKAGES KEY=NUMBER …
 
 It gives up what rights it has, says that it is ready, waits for the word to go, and runs the code as the main module of
 a child, under the limits that the kernel holds. It tells how that ended, and ends when hone is gone, which closes the
@@ -97,10 +97,10 @@ def _show(error, traceback):
     print_exception(type(error), error, traceback)
 
 
-def _run(text, given, namespace, show=_show):
+def _run(text, name, no_memory, namespace, show=_show):
     """Runs the code in the main module's namespace. Returns the exit code."""
     try:
-        exec(compile(text.decode("utf-8", "surrogatepass"), given["name"], "exec", dont_inherit=True), namespace)
+        exec(compile(text.decode("utf-8", "surrogatepass"), name, "exec", dont_inherit=True), namespace)
     except SystemExit:
         raise
     except BaseException as error:
@@ -110,7 +110,7 @@ def _run(text, given, namespace, show=_show):
         if isinstance(error, MemoryError):
             import resource
 
-            code = given["no_memory"]
+            code = no_memory
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # what it takes to say so
         try:
@@ -126,9 +126,9 @@ def _main():
     import os
     import sys
 
-    given = dict(word.split("=", 1) for word in sys.argv[1:])
-    texts = ("name", "scratch", "packages")
-    given = {name: value if name in texts else int(value) for name, value in given.items()}
+    scratch, name, packages, *words = sys.argv[1:]
+    pairs = (word.split("=") for word in words)
+    given = {key: int(value) for key, value in pairs}
     text = _prepare(given)
     child = os.fork()
     if child:
@@ -136,18 +136,18 @@ def _main():
     for fd in (given["report"], given["go"]):
         os.close(fd)
     _limit(given)
-    sys.argv = [given["name"]]
-    sys.path[:0] = [given["scratch"]]
-    sys.path += given["packages"].split(":") if given["packages"] else []
+    sys.argv = [name]
+    sys.path[:0] = [scratch]
+    sys.path += packages.split(":") if packages else []
     sys.stdout.reconfigure(line_buffering=True, errors="surrogatepass")  # pyright: ignore
     sys.stderr.reconfigure(errors="backslashreplace")  # pyright: ignore
     builtins.exit = builtins.quit = sys.exit
     main = sys.modules["__main__"].__dict__
     run = _run
-    for name in ("_prepare", "_limit", "_supervise", "_show", "_run", "_main"):
-        del main[name]
-    main.update(__file__=given["name"], __doc__=None)
-    code = run(text, given, main)
+    for own in ("_prepare", "_limit", "_supervise", "_show", "_run", "_main"):
+        del main[own]
+    main.update(__file__=name, __doc__=None)
+    code = run(text, name, given["no_memory"], main)
     if code:
         sys.exit(code)
 

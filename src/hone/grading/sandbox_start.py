@@ -33,6 +33,7 @@ _START_SECONDS = 60.0
 _BACKSTOP_SECONDS = 5
 """How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Of personality(2)."""
 _numbers = itertools.count()
@@ -62,7 +63,26 @@ class Started:
         self.tree: Tree | None = None
         self.scratch: int | None = None
         try:
-            self._start(place, settings, clock_seconds, code, stdin)
+            code_fd, stdin_fd = self._sealed(code), self._sealed(stdin)
+            self.report, report_inside = self._pipe()
+            go_inside, self._go = self._pipe()
+            clock = math.ceil(clock_seconds) + _BACKSTOP_SECONDS
+            given = {"code": code_fd, "report": report_inside, "go": go_inside, "clock": clock, **settings}
+            inherited = [code_fd, report_inside, go_inside]
+            if place.way is None:
+                self._status = None
+                command, environment, folder = self._plain(place, given)
+            else:
+                # A file, not a pipe: bubblewrap would die of a pipe that hone no longer reads, and strand its child.
+                self._status = self._file(b"")
+                filter_fd = self._sealed(place.filter)
+                command, environment, folder = self._sandboxed(place, place.way, given, filter_fd)
+                inherited += [self._status, filter_fd]
+            self.process = self._open(command, environment, folder, stdin_fd, inherited)
+            self._stack.callback(self._leave)
+            for fd in {*inherited, stdin_fd} - {self._status}:
+                self._drop(fd)
+            self._await()
         except BaseException:
             self.__exit__()
             raise
@@ -80,44 +100,52 @@ class Started:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"g")
 
-    def _start(self, place: Place, settings: dict[str, int], clock_seconds: float, code: bytes, stdin: bytes) -> None:
-        code_fd, stdin_fd = self._file(code), self._file(stdin)
-        self.report, report_inside = self._pipe()
-        go_inside, self._go = self._pipe()
-        given: dict[str, object] = {"code": code_fd, "report": report_inside, "go": go_inside, **settings}
-        given["clock"] = math.ceil(clock_seconds) + _BACKSTOP_SECONDS
-        inner = [code_fd, report_inside, go_inside]
-        status = None
-        if place.way is not None:
-            assert place.shown is not None
-            status, status_inside = self._pipe()
-            filter_fd = self._file(place.filter)
-            uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
-            given |= {"uid": uid, "scratch": "/scratch", "name": "/scratch/main.py", "adopt": 0}
-            given["packages"] = PACKAGES if place.packages else ""
-            given["processes"] = _most_tasks(place.way, uid, settings["processes"])
-            command = bubblewrap.command(
-                place.bwrap, place.way, place.shown, settings["file"], filter_fd, status_inside, _inside(given)
-            )
-            environment, folder, inner = {}, "/", [*inner, filter_fd, status_inside]
-        else:
-            folder = tempfile.mkdtemp(prefix="hone-scratch-")
-            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
-            given |= {"uid": 0, "scratch": folder, "name": "main.py", "adopt": 1}
-            given["packages"] = beside
-            given["processes"] = _most_tasks(None, os.geteuid(), settings["processes"])
-            command = [base_executable(), *_inside(given)]
-            environment = bubblewrap.environment(folder) | {"PATH": os.defpath}
-            del environment["LD_LIBRARY_PATH"]
-        user = bubblewrap.NOBODY if place.way is not None and place.way.become_nobody else None
+    def end(self) -> None:
+        """Ends the whole tree, and returns when it is gone."""
+        if self._way is None and self.tree is not None:
+            self.tree.kill_each()  # also those that have left the group
+        if self.tree is not None:
+            self.tree.kill_root()  # of a namespace of processes: the kernel ends the others with it
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.tree is not None and not self.tree.wait():
+            raise OSError("the sandbox's processes don't end")
+
+    def _plain(self, place: Place, given: dict[str, int]) -> tuple[list[str], dict[str, str], str]:
+        """Command, environment and folder of a plain process."""
+        folder = tempfile.mkdtemp(prefix="hone-scratch-")
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        most = _most_tasks(None, os.geteuid(), given["processes"])
+        given |= {"uid": 0, "adopt": 1, "processes": most}
+        beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
+        environment = bubblewrap.environment(folder) | {"PATH": os.defpath}
+        del environment["LD_LIBRARY_PATH"]
+        return [base_executable(), *_inside(given, folder, "main.py", beside)], environment, folder
+
+    def _sandboxed(
+        self, place: Place, way: Way, given: dict[str, int], filter_fd: int
+    ) -> tuple[list[str], dict[str, str], str]:
+        """Command, environment and folder of bubblewrap."""
+        assert place.shown is not None and self._status is not None
+        uid = 0 if way.user_namespace else bubblewrap.own_user(next(_numbers))
+        given |= {"uid": uid, "adopt": 0, "processes": _most_tasks(way, uid, given["processes"])}
+        inside = _inside(given, "/scratch", "/scratch/main.py", PACKAGES if place.packages else "")
+        size = given["file"]
+        return bubblewrap.command(place.bwrap, way, place.shown, size, filter_fd, self._status, inside), {}, "/"
+
+    def _open(
+        self, command: list[str], environment: dict[str, str], folder: str, stdin: int, inherited: list[int]
+    ) -> subprocess.Popen[bytes]:
+        user = bubblewrap.NOBODY if self._way is not None and self._way.become_nobody else None
         with _fixed_addresses():
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
-                stdin=stdin_fd,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=inner,
+                pass_fds=inherited,
                 env=environment,
                 cwd=folder,
                 start_new_session=True,  # Ctrl-C is not for it
@@ -125,41 +153,43 @@ class Started:
                 group=user,
                 extra_groups=None if user is None else [],
             )
-        self._stack.callback(self._leave)
-        for fd in (*inner, stdin_fd):
-            self._drop(fd)
-        deadline = time.monotonic() + _START_SECONDS
+
+    def _await(self) -> None:
+        """Waits until the process stands before the code, and finds its tree."""
+        ready = _line(self.report, time.monotonic() + _START_SECONDS) == b"ready\n"
         root = self.process.pid
-        if status is not None:
-            line = _line(status, deadline)
-            root = json.loads(line)["child-pid"] if line else None
-        if root is not None:
-            self.tree = Tree(root)
-        if root is None or _line(self.report, deadline) != b"ready\n":
-            self.end()
-            assert self.process.stderr is not None
-            said = self.process.stderr.read().decode("utf-8", "replace").strip()
-            raise OSError(said[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds")
-        if place.way is not None:
+        if self._status is not None:
+            said = os.pread(self._status, 4096, 0).partition(b"\n")[0]
+            root = json.loads(said)["child-pid"] if ready else 0
+        if not ready:
+            raise OSError(self._failed())
+        self.tree = Tree(root)
+        if self._way is not None:
             with contextlib.suppress(OSError):
                 self.scratch = os.open(f"/proc/{root}/root/scratch", os.O_PATH | os.O_DIRECTORY)
                 self._fds.add(self.scratch)
 
-    def end(self) -> None:
-        """Ends the whole tree, and returns when it is gone."""
-        if self._way is None and self.tree is not None:
-            self.tree.kill_each()  # also those that have left the group, as far as they are found
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        if self.tree is not None:
-            self.tree.kill_root()  # of a namespace of processes: the kernel ends the others with it
-        self.process.wait()
-        if self.tree is not None and not self.tree.wait():
-            raise OSError("the sandbox's processes don't end")
+    def _failed(self) -> str:
+        """What was said by a process that didn't come to the code. Ends it."""
+        self._withdraw()
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), False)
+        said = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
+        return said[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"
+
+    def _withdraw(self) -> None:
+        """Lets a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
+
+        To kill bubblewrap while it sets up would strand its child.
+        """
+        self._drop(self._go)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_BACKSTOP_SECONDS)
 
     def _leave(self) -> None:
         """Ends what still runs, and closes the pipes."""
+        if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
+            self._withdraw()
         self.end()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
@@ -168,15 +198,18 @@ class Started:
             self.tree.close()
 
     def _file(self, content: bytes) -> int:
-        """A file in memory that nobody can change, open at its beginning."""
-        fd = os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """A file in memory, open at its beginning."""
+        fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(content)
         os.lseek(fd, 0, os.SEEK_SET)
-        fcntl.fcntl(
-            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        )
+        return fd
+
+    def _sealed(self, content: bytes) -> int:
+        """A file in memory that nobody can change."""
+        fd = self._file(content)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return fd
 
     def _pipe(self) -> tuple[int, int]:
@@ -205,10 +238,10 @@ def _fixed_addresses() -> Iterator[None]:
             libc.personality(before)
 
 
-def _inside(given: dict[str, object]) -> list[str]:
+def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
     """The interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
-    words = [f"{key}={value:016d}" if isinstance(value, int) else f"{key}={value}" for key, value in given.items()]
-    return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, *words, f"no_memory={NO_MEMORY}"]
+    words = [f"{key}={value:016d}" for key, value in {**given, "no_memory": NO_MEMORY}.items()]
+    return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _line(source: int, deadline: float) -> bytes:
