@@ -20,40 +20,133 @@ GREEDY = [
     ("loop in C", "9**9**9", "timeout", ""),
     ("regular expression", "import re; re.match('(a+)+$', 'a' * 50 + 'b')", "timeout", ""),
     ("loops of children", CHILDREN + "while True: pass", "timeout", ""),
-    ("loops of short children", "import os\nwhile True:\n    if os.fork() == 0:\n        sum(range(10**7)); os._exit(0)\n    os.wait()", "timeout", ""),
-    ("deaf to signals", "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True: pass", "timeout", ""),
+    (
+        "loops of short children",
+        ("import os\nwhile True:\n    if os.fork() == 0:\n        sum(range(10**7)); os._exit(0)\n    os.wait()"),
+        "timeout",
+        "",
+    ),
+    (
+        "deaf to signals",
+        (
+            "import signal\n"
+            "for s in range(1, 65):\n"
+            "    try: signal.signal(s, signal.SIG_IGN)\n"
+            "    except (OSError, ValueError): pass\n"
+            "while True: pass"
+        ),
+        "timeout",
+        "",
+    ),
     ("stopped", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout", ""),
-    ("threads at the end", "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()", "timeout", ""),
+    (
+        "threads at the end",
+        "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()",
+        "timeout",
+        "",
+    ),
     ("at exit", "import atexit, time; atexit.register(time.sleep, 99)", "timeout", ""),
     ("waits for input of a closed pipe", "import os; r, w = os.pipe(); os.read(r, 1)", "timeout", ""),
     ("closes its output", "import os, time; os.close(1); os.close(2); time.sleep(99)", "timeout", ""),
-    ("a daemon that holds the output", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(99)\n    os._exit(0)", "ok", ""),
-    ("a daemon in silence", "import os, time\nif os.fork() == 0:\n    os.setsid(); [os.close(fd) for fd in (0, 1, 2)]\n    time.sleep(99)", "ok", ""),
-    ("children without parents", "import os\nfor _ in range(200):\n    if os.fork() == 0:\n        if os.fork(): os._exit(0)\n        os._exit(0)\n    os.wait()\nprint('done')", "ok", "done"),
-    ("signals to the first process", "import os, signal, time\nfor s in (2, 9, 15, 19): os.kill(1, s)\ntime.sleep(0.2); print('still')", "ok error", ""),
+    (
+        "a daemon that holds the output",
+        (
+            "import os, time\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"
+            "    if os.fork() == 0: time.sleep(99)\n"
+            "    os._exit(0)"
+        ),
+        "ok",
+        "",
+    ),
+    (
+        "a daemon in silence",
+        (
+            "import os, time\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid(); [os.close(fd) for fd in (0, 1, 2)]\n"
+            "    time.sleep(99)"
+        ),
+        "ok",
+        "",
+    ),
+    (
+        "children without parents",
+        (
+            "import os\n"
+            "for _ in range(200):\n"
+            "    if os.fork() == 0:\n"
+            "        if os.fork(): os._exit(0)\n"
+            "        os._exit(0)\n"
+            "    os.wait()\n"
+            "print('done')"
+        ),
+        "ok",
+        "done",
+    ),
+    (
+        "signals to the first process",
+        ("import os, signal, time\nfor s in (2, 9, 15, 19): os.kill(1, s)\ntime.sleep(0.2); print('still')"),
+        "ok error",
+        "",
+    ),
     ("memory", "x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
     ("memory at once", "bytearray(10**9)", "memory", "MemoryError"),
     ("memory of many", CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(9)", "memory", ""),
-    ("memory that is shared", "import mmap, time\nm = [mmap.mmap(-1, 50 << 20) for _ in range(9)]", "error", "Cannot allocate memory"),
+    (
+        "memory that is shared",
+        ("import mmap, time\nm = [mmap.mmap(-1, 50 << 20) for _ in range(9)]"),
+        "error",
+        "Cannot allocate memory",
+    ),
     ("memory of the compiler", "x = 'a' * 10**8 * 10**2", "memory", "MemoryError"),
     ("brackets", "(" * 9000, "error", "too many nested parentheses"),
     ("recursion", "def f(): f()\nf()", "error", "RecursionError"),
-    ("recursion in C", "import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()", "error memory timeout", ""),
+    (
+        "recursion in C",
+        ("import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()"),
+        "error memory timeout",
+        "",
+    ),
     ("fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "timeout", ""),
-    ("a thousand processes", "import os, time\nfor _ in range(1000):\n    if os.fork() == 0: time.sleep(99)", "error", "BlockingIOError"),
-    ("a thousand threads", "import threading, time\nfor _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()", "error", "can't start new thread"),
+    (
+        "a thousand processes",
+        ("import os, time\nfor _ in range(1000):\n    if os.fork() == 0: time.sleep(99)"),
+        "error",
+        "BlockingIOError",
+    ),
+    (
+        "a thousand threads",
+        (
+            "import threading, time\n"
+            "for _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+        ),
+        "error",
+        "can't start new thread",
+    ),
     ("output", "while True: print('x' * 99)", "output", "xxx"),
     ("output in one", "print('x' * 10**8)", "output", "xxx"),
     ("output of errors", "import sys\nwhile True: sys.stderr.write('x' * 99)", "output", "xxx"),
     ("output of a child", "import os\nif os.fork() == 0:\n    while True: print('x' * 99)\nos.wait()", "output", "xxx"),
     ("a traceback", "raise ValueError('x' * 10**6)", "output", "xxx"),
     ("disk", "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", "error", "OSError"),
-    ("disk in many files", "i = 0\nwhile True:\n    i += 1\n    open(f'{i}', 'wb').write(bytes(1 << 20))", "error", "No space left"),
+    (
+        "disk in many files",
+        ("i = 0\nwhile True:\n    i += 1\n    open(f'{i}', 'wb').write(bytes(1 << 20))"),
+        "error",
+        "No space left",
+    ),
     ("a file with holes", "f = open('f', 'wb'); f.truncate(1 << 40)", "error", "File too large"),
-    ("files without content", "import os\ni = 0\nwhile True:\n    i += 1\n    os.close(os.open(str(i), os.O_CREAT))", "memory timeout", ""),
+    (
+        "files without content",
+        ("import os\ni = 0\nwhile True:\n    i += 1\n    os.close(os.open(str(i), os.O_CREAT))"),
+        "memory timeout",
+        "",
+    ),
     ("open files", "import os\nwhile True: os.dup(0)", "error", "Too many open files"),
     ("pipes", "import os\nwhile True: os.pipe()", "error", "Too many open files"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,12 @@ def of_the_sandbox() -> set[int]:
 
 def test_nothing_outlives_a_killed_hone(tmp_path: Path) -> None:
     """Killed at several moments, also while the sandbox is being made."""
-    script = "from hone.grading import Sandbox\ns = Sandbox()\nprint('go', flush=True)\nwhile True: s.run('import time; time.sleep(1)')"
+    script = (
+        "from hone.grading import Sandbox\n"
+        "s = Sandbox()\n"
+        "print('go', flush=True)\n"
+        "while True: s.run('import time; time.sleep(1)')"
+    )
     before = of_the_sandbox()
     for delay in (0.0, 0.005, 0.01, 0.02, 0.03, 0.3):
         hone = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

@@ -1,0 +1,139 @@
+"""What is promised without bubblewrap: a refusal that helps, and the limits of a plain process.
+
+The sandbox itself is tested in tests/sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hone.errors import UserError
+from hone.grading import Limits, Sandbox
+from hone.grading import sandbox_bubblewrap as bubblewrap
+
+FEW = Limits(cpu_seconds=1, clock_seconds=3, memory_mib=256, processes=6, output_bytes=1000, scratch_mib=4)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Sandbox:
+    return Sandbox(FEW, isolation="none")
+
+
+def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r'no bwrap on the PATH.*apt-get install bubblewrap.*isolation = "none"'):
+        Sandbox()
+
+
+def test_where_bubblewrap_may_not_work_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bwrap that says what the real one says where the kernel has no user namespaces for it."""
+    said = "bwrap: No permissions to create new namespace, likely because the kernel does not allow it"
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"can't be made here: .*No permissions to create new namespace") as caught:
+        Sandbox()
+    assert 'isolation = "none"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ],
+)
+def test_the_remedy_is_that_of_the_setting_found(
+    name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "_sysctl", lambda asked: value if asked == name else None)
+    assert f"Remedy: {remedy}" in str(bubblewrap.refusal("bwrap: no"))
+
+
+def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
+    script = (
+        "from hone.grading import Sandbox\nfor _ in range(3): s = Sandbox(isolation='none')\n"
+        "print(s.run('print(6 * 7)').output)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "42\n\n" and done.stderr.count('isolation "none"') == 1
+    with pytest.raises(UserError, match='"bubblewrap" or "none", not "docker"'):
+        Sandbox(isolation="docker")  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        ("print(input())", "ok", "hello\n"),
+        ("import sys; print('bad', file=sys.stderr); sys.exit(3)", "error", "bad\n"),
+        ("1 / 0", "error", 'File "main.py", line 1, in <module>\n    1 / 0\n'),
+        ("import os; os.abort()", "error", "\nended by SIGABRT\n"),
+        ("import os; print(sorted(os.environ), os.listdir('.'))", "ok", "'TMPDIR', 'USER'] ['main.py']\n"),
+        ("while True: pass", "timeout", ""),
+        ("import time; time.sleep(60)", "timeout", ""),
+        (
+            ("import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(24, signal.SIG_IGN)\nwhile 1: 1"),
+            "timeout",
+            "",
+        ),
+        ("x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
+        (
+            ("import os, time\nfor _ in range(3):\n if not os.fork(): break\nb = bytearray(100 << 20); time.sleep(9)"),
+            "memory",
+            "",
+        ),
+        ("while True: print('x' * 99)", "output", "xxx"),
+        ("f = open('f', 'wb')\nwhile True: f.write(bytes(10**6))", "error", "OSError"),
+        (
+            ("import os, time\nfor _ in range(40):\n if not os.fork(): time.sleep(60)\ntime.sleep(1)"),
+            "error processes",
+            "",
+        ),
+        ("print('\udc80')", "error", "surrogates not allowed"),
+        ("print(1)\0", "error", "null bytes"),
+        ("import os; os.write(1, b'\\xff'); os.close(1); os.close(2)", "ok", "\ufffd"),
+    ],
+)
+def test_a_plain_process_has_limits(code: str, status: str, text: str, plain: Sandbox) -> None:
+    began = time.monotonic()
+    ran = plain.run(code, "hello\n")
+    assert ran.status in status.split() and text in ran.output + ran.errors, ran
+    assert len(ran.output) <= 1000 and time.monotonic() - began < 20
+
+
+def test_a_daemon_of_a_plain_process_ends_with_it(plain: Sandbox) -> None:
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True); time.sleep(99)\n"
+        "    os._exit(0)\n"
+        "os.wait(); time.sleep(0.3)"
+    )
+    pid = int(plain.run(code).output)
+    state = Path("/proc", str(pid), "stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_folder_of_a_plain_process_is_removed(plain: Sandbox) -> None:
+    folder = plain.run("import os; open('a', 'w').write('x'); print(os.getcwd())").output.strip()
+    assert "hone-scratch-" in folder and not Path(folder).exists()
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(UserError, match="limit processes is 0: give a positive number"):
+        Limits(processes=0)
+    with pytest.raises(UserError, match="memory_mib is 32: the interpreter needs 64"):
+        Limits(memory_mib=32)
