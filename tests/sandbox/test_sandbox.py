@@ -228,14 +228,14 @@ def test_another_user_can_make_one_too() -> None:
     paths = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
     script = (
         "import os\nfrom hone.grading import Sandbox\nfrom hone.grading import sandbox\ns = Sandbox()\n"
-        "r = s.run('import os; print(os.getuid(), os.listdir(\"/\"))')\nprint(os.getuid(), s._place.way.user_namespace, r)\n"
+        "r = s.run('import os; print(os.getuid(), os.listdir(\"/\"))')\n"
+        "print(os.getuid(), s._place.way.user_namespace, r)\n"
         "print(s.run('import ctypes; print(ctypes.CDLL(None).unshare(0x10000000))').output)\n"
         "print(s.run('import os, time\\nfor i in range(30):\\n if os.fork() == 0: time.sleep(9)').errors)"
     )
-    said = subprocess.run(
-        [python, "-c", script], capture_output=True, text=True, cwd="/", user="nobody", group="nogroup", extra_groups=[],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    who = {"user": 65534, "group": 65534, "extra_groups": []}
+    said = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd="/", env=environment, **who)
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("65534 True Ran(output=\"65534 ['") and "status='ok'" in said.stdout
     assert "\n-1\n" in said.stdout and "BlockingIOError" in said.stdout
@@ -292,7 +292,8 @@ def test_each_way_that_leads_here_keeps_the_same(way: module.bubblewrap.Way, san
         ran = other.run(
             "import ctypes, os\nhead, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
             "libc = ctypes.CDLL(None)\nlibc.capget(head, data)\n"
-            "print(list(data), 0 in os.getresuid() + os.getresgid(), libc.prctl(39, 0, 0, 0, 0), libc.unshare(0x10000000))"
+            "users = os.getresuid() + os.getresgid()\n"
+            "print(list(data), 0 in users, libc.prctl(39, 0, 0, 0, 0), libc.unshare(0x10000000))"
         )
     except OSError as error:
         assert str(error).startswith("bwrap: ")
