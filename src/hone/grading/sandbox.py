@@ -23,7 +23,7 @@ from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading import seccomp
 from hone.grading.sandbox_files import package_roots, readable
-from hone.grading.sandbox_start import NO_MEMORY, Place, Started
+from hone.grading.sandbox_start import NO_MEMORY, OWN_TASKS, Place, Started
 from hone.grading.sandbox_watch import Bounds, Watched, watch
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
@@ -131,7 +131,7 @@ def _bounds(limits: Limits) -> Bounds:
         cpu_seconds=limits.cpu_seconds + 0.5,  # the kernel looks at each process, and comes first where there is one
         clock_seconds=limits.clock_seconds,
         memory_bytes=limits.memory_mib << 20,
-        tasks=limits.processes + 2,  # of `sandbox_main.py`
+        tasks=limits.processes + OWN_TASKS,
         output_bytes=limits.output_bytes,
         inodes=_INODES,
     )

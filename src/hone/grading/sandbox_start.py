@@ -28,6 +28,8 @@ from hone.grading.sandbox_watch import Tree
 
 NO_MEMORY = 86
 """The exit code of code that ended with a MemoryError."""
+OWN_TASKS = 3
+"""Process and threads of `sandbox_main.py` itself."""
 _START_SECONDS = 60.0
 """How long a sandbox may take to be made, on a machine that is busy."""
 _BACKSTOP_SECONDS = 5
@@ -257,15 +259,15 @@ def _line(source: int, deadline: float) -> bytes:
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
     """The limit of the kernel (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs, but
-    from Linux 5.14 on only within the user namespace. Two are those of `sandbox_main.py`.
+    from Linux 5.14 on only within the user namespace.
     """
     if way is not None and not way.user_namespace:
-        return processes + 2 + (_tasks_of(uid) if uid == bubblewrap.NOBODY else 0)
+        return processes + OWN_TASKS + (_tasks_of(uid) if uid == bubblewrap.NOBODY else 0)
     if way is None:
-        return processes + 2 + _tasks_of(uid)
+        return processes + OWN_TASKS + _tasks_of(uid)
     apart = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2]) >= (5, 14)
     outside = bubblewrap.NOBODY if way.become_nobody else os.geteuid()
-    return processes + 2 + (0 if apart else _tasks_of(outside))
+    return processes + OWN_TASKS + (0 if apart else _tasks_of(outside))
 
 
 def _tasks_of(uid: int) -> int:
