@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import platform
+import struct
+from dataclasses import replace
 
 import pytest
 from attempts import ATTEMPTS, PRELUDE, Attempt, filled
@@ -49,3 +51,12 @@ def test_every_denied_system_call_is_refused(sandbox: Sandbox) -> None:
     got = ast.literal_eval(ran.output.splitlines()[1])
     assert got.pop("clone3") == -38
     assert len(got) > 100 and set(got.values()) == {-1}, got
+
+
+def test_without_the_filter_the_namespaces_still_keep_the_host_from_harm(canaries: Canaries) -> None:
+    """Each layer holds by itself: what is found open then is within the sandbox."""
+    other = Sandbox()
+    other._place = replace(other._place, filter=struct.pack("=HBBI", 0x06, 0, 0, seccomp.ALLOW))
+    for attempt in ATTEMPTS:
+        ran = tried(other, attempt, canaries)
+        assert SECRET not in ran.output + ran.errors and canaries.harmed() == [], (attempt.name, ran)

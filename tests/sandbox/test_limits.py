@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hone.grading import Limits, Sandbox
+from hone.grading import Limits, Sandbox, sandbox_watch
 
 pytestmark = pytest.mark.sandbox
 SMALL = Limits(cpu_seconds=2, clock_seconds=4, memory_mib=256, processes=8, output_bytes=10_000, scratch_mib=16)
@@ -174,3 +174,11 @@ def test_greedy_code_is_ended(code: str, statuses: str, text: str, small: Sandbo
 def test_memory_that_a_fork_shares_counts_once(small: Sandbox) -> None:
     ran = small.run("b = bytearray(150 << 20)\n" + CHILDREN + "import time; time.sleep(0.5)\nprint(1)")
     assert ran.status == "ok" and ran.output.count("1") == 6, ran
+
+
+def test_a_tree_is_found_also_where_the_kernel_does_not_list_children(
+    small: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_watch, "_KERNEL_KNOWS_CHILDREN", False)
+    ran = small.run(CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(9)")
+    assert ran.status == "memory", ran

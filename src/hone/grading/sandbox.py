@@ -23,7 +23,7 @@ from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading import seccomp
 from hone.grading.sandbox_files import package_roots, readable
-from hone.grading.sandbox_start import NO_MEMORY, OWN_TASKS, Place, Started
+from hone.grading.sandbox_start import NO_MEMORY, NOT_STARTED, OWN_TASKS, Place, Started
 from hone.grading.sandbox_watch import Bounds, Watched, watch
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
@@ -108,7 +108,8 @@ class Sandbox:
     def run(self, code: str, stdin: str = "") -> Ran:
         """Runs `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
-        Raises OSError if the process can't be started, which says nothing about the code.
+        Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
+        the code.
         """
         return self._run(code, stdin, self._place)
 
@@ -168,7 +169,7 @@ def _way_that_works(place: Place) -> Place:
                 _works[key] = tried
                 return tried
         except OSError as error:
-            said = said or str(error)
+            said = said or str(error).removeprefix(NOT_STARTED)
     if not said.startswith("bwrap:"):
         raise UserError(f"the interpreter does not start in the sandbox: {said}. {bubblewrap.OVERRIDE}")
     raise bubblewrap.refusal(said)

@@ -28,6 +28,7 @@ from hone.grading.sandbox_watch import Tree
 
 NO_MEMORY = 86
 """The exit code of code that ended with a MemoryError."""
+NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
 """Process and threads of `sandbox_main.py` itself."""
 _START_SECONDS = 60.0
@@ -35,7 +36,6 @@ _START_SECONDS = 60.0
 _BACKSTOP_SECONDS = 5
 """How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Of personality(2)."""
 _numbers = itertools.count()
@@ -164,7 +164,7 @@ class Started:
             said = os.pread(self._status, 4096, 0).partition(b"\n")[0]
             root = json.loads(said)["child-pid"] if ready else 0
         if not ready:
-            raise OSError(self._failed())
+            raise OSError(f"{NOT_STARTED}{self._failed()}")
         self.tree = Tree(root)
         if self._way is not None:
             with contextlib.suppress(OSError):
@@ -211,7 +211,8 @@ class Started:
     def _sealed(self, content: bytes) -> int:
         """A file in memory that nobody can change."""
         fd = self._file(content)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return fd
 
     def _pipe(self) -> tuple[int, int]:

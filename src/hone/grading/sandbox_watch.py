@@ -12,6 +12,7 @@ import select
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -24,6 +25,8 @@ GONE_SECONDS = 10.0
 _TICK = os.sysconf("SC_CLK_TCK")
 _RESIDENT = ("RssAnon", "RssShmem", "VmSwap")
 _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+_KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
+"""Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,15 @@ class Tree:
     def pids(self) -> list[int]:
         """Those that are there now, from the root down."""
         found, i = [self.root], 0
+        family = None if _KERNEL_KNOWS_CHILDREN else _families()
         while i < len(found):
-            with contextlib.suppress(OSError):
-                for task in os.listdir(f"/proc/{found[i]}/task"):
-                    with open(f"/proc/{found[i]}/task/{task}/children") as file:
-                        found += map(int, file.read().split())
+            if family is not None:
+                found += family.get(found[i], [])
+            else:
+                with contextlib.suppress(OSError):
+                    for task in os.listdir(f"/proc/{found[i]}/task"):
+                        with open(f"/proc/{found[i]}/task/{task}/children") as file:
+                            found += map(int, file.read().split())
             i += 1
         return found
 
@@ -192,6 +199,15 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
             seen.killed = seen.killed or "output"
             del kept[bounds.output_bytes :]
     return seen
+
+
+def _families() -> dict[int, list[int]]:
+    """The children of each process of the machine, from every process's parent."""
+    families: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+            families.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(pid))
+    return families
 
 
 def _read(source: int, kept: bytearray, limit: int) -> bool:
