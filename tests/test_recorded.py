@@ -108,3 +108,10 @@ def test_a_reward_function_that_raises_on_a_twentieth_of_the_completions_costs_n
     assert clean == rows("after SFT + RL")[0]["sampled"]["reward/mean"]  # the quickstart's own run
     ended = result["always_raising"]
     assert (ended["exit_code"], ended["steps"]) == (2, 1) and ended["last_line"].startswith("RuntimeError: ")
+
+
+def test_a_call_of_the_sandbox_costs_little_beside_bubblewrap():
+    result = json.loads((RESULTS / "sandbox.json").read_text())
+    milliseconds = result["milliseconds"]
+    assert milliseconds["sandbox"]["median"] <= 2 * milliseconds["bubblewrap"]["median"]
+    assert result["calls_per_second"]["2"] >= 1.4 * result["calls_per_second"]["1"]
