@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -20,6 +21,7 @@ from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_js
 from hone.model.rendering import Rendering, TemplateRendering, named_rendering
 from hone.model.template import find_template, read_override, special_tokens
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
+from hone.model.tool_calls import Tool, openai_call, tool_calls
 from hone.types import Message
 
 TOKENIZER_FILES = (
@@ -60,17 +62,46 @@ class ChatRenderer:
         self.stop_ids = tuple(dict.fromkeys((self.end_of_turn_id, *stop_ids, *rendering.stop_ids)))
         self.opened_by_template = self._find_opened()
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Ids of the conversation so far and the opening of the assistant's turn."""
-        return self._rendering.prompt_ids(messages)
+    def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
+        """Ids of the conversation so far and the opening of the assistant's turn. `tools` are OpenAI's tool schemas."""
+        return self._rendering.prompt_ids(messages, tools)
 
-    def completion_ids(self, prompt_messages: list[Message], completion_text: str) -> list[int]:
+    def bridge_ids(
+        self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
+    ) -> list[int]:
+        """Ids between two sampled turns: those that follow the end-of-turn id of the conversation's last message.
+
+        They hold what the template writes for `answers`, with the white space before them, and the opening of the next
+        turn. The sampled ids themselves are never rendered again. A turn that stopped by length has no bridge. Raises
+        UserError if the template rewrites what was said before once the answers follow, as Qwen3's does that drops
+        earlier thoughts after a message of the user, yet not after those of a tool.
+        """
+        return self._rendering.bridge_ids(conversation, answers, tools, self.opened_by_template, self.stop_ids)
+
+    def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
+        """The assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
+
+        The content is the whole text, thoughts and calls with their tags included, and starts with what the template
+        opened. A call that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
+        """
+        form = self._rendering.format
+        text = self.opened_by_template + self._decode_keeping(ids, form.tokens if form is not None else ())
+        if form is not None:
+            calls = tool_calls(text, form, tools)
+        else:
+            calls = [openai_call(call, text, i) for i, call in enumerate(self._rendering.read_calls(ids, tools))]
+        message: Message = {"role": "assistant", "content": text}
+        return message | {"tool_calls": calls} if calls else message
+
+    def completion_ids(
+        self, prompt_messages: list[Message], completion_text: str, tools: list[Tool] | None = None
+    ) -> list[int]:
         """Ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and the end of the turn.
 
         Raises UserError if the template rewrites the prompt once the turn is finished, or leaves out some of the text.
         """
         completion = {"role": "assistant", "content": completion_text}
-        ids = self._rendering.continuation_ids(prompt_messages, completion)
+        ids = self._rendering.continuation_ids(prompt_messages, completion, tools)
         ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
         ids = ids[: ends[-1] + 1] if ends else [*ids, self.end_of_turn_id]
         written = self.opened_by_template + self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -83,11 +114,7 @@ class ChatRenderer:
 
     def decode(self, ids: list[int]) -> str:
         """Text of a completion, up to the end of its turn, without special tokens."""
-        for i, token in enumerate(ids):
-            if token in self.stop_ids:
-                ids = ids[:i]
-                break
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
         """SHA-256 of all that decides how a conversation becomes token ids: the tokenizer's files and the template."""
@@ -113,6 +140,20 @@ class ChatRenderer:
             (folder / "chat_template.jinja").unlink(missing_ok=True)
             config = read_json(folder, "tokenizer_config.json") | {"chat_template": self._override}
             write_json(folder / "tokenizer_config.json", config)
+
+    def _up_to_end(self, ids: list[int]) -> list[int]:
+        return ids[: next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))]
+
+    def _decode_keeping(self, ids: list[int], tokens: Sequence[str]) -> str:
+        """As `decode`, but with these special tokens in the text."""
+        kept = {self.tokenizer.token_to_id(token): token for token in tokens} if tokens else {}
+        parts, start = [], 0
+        ids = self._up_to_end(ids)
+        for i, token in enumerate(ids):
+            if token in kept:
+                parts += [self.tokenizer.decode(ids[start:i], skip_special_tokens=True), kept[token]]
+                start = i + 1
+        return "".join([*parts, self.tokenizer.decode(ids[start:], skip_special_tokens=True)])
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
         """The id that the template writes after the assistant's text, else the first of `stop_ids`."""

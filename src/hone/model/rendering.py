@@ -2,57 +2,136 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer
 
 from hone.errors import UserError
 from hone.model.template import compile_template
+from hone.model.tool_calls import (
+    HERMES,
+    LLAMA,
+    XML,
+    Call,
+    Format,
+    Tool,
+    format_of_template,
+    with_objects,
+    without_tools,
+)
 from hone.types import Message
+
+REMEDY = "give a template that only appends with model.chat_template"
+THINKING = "<think>\nthought\n</think>\n\n"
+END_THINK = "</think>"
+FORMAT_OF_RENDERER = {
+    "qwen3": HERMES,
+    "qwen3-vl": HERMES,
+    "prime-qwen3": XML,
+    "qwen3.5": XML,
+    "qwen3.6": XML,
+    "qwen3.8": XML,
+    "llama-3": LLAMA,
+}
+"""Of the models that `renderers` knows, those whose calls hone reads itself; the calls of others the package reads."""
 
 
 class Rendering(Protocol):
     """How one model's conversations are written."""
 
     stop_ids: tuple[int, ...]
+    format: Format | None
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Ids of the conversation and the opening of the assistant's next turn."""
         ...
 
-    def continuation_ids(self, messages: list[Message], completion: Message) -> list[int]:
+    def continuation_ids(
+        self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Ids by which the finished turn continues `prompt_ids`, with whatever the template writes after it."""
+        ...
+
+    def bridge_ids(
+        self,
+        conversation: Sequence[Message],
+        answers: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        opened: str,
+        ends: Sequence[int],
+    ) -> list[int]:
+        """Ids that follow the end of the conversation's last turn: the answers, and the opening of the next turn.
+
+        `opened` is what the template opens for the model to continue, `ends` are the ids that end a turn.
+        """
+        ...
+
+    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
+        """The tool calls of sampled ids, for a rendering without a `format`."""
         ...
 
 
 class TemplateRendering:
-    """A chat template (Jinja) and a tokenizer."""
+    """A chat template (Jinja) and a tokenizer. A template that knows no tools gets them in Hermes' form."""
 
     stop_ids = ()
 
     def __init__(self, tokenizer: Tokenizer, template: str, tokens: dict[str, str]) -> None:
         self._tokenizer = tokenizer
-        self._render = compile_template(template, tokens)
+        self._compiled = compile_template(template, tokens)
+        self.format = format_of_template(template) if self._compiled.knows_tools else HERMES
+        self._structured = self._compiled.knows_tools and "tool_calls" in template
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        return self._encode(self._render(messages, True))
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        return self._encode(self._render(messages, True, tools))
 
-    def continuation_ids(self, messages: list[Message], completion: Message) -> list[int]:
-        prompt, full = self._render(messages, True), self._render([*messages, completion], False)
+    def continuation_ids(
+        self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        prompt, full = self._render(messages, True, tools), self._render([*messages, completion], False, tools)
         if not full.startswith(prompt):
-            at = next(
-                (i for i, (a, b) in enumerate(zip(prompt, full, strict=False)) if a != b), min(len(prompt), len(full))
-            )
             raise UserError(
-                "the chat template rewrites the conversation once the assistant has answered: the prompt goes on with "
-                f"{prompt[at : at + 40]!r} where the finished turn has {full[at : at + 40]!r}; "
-                "give a template that only appends with model.chat_template"
+                "the chat template rewrites the conversation once the assistant has answered: "
+                + _difference(prompt, full, "the prompt goes on with", "the finished turn has")
             )
         # Sampling continues the prompt's ids, so the prompt is never re-tokenised together with what follows it.
         prompt_ids, full_ids = self._encode(prompt), self._encode(full)
         if full_ids[: len(prompt_ids)] == prompt_ids:
             return full_ids[len(prompt_ids) :]
         return self._encode(full[len(prompt) :])
+
+    def bridge_ids(
+        self,
+        conversation: Sequence[Message],
+        answers: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        opened: str,
+        ends: Sequence[int],
+    ) -> list[int]:
+        turns, marker = stand_ins(conversation, answers, opened, self._structured)
+        full = self._render([*turns, *answers], True, tools)
+        check_history(self._render(turns[:-1], True, tools), turns[-1], full, opened, answers)
+        at = full.rfind(marker)
+        tail = self._encode(full[at + len(marker) :]) if at >= 0 else []
+        end = next((i for i, token in enumerate(tail) if token in ends), None)
+        if end is None:
+            raise UserError(f"the chat template does not write where an assistant's turn ends: {REMEDY}")
+        return tail[end + 1 :]
+
+    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
+        return []
+
+    def _render(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> str:
+        if self.format is None and tools:
+            raise UserError(
+                "the chat template lists tools, but asks for calls in a form that hone does not read: "
+                "give a template in the form of Qwen, Llama 3, Mistral or DeepSeek V3 with model.chat_template"
+            )
+        messages = [for_template(message, self.format) for message in messages]
+        if not self._compiled.knows_tools:
+            messages, tools = without_tools(messages, tools), None
+        return self._compiled.render(messages, opens, tools)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -61,22 +140,136 @@ class TemplateRendering:
 class NamedRendering:
     """A model that the `renderers` package knows."""
 
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Any, tokenizer: Tokenizer) -> None:
+        self._renderer, self._tokenizer = renderer, tokenizer
         self.stop_ids = tuple(renderer.get_stop_token_ids())
+        self.format = FORMAT_OF_RENDERER.get(renderer.config.name)
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        return list(self._renderer.render_ids(messages, add_generation_prompt=True))
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        return list(self._rendered(messages, True, tools).token_ids)
 
-    def continuation_ids(self, messages: list[Message], completion: Message) -> list[int]:
-        prompt = self.prompt_ids(messages)
-        full = list(self._renderer.render_ids([*messages, completion]))
+    def continuation_ids(
+        self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        prompt = self.prompt_ids(messages, tools)
+        full = list(self._rendered([*messages, completion], False, tools).token_ids)
         if full[: len(prompt)] != prompt:
             raise UserError(
                 f"{type(self._renderer).__name__} writes the conversation differently once the assistant has answered: "
-                "give a template that only appends with model.chat_template"
+                + REMEDY
             )
         return full[len(prompt) :]
+
+    def bridge_ids(
+        self,
+        conversation: Sequence[Message],
+        answers: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        opened: str,
+        ends: Sequence[int],
+    ) -> list[int]:
+        """Not by the renderer's `bridge_to_next_turn`, which also refuses what would not be rewritten, without a reason."""
+        turns, _ = stand_ins(conversation, answers, opened, structured=True)
+        full = self._rendered([*turns, *answers], True, tools)
+        text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)
+        prompt = self._tokenizer.decode(self.prompt_ids(turns[:-1], tools), skip_special_tokens=False)
+        check_history(prompt, turns[-1], text, opened, answers)
+        of_turn = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
+        end = next((i for i in reversed(of_turn) if full.token_ids[i] in ends), None)
+        if end is None:
+            raise UserError(
+                f"{type(self._renderer).__name__} does not write where an assistant's turn ends: {REMEDY}"
+            )
+        return list(full.token_ids[end + 1 :])
+
+    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
+        try:
+            parsed = self._renderer.parse_response(ids, tools=list(tools) if tools else None).tool_calls
+        except Exception:  # the package's readers do not expect every text that a model may write
+            return [Call(None, {}, self._tokenizer.decode(ids, skip_special_tokens=False))]
+        return [
+            Call(call.name, call.arguments)
+            if call.name and call.status == "ok" and isinstance(call.arguments, dict)
+            else Call(None, {}, call.raw)
+            for call in parsed
+        ]
+
+    def _rendered(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> Any:
+        written = [for_template(message, self.format) for message in messages]
+        return self._renderer.render(written, tools=list(tools) if tools else None, add_generation_prompt=opens)
+
+
+def for_template(message: Message, form: Format | None) -> Message:
+    """The message as a template takes it: calls that stand in the text are not written twice, arguments are objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    text = message.get("content")
+    spoken = form.before_calls(text) if form is not None and isinstance(text, str) else text
+    if spoken != text and form is not None and not form.structured:
+        return {name: part for name, part in message.items() if name != "tool_calls"}
+    return {**message, "content": spoken or "", "tool_calls": [with_objects(call) for call in calls]}
+
+
+def stand_ins(
+    conversation: Sequence[Message], answers: Sequence[Message], opened: str, structured: bool
+) -> tuple[list[Message], str]:
+    """The conversation with something short in place of what the model said, and the text that ends the last turn.
+
+    What was sampled is never rendered again, so that no text of a model decides how the template writes what follows.
+    Kept is what templates go by: whether there was thought, and calls where the template takes them (`structured`).
+    """
+    marker = "said"
+    while any(marker in str(message.get("content")) for message in (*conversation, *answers)):
+        marker += " on"
+    turns: list[Message] = []
+    for message in conversation:
+        if message.get("role") != "assistant":
+            turns.append(message)
+            continue
+        content = message.get("content")
+        thought = THINKING if opened or (isinstance(content, str) and END_THINK in content) else ""
+        calls = message.get("tool_calls") if structured else None
+        if calls:
+            called = [
+                {**call, "function": {"name": _name(call), "arguments": {"text": marker}}, "type": "function"}
+                for call in calls
+            ]
+            turns.append({"role": "assistant", "content": thought, "tool_calls": called})
+        else:
+            turns.append({"role": "assistant", "content": thought + marker})
+    assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"
+    return turns, marker
+
+
+def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
+    """Raises UserError unless `full` goes on from `prompt`, after which `turn` was said. White space may move."""
+    said = turn["content"].removeprefix(opened)
+    begun = _squeeze(prompt + said)
+    if not _squeeze(full).startswith(begun):
+        roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
+        raise UserError(
+            f"the chat template rewrites earlier turns once a message of {roles} follows, so the model would be "
+            "trained on a conversation that it never sees in use: "
+            + _difference(begun, _squeeze(full), "it was sampled from", "the template writes")
+        )
+
+
+def _name(call: dict[str, Any]) -> str:
+    function = call.get("function")
+    return (function.get("name") if isinstance(function, dict) else None) or "unreadable"
+
+
+def _difference(before: str, after: str, one: str, other: str) -> str:
+    """Where two texts part, in words, and the remedy."""
+    pairs = zip(before, after, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
+    return f"{one} {before[at : at + 40]!r} where {other} {after[at : at + 40]!r}; {REMEDY}"
+
+
+def _squeeze(text: str) -> str:
+    """Templates may move white space around a turn, never anything else."""
+    return "".join(text.split())
 
 
 class _RendererTokenizer:
@@ -108,4 +301,4 @@ def named_rendering(name: str, tokenizer: Tokenizer) -> NamedRendering | None:
     if name not in MODEL_RENDERER_MAP:
         return None
     config = config_from_name(MODEL_RENDERER_MAP[name])
-    return NamedRendering(create_renderer(_RendererTokenizer(tokenizer, name), cast(Any, config)))
+    return NamedRendering(create_renderer(_RendererTokenizer(tokenizer, name), cast(Any, config)), tokenizer)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
 from hone.model.files import read_json
+from hone.model.tool_calls import Tool
 from hone.types import Message
 
 # What Llama 3's own template falls back to.
@@ -51,14 +53,23 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
 
 
-def compile_template(template: str, tokens: dict[str, str]) -> Callable[[list[Message], bool], str]:
-    """A function (messages, add_generation_prompt) → text. Raises UserError for a template that can't be parsed.
+@dataclass(frozen=True)
+class CompiledTemplate:
+    """`render(messages, add_generation_prompt, tools)` → text; `knows_tools`: the template reads the variable `tools`."""
+
+    render: Callable[[Sequence[Message], bool, Sequence[Tool] | None], str]
+    knows_tools: bool
+
+
+def compile_template(template: str, tokens: dict[str, str]) -> CompiledTemplate:
+    """The template, ready to render. Raises UserError for one that can't be parsed.
 
     The environment is transformers': sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
     `raise_exception`, and `generation` blocks, which only mark.
     """
     import jinja2
     import jinja2.ext
+    import jinja2.meta
     import jinja2.nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -86,16 +97,21 @@ def compile_template(template: str, tokens: dict[str, str]) -> Callable[[list[Me
     environment.globals["strftime_now"] = FIXED_DATE.strftime
     try:
         compiled = environment.from_string(template)
+        knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
     except jinja2.TemplateSyntaxError as error:
         raise UserError(
             f"the chat template is not valid Jinja (line {error.lineno}: {error.message}): correct it"
         ) from error
 
-    def render(messages: list[Message], add_generation_prompt: bool) -> str:
+    def render(messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] | None = None) -> str:
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             return compiled.render(
-                messages=present, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **tokens
+                messages=present,
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **tokens,
             )
         except Exception as error:  # a template is its author's program, and may fail in any way
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -104,4 +120,4 @@ def compile_template(template: str, tokens: dict[str, str]) -> Callable[[list[Me
                 "change the messages, or give another template with model.chat_template"
             ) from error
 
-    return render
+    return CompiledTemplate(render, knows_tools)

@@ -3,7 +3,8 @@
 It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
 *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
-token only where it stands alone ("user", not "username").
+token only where it stands alone ("user", not "username"). Tools are listed in the system message, in fewer words than
+Qwen's; calls and answers are written as Qwen writes them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,35 @@ VOCAB_SIZE = len(SPECIALS) + len(ROLES) + len(TAGS) + len(INSTRUCTIONS) + len(BY
 ENDOFTEXT_ID, IM_START_ID, IM_END_ID = range(3)
 
 CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Call a tool by <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool['function'] | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>' + '\\n' }}
+{%- endif %}
 {%- for message in messages %}
-    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+    {%- if message['role'] == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}
+            {{- '<|im_end|>' + '\\n' }}
+        {%- endif %}
+    {%- elif not (tools and loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '\\n' if message['content'] or not loop.first }}
+            {{- '<tool_call>\\n{"name": ' + (call['function']['name'] | tojson) + ', "arguments": ' }}
+            {{- (call['function']['arguments'] | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>' + '\\n' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}

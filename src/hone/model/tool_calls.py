@@ -1,0 +1,412 @@
+r"""Tool calls in the text of a model, in the form that its family was trained to write them.
+
+| format | a call | families |
+|---|---|---|
+| `HERMES` | `<tool_call>{"name": "f", "arguments": {…}}</tool_call>` | Qwen2.5, Qwen3, Hermes, hone/tiny |
+| `XML` | `<tool_call><function=f><parameter=x>…</parameter></function></tool_call>` | Qwen3-Coder, Qwen3.5 |
+| `LLAMA` | `{"name": "f", "parameters": {…}}`, the whole text, with `<|python_tag|>` before it or not | Llama 3.x |
+| `MISTRAL` | `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, or `[TOOL_CALLS]f[ARGS]{…}` | Mistral |
+| `DEEPSEEK` | `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or with a kind and a code fence | DeepSeek V3 |
+
+Which one it is, the chat template says: it writes earlier calls in it. Text of a model is data: it is read as strict JSON
+(a key twice, NaN, half a surrogate pair and raw line breaks in strings are errors, as servers have it), up to `MAX_CHARS`
+and `MAX_DEPTH`, and in time that is linear in its length. What was thought (`<think>`) calls nothing. A call that cannot
+be read is none the less a call: `malformed`, for the model to be told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hone.types import Message, content_hash
+
+MAX_CHARS = 1_000_000
+"""Characters of one call; a longer one is malformed."""
+MAX_DEPTH = 100
+MAX_CALLS = 64
+"""Calls in one message; what follows the last of them is one malformed call."""
+Tool = dict[str, Any]
+"""A tool in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: the function's name and arguments, or for a malformed one None and its `raw` text."""
+
+    name: str | None
+    arguments: dict[str, Any]
+    raw: str = ""
+
+
+Read = Callable[[str, int, "Sequence[Tool]"], "tuple[list[Call], int]"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family writes calls.
+
+    `opening` is the regular expression of what a call starts with, `read` reads from where that starts: (calls, where
+    they end). `signs`: a chat template that holds one of these texts writes this format. `tokens`: special tokens of
+    the format, which decoding must keep. `structured`: the template wants calls as `tool_calls`, not in the text.
+    """
+
+    name: str
+    opening: re.Pattern[str]
+    read: Read
+    signs: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+    structured: bool = False
+
+    def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
+        """The calls in a text, in order."""
+        return [call for call, _ in self._found(text, tools or ())]
+
+    def before_calls(self, text: str) -> str:
+        """The text up to its first call, without white space at the end; all of it if it calls nothing."""
+        return next((text[:at].rstrip() for _, at in self._found(text, ())), text)
+
+    def _found(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
+        """Each call, and where it (or the list that it stands in) starts."""
+        found: list[tuple[Call, int]] = []
+        at = _spoken_from(text)
+        start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
+        while match := start.search(text, at):
+            if match.group() == "<think>":
+                end = text.find("</think>", match.end())
+                if end < 0:
+                    break
+                at = end + len("</think>")
+                continue
+            if len(found) >= MAX_CALLS:
+                found.append((Call(None, {}, text[match.start() :]), match.start()))
+                break
+            calls, end = self.read(text, match.start(), tools)
+            found += [(call, match.start()) for call in calls]
+            at = max(end, match.end())
+        return found
+
+
+def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
+    """The calls in a text in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
+
+    Of a malformed call the name is "" and the arguments are its raw text. An id is nine letters and digits, as Mistral
+    wants it, and a function of the text and the call's place. `tools` tell the types of XML's arguments, which are
+    plain text without them.
+    """
+    return [openai_call(call, text, i) for i, call in enumerate(form.calls(text, tools))]
+
+
+def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
+    """The call as OpenAI has it; `text` and `index` make its id."""
+    arguments = call.raw if call.name is None else json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name or "", "arguments": arguments}
+    return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
+
+
+def format_of_template(template: str) -> Format | None:
+    """The format in which a chat template writes calls; None if it is none of those known."""
+    if GLM_SIGN in template:
+        return None
+    return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that is all of `text`, within the bounds of this module, or None."""
+    value, end = _json(text, _skip(text, 0))
+    return value if isinstance(value, dict) and not text[end:].strip() else None
+
+
+HERMES_TOOLS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""The words with which Hermes and Qwen models were trained."""
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
+    """The same conversation in Hermes' form for a template that knows neither tools nor their messages.
+
+    Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
+    """
+    plain: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            answer = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+            if plain and plain[-1].get("answers"):
+                plain[-1]["content"] += "\n" + answer
+            else:
+                plain.append({"role": "user", "content": answer, "answers": True})
+        elif calls := message.get("tool_calls"):
+            written = [_written(call) for call in calls]
+            content = "\n".join([text for text in [message.get("content")] if text] + written)
+            plain.append({"role": message["role"], "content": content})
+        else:
+            plain.append(dict(message))
+    plain = [{name: part for name, part in message.items() if name != "answers"} for message in plain]
+    if not tools:
+        return plain
+    listed = HERMES_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if plain and plain[0].get("role") == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{listed}"}, *plain[1:]]
+    return [{"role": "system", "content": listed}, *plain]
+
+
+def with_objects(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, as chat templates take them; text that is no object stays."""
+    function = dict(call.get("function") or call)
+    if isinstance(function.get("arguments"), str):
+        value = read_object(function["arguments"])
+        function["arguments"] = function["arguments"] if value is None else value
+    return {**call, "function": function} if "function" in call else function
+
+
+def _written(call: dict[str, Any]) -> str:
+    function = with_objects(call).get("function") or call
+    body = {"name": function.get("name", ""), "arguments": function.get("arguments", {})}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
+
+
+def _spoken_from(text: str) -> int:
+    """Where speech can start: behind a `</think>` that nothing before it opened (the chat template did)."""
+    end = text.find("</think>")
+    return 0 if end < 0 or "<think>" in text[:end] else end + len("</think>")
+
+
+# Reading JSON
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key twice")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits} is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+_SPACE = re.compile(r"\s*")
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _json(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at `at` and its end; (None, at) if there is none within the bounds."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+        if end - at > MAX_CHARS or not _shallow(value):
+            return None, at
+        text[at:end].encode()
+        json.dumps(value, ensure_ascii=False).encode()  # an escape may have made half a surrogate pair
+    except (ValueError, RecursionError):
+        return None, at
+    return value, end
+
+
+def _shallow(value: Any) -> bool:
+    """Whether lists and objects are nested at most `MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _call(value: Any) -> Call | None:
+    """The call that an object describes, None if it is none. Arguments may be an object, that as text, or missing."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name.strip():
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    return Call(name.strip(), arguments) if isinstance(arguments, dict) else None
+
+
+# One reader for each format. Each is given where a call starts and returns where to go on.
+
+
+def _until(text: str, start: int, closing: str, opening: str) -> tuple[list[Call], int]:
+    """A malformed call from `start` to its closing tag; without one, up to the next call or the end."""
+    end, following = text.find(closing, start), text.find(opening, start)
+    if end < 0 or 0 <= following < end:
+        end = following if following >= 0 else len(text)
+        return [Call(None, {}, text[start:end].strip())], end
+    return [Call(None, {}, text[start:end].strip())], end + len(closing)
+
+
+def _read_hermes(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len("<tool_call>")
+    value, end = _json(text, _skip(text, body))
+    end = _skip(text, end)
+    call = _call(value)
+    if call is not None and text.startswith("</tool_call>", end):
+        return [call], end + len("</tool_call>")
+    return _until(text, body, "</tool_call>", "<tool_call>")
+
+
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
+
+
+def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len("<tool_call>")
+    malformed = _until(text, body, "</tool_call>", "<tool_call>")
+    head = _FUNCTION.match(text, body)
+    if head is None:
+        return malformed
+    name, at = head.group(1).strip(), head.end()
+    types = _types(name, tools)
+    arguments: dict[str, Any] = {}
+    while match := _PARAMETER.match(text, at):
+        key = match.group(1).strip()
+        if key in arguments:
+            return malformed
+        value = match.group(2).removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(value, types.get(key))
+        at = match.end()
+    end = _FUNCTION_END.match(text, at)
+    if end is None or end.end() - body > MAX_CHARS:
+        return malformed
+    return [Call(name, arguments)], end.end()
+
+
+def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The declared type of each argument of a tool."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: schema.get("type", "any") for key, schema in properties.items()}
+    return {}
+
+
+def _typed(text: str, kind: Any) -> Any:
+    """An argument that was written as plain text, read as JSON where its type is declared and is not text."""
+    if kind is None or kind == "string":
+        return text
+    value, end = _json(text, _skip(text, 0))
+    return text if text[end:].strip() or (value is None and text.strip() != "null") else value
+
+
+def _read_llama(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    tagged = text.startswith("<|python_tag|>", at)
+    start = _skip(text, at + len("<|python_tag|>") if tagged else at)
+    calls: list[Call] = []
+    at = start
+    while len(calls) < MAX_CALLS:
+        value, end = _json(text, at)
+        call = _call(value) if isinstance(value, dict) and value.keys() & {"arguments", "parameters"} else None
+        if call is None:
+            break
+        calls.append(call)
+        at = _skip(text, end)
+        if text.startswith(";", at):
+            at = _skip(text, at + 1)
+    unread = text[at:]
+    if not calls and not tagged and not _LOOKS_LIKE_A_CALL.match(unread):
+        return [], len(text)
+    if (tagged and unread) or _LOOKS_LIKE_A_CALL.match(unread):
+        calls.append(Call(None, {}, unread.strip()))
+    return calls, len(text)
+
+
+_LOOKS_LIKE_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
+_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*")
+
+
+def _read_mistral(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    start = at + len("[TOOL_CALLS]")
+    value, end = _json(text, _skip(text, start))
+    if isinstance(value, list) and value:
+        raw = text[start:end].strip()
+        return [_call(item) or Call(None, {}, raw) for item in value[:MAX_CALLS]], end
+    if head := _MISTRAL_NAME.match(text, start):
+        value, end = _json(text, head.end())
+        if isinstance(value, dict):
+            return [Call(head.group(1), value)], end
+    following = text.find("[TOOL_CALLS]", start)
+    end = following if following >= 0 else len(text)
+    return [Call(None, {}, text[start:end].strip())], end
+
+
+_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = re.compile(r"\s*function\s*" + _DEEPSEEK_SEP + r"([^\n<]+)\n```json\n")
+_NAMED = re.compile(r"\s*([^\n<]+)" + _DEEPSEEK_SEP)
+
+
+def _read_deepseek(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len(_DEEPSEEK_BEGIN)
+    for head, fence in ((_FENCED, "```"), (_NAMED, "")):
+        if match := head.match(text, body):
+            value, end = _json(text, _skip(text, match.end()))
+            end = _skip(text, end)
+            end = _skip(text, end + len(fence)) if fence and text.startswith(fence, end) else end
+            if isinstance(value, dict) and text.startswith(_DEEPSEEK_END, end):
+                return [Call(match.group(1).strip(), value)], end + len(_DEEPSEEK_END)
+    return _until(text, body, _DEEPSEEK_END, _DEEPSEEK_BEGIN)
+
+
+HERMES = Format("hermes", re.compile("<tool_call>"), _read_hermes, ("<tool_call>",))
+XML = Format("xml", re.compile("<tool_call>"), _read_xml, ("<function=",))
+LLAMA = Format(
+    "llama",
+    re.compile(r"<\|python_tag\|>|(?:(?<=</think>)|\A)\s*\{"),
+    _read_llama,
+    ("<|python_tag|>", '"parameters": dictionary'),
+    tokens=("<|python_tag|>",),
+)
+MISTRAL = Format(
+    "mistral",
+    re.compile(r"\[TOOL_CALLS\]"),
+    _read_mistral,
+    ("[TOOL_CALLS]",),
+    tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    structured=True,
+)
+DEEPSEEK = Format(
+    "deepseek",
+    re.compile(_DEEPSEEK_BEGIN),
+    _read_deepseek,
+    (_DEEPSEEK_BEGIN,),
+    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+)
+GLM_SIGN = "<arg_key>"
+"""GLM writes something else between the tags of Hermes."""
+FORMATS = (DEEPSEEK, MISTRAL, XML, HERMES, LLAMA)
+"""In the order in which a template's text is looked through."""
