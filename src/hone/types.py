@@ -65,6 +65,10 @@ class Trajectory:
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
     version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
+
+    Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
+    environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
+    off, as outcome and detail; `late`: it was ended at a deadline, so it may answer otherwise another time.
     """
 
     token_ids: np.ndarray
@@ -74,6 +78,9 @@ class Trajectory:
     messages: list[Message]
     stop_reason: str
     sample_id: str
+    state: dict[str, Any] | None = None
+    failure: tuple[Outcome, str] | None = None
+    late: bool = False
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -93,15 +100,33 @@ class Trajectory:
 
     @property
     def completion_text(self) -> str:
-        return self.messages[-1]["content"]
+        """What the policy said, the texts of several turns with an empty line between them."""
+        said = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return "\n\n".join(said[-max(1, self.turns) :])
+
+    @property
+    def turns(self) -> int:
+        """How often the policy had its turn: runs of sampled tokens."""
+        return int(self.sampled_mask[:1].sum() + (np.diff(self.sampled_mask.astype(np.int8)) == 1).sum())
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first that was sampled."""
+        return int(self.sampled_mask.argmax()) if self.num_sampled else len(self.token_ids)
+
+    @property
+    def num_environment(self) -> int:
+        """Tokens between the turns, which the environment said."""
+        return len(self.token_ids) - self.prompt_length - self.num_sampled
 
 
 @dataclass(frozen=True)
 class Reply:
     """One completion by a server that tells its text, not its tokens: enough to grade, not to train on.
 
-    `messages` is the conversation including the completion. The token counts are the server's; None if it gave none.
-    `seconds` is how long the answer took.
+    `messages` is the conversation including the completion. The token counts are the server's; None if it gave none:
+    of several turns (`turns`), of the prompt of the first, and of all completions. `seconds` is how long the answers
+    took. `state` and `failure` as in `Trajectory`.
     """
 
     messages: list[Message]
@@ -110,6 +135,9 @@ class Reply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     seconds: float = 0.0
+    turns: int = 1
+    state: dict[str, Any] | None = None
+    failure: tuple[Outcome, str] | None = None
 
     def __post_init__(self) -> None:
         assert self.stop_reason in ("stop", "length"), self.stop_reason

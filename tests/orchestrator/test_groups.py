@@ -5,16 +5,17 @@ import pytest
 
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
-from hone.orchestrator.groups import RequestMaker, grade_groups, group_state
+from hone.orchestrator.groups import grade_groups, group_state
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.requests import RequestMaker
 from hone.types import Example, Trajectory
 
 
 class Renderer:
     """Renders a message as one token per character."""
 
-    def prompt_ids(self, messages):
+    def prompt_ids(self, messages, tools=None):
         return [ord(c) for c in messages[-1]["content"]]
 
 

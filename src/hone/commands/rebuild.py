@@ -169,7 +169,7 @@ def _rl(
         env = task_of(config)
         rows = len(env.split("train"))
     curriculum = Curriculum.of_run(config, rows, left_out)
-    policy = own_policy(config, trainer, renderer)
+    policy = own_policy(config, env, trainer, renderer)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if config.sampled_by is not None:

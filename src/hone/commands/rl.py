@@ -78,7 +78,7 @@ def run(config: RLConfig) -> int:
         ledger = Ledger(state["ledger"] if state else None)
         curriculum.restore(ledger.entries)
         curriculum.restarted = lambda step: tell_restart(writer, curriculum, step)
-        policy = stack.enter_context(sampling(config, server, writer, trainer, renderer))
+        policy = stack.enter_context(sampling(config, env, server, writer, trainer, renderer))
         sampler = GroupSampler(config, env, renderer, policy, curriculum)
         told_before = "left_out" in writer.info  # a resume with --allow-drift may leave none out
         writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped or told_before else {}))

@@ -11,6 +11,7 @@ import torch
 
 from hone.commands.api_key import api_key
 from hone.config.rl import RLConfig
+from hone.environments import Environment, MultiTurnEnv
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.vllm import VllmServer
@@ -28,6 +29,8 @@ from hone.trainer.step import Trainer
 
 KV_GIB = 4.0
 """Memory for the own engine's keys and values, unless the config says how much."""
+PREFIX_SHARE = 0.25
+"""As much again of it for the prompts of conversations, whose next turns begin with them."""
 
 
 def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
@@ -45,25 +48,32 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     return reach(endpoint, config.model.name, renderer, config.seq_len, _spool(config), parameters)
 
 
-def own_policy(config: RLConfig, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     """The engine in this process, on the trainer's parameters."""
     settings = config.inference
+    kv_bytes = int((settings.kv_gib or KV_GIB) * 2**30)
     engine = Engine(
         trainer.model,
-        kv_bytes=int((settings.kv_gib or KV_GIB) * 2**30),
+        kv_bytes=kv_bytes,
+        prefix_bytes=prefix_bytes(env, kv_bytes),
         batch_invariant=settings.batch_invariant,
         cuda_graphs=settings.cuda_graphs,
     )
     return EnginePolicy(engine, renderer, lambda: trainer.version)
 
 
+def prefix_bytes(env: Environment, kv_bytes: int) -> int:
+    """Memory for the keys and values of prompts that come again: those of conversations, grown by a turn."""
+    return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv) else 0
+
+
 @contextmanager
 def sampling(
-    config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+    config: RLConfig, env: Environment, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Iterator[Policy]:
     """The policy of the run. A server takes the weights from a spool in the run's directory; one started here ends."""
     if config.sampled_by is None:
-        yield own_policy(config, trainer, renderer)
+        yield own_policy(config, env, trainer, renderer)
         return
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from hone.environments.workers import Limits, Origin, Sample, Workers, score
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.grading.process import inside
-from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
+from hone.types import Example, Message, Outcome, Reply, Score, Trajectory, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
@@ -71,6 +72,9 @@ class Environment:
     function asks for it) and `info` (a dict, or one as JSON). A task whose rows have other columns overrides
     `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
     """
+
+    tool_schemas: list[dict[str, Any]] | None = None
+    """The tools that the model may call, in OpenAI's form."""
 
     def __init__(
         self,
@@ -239,7 +243,12 @@ class Environment:
         environment. What async reward functions wait for, they wait for at once; yet each comes after the one before it
         in the rubric, for they share `state`.
         """
-        samples = [self._sample(example, completion, seed) for example, completion in pairs]
+        pairs = list(pairs)
+        samples = [self._sample(*pair, seed) for pair in pairs if not _broken_off(pair[1])]
+        scores = iter(self._grade(samples))
+        return [_failed(self.rubric, completion) or next(scores) for _, completion in pairs]
+
+    def _grade(self, samples: list[Sample]) -> list[Score]:
         workers = None if self.rubric.inline else self._processes()
         if workers is None:
             return together([self.grading(sample) for sample in samples], self._limits.timeout)
@@ -249,7 +258,13 @@ class Environment:
     def grading(self, sample: Sample) -> Work[Score]:
         """Runs the rubric on a sample, in whatever process this is."""
         return self.rubric.grade(
-            sample.example, sample.completion, self.parser, sample.stop_reason, sample.seed, sample.sample_id
+            sample.example,
+            sample.completion,
+            self.parser,
+            sample.stop_reason,
+            sample.seed,
+            sample.sample_id,
+            sample.state,
         )
 
     def _processes(self) -> Workers | None:
@@ -264,9 +279,9 @@ class Environment:
         return self._workers
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:
-        stop_reason, sample_id = "stop", ""
+        stop_reason, sample_id, state = "stop", "", None
         if isinstance(completion, Trajectory | Reply):
-            stop_reason, sample_id = completion.stop_reason, completion.sample_id
+            stop_reason, sample_id, state = completion.stop_reason, completion.sample_id, completion.state
             messages = completion.messages[len(example.prompt) :]
         elif isinstance(completion, str):
             messages = [{"role": "assistant", "content": completion}]
@@ -274,7 +289,7 @@ class Environment:
             starts = completion[: len(example.prompt)] == example.prompt
             messages = completion[len(example.prompt) :] if starts else completion
         completed = [dict(message) for message in messages]
-        return Sample(example, completed, stop_reason, seed, sample_id)
+        return Sample(example, completed, stop_reason, seed, sample_id, state)
 
     def _messages(self, prompt: Any, where: str) -> list[Message]:
         if isinstance(prompt, str):
@@ -293,6 +308,16 @@ class Environment:
 
 class SingleTurnEnv(Environment):
     """A task of one question and one completion."""
+
+
+def _broken_off(completion: Completion) -> tuple[Outcome, str] | None:
+    """Why the environment broke off a conversation, if it did."""
+    return completion.failure if isinstance(completion, Trajectory | Reply) else None
+
+
+def _failed(rubric: Rubric, completion: Completion) -> Score | None:
+    failure = _broken_off(completion)
+    return None if failure is None else Score(math.nan, {}, rubric.weights, *failure)
 
 
 def _is_message(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,11 @@ from hone.environments.environment import Environment
 from hone.environments.rubric import is_async, is_inline
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, attempt, together
-from hone.types import Message
+from hone.types import Example, Message
 
 
 class MultiTurnEnv(Environment):
-    """A task of at most `max_turns` completions, with messages of the environment between them.
-
-    Whole conversations can be graded; rollouts cannot be made of them yet.
-    """
+    """A task of at most `max_turns` completions, with messages of the environment between them."""
 
     def __init__(self, *, max_turns: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -25,9 +23,26 @@ class MultiTurnEnv(Environment):
             raise UserError(f"environment {self.id!r}: max_turns is {max_turns}; it must be at least 1")
         self.max_turns = max_turns
 
+    def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
+        """What `env_response` finds in `state` at the first turn: prompt, answer, info and example_id of the example,
+        and `seed`, a number of this rollout's own, for environments that draw. It is JSON: what `info` has beyond that,
+        dates for instance, is text in it.
+        """
+        return {
+            "prompt": [dict(message) for message in example.prompt],
+            "answer": example.answer,
+            "info": json.loads(json.dumps(example.info, default=str)),
+            "example_id": example.id,
+            "seed": seed,
+        }
+
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
         """What the environment says to a conversation that ends with the model; nothing if it is over."""
         raise NotImplementedError
+
+    def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
+        """What is said in place of an `env_response` that failed; None: the sample fails."""
+        return None
 
     def respond_many(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]]
@@ -51,9 +66,3 @@ class MultiTurnEnv(Environment):
         messages, state = copy.deepcopy(messages), copy.deepcopy(state)
         said = yield from attempt(self.env_response, messages, state)
         return said if isinstance(said, GraderFailure) else (list(said or []), state)
-
-    def check_rollouts(self) -> None:
-        raise UserError(
-            f"environment {self.id!r} is a conversation of several turns, which can be graded but not sampled yet: "
-            "take a task of a single turn"
-        )

@@ -97,15 +97,17 @@ class Rubric:
         stop_reason: str,
         seed: int = 0,
         sample_id: str = "",
+        kept: Mapping[str, Any] | None = None,
     ) -> Work[Score]:
         """Runs all functions on one completion. The first that fails ends the grading: the sample has no reward then.
 
         To be run by `hone.grading.together`. `state` holds prompt, completion, answer, info, example_id, stop_reason
-        and is_truncated; functions may add to it. The `rng` of each function is the stream (seed, "grader", example,
-        sample_id, function): what is graded before or beside it changes nothing, and grading again gives the same.
+        and is_truncated, and what the environment of a conversation `kept` in it; functions may add to it. The `rng` of
+        each function is the stream (seed, "grader", example, sample_id, function): what is graded before or beside it
+        changes nothing, and grading again gives the same.
         """
         started = time.perf_counter()
-        offered = _arguments(example, completion, parser, stop_reason)
+        offered = _arguments(example, completion, parser, stop_reason, kept or {})
         offered["rng"] = functools.partial(stream, seed, "grader", example.id, sample_id)
         answer = yield from attempt(parser.parse_answer, completion)
         components: dict[str, float] = {}
@@ -184,11 +186,13 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
         ) from None
 
 
-def _arguments(example: Example, completion: list[Message], parser: Parser, stop_reason: str) -> dict[str, Any]:
+def _arguments(
+    example: Example, completion: list[Message], parser: Parser, stop_reason: str, kept: Mapping[str, Any]
+) -> dict[str, Any]:
     """What reward functions are offered. Copies: a function that changes its arguments must not change the example."""
     prompt = [dict(message) for message in example.prompt]
     info = copy.deepcopy(example.info) if example.info else {}
-    state = {
+    state = copy.deepcopy(dict(kept)) | {
         "prompt": prompt,
         "completion": completion,
         "answer": example.answer,

@@ -33,13 +33,14 @@ _SCRIPT = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reward function is asked about: a completion of an example."""
+    """What a reward function is asked about: a completion of an example, and what the environment kept of it."""
 
     example: Example
     completion: list[Message]
     stop_reason: str
     seed: int
     sample_id: str
+    state: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

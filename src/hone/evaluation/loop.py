@@ -16,7 +16,8 @@ from hone.environments import Environment
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.groups import RequestMaker
+from hone.orchestrator.conversations import roll_out
+from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.types import Policy
 
 BATCH = 256
@@ -44,7 +45,7 @@ def evaluate(
     """
     split = env.split("eval")
     count = min(num_examples, len(split))
-    maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval")
+    maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)
     samples: list[EvalSample] = []
     seconds = {"sample": 0.0, "grade": 0.0}
@@ -53,7 +54,7 @@ def evaluate(
         indices = range(start, min(start + per_batch, count))
         examples = [split[i] for i in indices]
         began = time.perf_counter()
-        trajectories = policy.sample(maker.requests(examples, indices, version), sampling)
+        trajectories = roll_out(env, policy, maker, examples, indices, version, sampling)
         sampled = time.perf_counter()
         places = [divmod(position, rollouts_per_example) for position in range(len(trajectories))]
         pairs = [(examples[member], t) for (member, _), t in zip(places, trajectories, strict=True)]

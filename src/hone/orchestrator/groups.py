@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from hone import rng
 from hone.algorithms.advantages import group_advantages, has_signal
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.errors import UserError
-from hone.inference.types import Completion, SamplingParams
+from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.conversations import roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, Ledger, State
-from hone.orchestrator.types import Policy, Request
+from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.retelling import RecordedPolicy
+from hone.orchestrator.types import Policy, Sampler
 from hone.types import Example, Group, Outcome, Score, Trajectory
-
-
-@dataclass(frozen=True)
-class RequestMaker:
-    """Turns examples into sampling requests, `rollouts` per example.
-
-    A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
-    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently.
-    """
-
-    renderer: ChatRenderer
-    rollouts: int
-    seq_len: int
-    max_tokens: int | None
-    seed: int
-    purpose: str
-
-    def requests(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Request]:
-        """Requests of all examples, group by group. UserError if a prompt leaves no room for a completion."""
-        requests = []
-        for example, draw in zip(examples, draws, strict=True):
-            prompt_ids = tuple(self.renderer.prompt_ids(example.prompt))
-            room = self.seq_len - len(prompt_ids)
-            if room < 1:
-                raise UserError(
-                    f"the prompt of example {example.id} has {len(prompt_ids)} tokens and leaves no room for a "
-                    f"completion in seq_len = {self.seq_len}; raise seq_len, or take the example out of the data"
-                )
-            limit = room if self.max_tokens is None else min(self.max_tokens, room)
-            for sample in range(self.rollouts):
-                key = rng.key(self.seed, self.purpose, step, draw, sample)
-                requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
-        return requests
 
 
 class GroupSampler:
@@ -72,8 +40,14 @@ class GroupSampler:
         self.curriculum = curriculum
         self._sampling = SamplingParams(temperature=orch.sampling.temperature)
         self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
-        self._requests = RequestMaker(
-            renderer, orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens, config.seed, "rollout"
+        self._maker = RequestMaker(
+            renderer,
+            orch.rollouts_per_example,
+            config.seq_len,
+            orch.sampling.max_tokens,
+            config.seed,
+            "rollout",
+            env.tool_schemas,
         )
 
     def draw(self) -> tuple[list[int], list[Example]]:
@@ -86,8 +60,8 @@ class GroupSampler:
         return [self._rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
-        """A group of completions for each example, group by group."""
-        return self._policy.sample(self._requests.requests(examples, draws, step), self._sampling)
+        """A group of rollouts for each example, group by group."""
+        return self._roll_out(self._policy, examples, draws, step)
 
     def retell(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
@@ -96,24 +70,20 @@ class GroupSampler:
 
         ValueError if `recorded` are not as many.
         """
-        requests = self._requests.requests(examples, draws, step)
-        return [
-            trajectory(r, _chosen(t), [step] * t.num_sampled, self._requests.renderer)
-            for r, t in zip(requests, recorded, strict=True)
-        ]
+        requests = self._maker.requests(examples, draws, step)
+        rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
+        return self._roll_out(RecordedPolicy(rollouts, self._maker.renderer, step), examples, draws, step)
+
+    def _roll_out(
+        self, sampler: Sampler, examples: Sequence[Example], draws: Sequence[int], step: int
+    ) -> list[Trajectory]:
+        return roll_out(self._env, sampler, self._maker, examples, draws, step, self._sampling)
 
     def grade(
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
         """The completions with their scores and advantages."""
         return grade_groups(self._env, examples, draws, trajectories, self._normalize_std, self._seed)
-
-
-def _chosen(trajectory: Trajectory) -> Completion:
-    """What the policy chose in a trajectory."""
-    mask_L = trajectory.sampled_mask
-    ids, logprobs = trajectory.token_ids[mask_L].tolist(), trajectory.logprobs[mask_L].tolist()
-    return Completion(ids, logprobs, trajectory.stop_reason)
 
 
 def check_prompts(

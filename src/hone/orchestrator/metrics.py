@@ -11,7 +11,10 @@ from hone.types import Group, Outcome
 
 
 def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Metrics over all sampled completions of a step; samples whose grading failed are counted, and leave the means."""
+    """Metrics over all sampled completions of a step; samples whose grading failed are counted, and leave the means.
+
+    Of a task of several turns also how many they were, and the tokens between them, which are the environment's.
+    """
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
     graded = rewards(scores)[valid(scores)]
@@ -26,6 +29,9 @@ def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     metrics |= outcome_shares([score.outcome for score in scores])
     metrics["completion/length/mean"] = float(lengths.mean())
     metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
+    if any(t.state is not None for t in trajectories):
+        metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
+        metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
     staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
     metrics["staleness/mean"] = float(staleness.mean())
     for state in ("trained", "filtered", "failed"):

@@ -47,6 +47,8 @@ class RunRecorder:
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
         timings = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None
         self.run.log_step(step, metrics, timings, weights)
+        if any(trajectory.late for group in groups for trajectory in group.trajectories):
+            self.run.mark_inexact(step, "a tool was ended at its deadline")
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:

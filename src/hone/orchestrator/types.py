@@ -13,25 +13,33 @@ from hone.types import Message, Trajectory
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does."""
+    """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does.
+
+    `messages` are those that `prompt_ids` say. `turn` counts the turns of the conversation `sample_id`, from 0.
+    """
 
     prompt_ids: tuple[int, ...]
     messages: list[Message]
     key: int
     sample_id: str
     max_tokens: int
+    turn: int = 0
 
 
-class Policy(Protocol):
-    """Something that samples: the engine in this process, or a server."""
+class Sampler(Protocol):
+    """Something that completes requests."""
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        """One trajectory per request, in their order."""
+        ...
+
+
+class Policy(Sampler, Protocol):
+    """A sampler whose weights change: the engine in this process, or a server."""
 
     @property
     def version(self) -> int:
         """Updates behind the weights that sample now."""
-        ...
-
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        """One trajectory per request, in their order."""
         ...
 
     def load(self, version: int, path: Path | None = None) -> None:

@@ -1,16 +1,17 @@
 """The first thing in which two records of the same step differ.
 
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
-what differs after it the consequence: the weights that the step began with, the order of examples, tokens, logprobs,
-rewards, the rest of each rollout, advantages, metrics (gradient norm and loss first), the weights that it made.
+what differs after it the consequence: the weights that the step began with, the order of examples, tokens (first of all
+those that an environment said between the turns of a conversation, if it is they that differ first), logprobs, rewards, the rest of each rollout, advantages, metrics (gradient norm and loss first), the weights that it made.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 Row = dict[str, Any]
@@ -19,6 +20,7 @@ Row = dict[str, Any]
 QUANTITIES = (
     "initial weights",
     "order",
+    "environment",
     "tokens",
     "logprobs",
     "rewards",
@@ -30,7 +32,7 @@ QUANTITIES = (
 """In the order in which they are compared."""
 
 # Columns that come in no quantity of their own. `detail` is none of them: a traceback in it names folders.
-_OTHER = ("example_id", "versions", "stop_reason", "state", "prompt", "text", "answer", "info", "weights")
+_OTHER = ("example_id", "versions", "stop_reason", "state", "prompt", "text", "completion", "answer", "info", "weights")
 _FIRST_METRICS = ("grad_norm", "loss")
 
 
@@ -124,9 +126,32 @@ def _rows_differ(step: int, first: Sequence[Row], second: Sequence[Row]) -> Diff
 def _tokens(step: int, row: Row, other: Row) -> Difference | None:
     found = _in_sequence(step, "tokens", "token {} of sample " + row["sample_id"], row["token_ids"], other["token_ids"])
     if found or row["sampled_mask"] == other["sampled_mask"]:
-        return found
+        return found and (_environment(step, row, other) or found)
     what = f"whether token {{}} of sample {row['sample_id']} was sampled"
     return _in_sequence(step, "tokens", what, row["sampled_mask"], other["sampled_mask"])
+
+
+def _environment(step: int, row: Row, other: Row) -> Difference | None:
+    """If the first token that differs is one that the environment said (or did not say) after a turn: what it said."""
+    pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=ABSENT))
+    first = next(index for index, (token, another) in pairs if token != another)
+    masks = [of_row["sampled_mask"] for of_row in (row, other)]
+    if any(not any(mask[:first]) or any(mask[first : first + 1]) for mask in masks):
+        return None
+    turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
+    said = (_answer(of_row.get("completion"), turn) for of_row in (row, other))
+    return Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *said)
+
+
+def _answer(completion: str | None, turn: int) -> Any:
+    """What stands between this turn (the first is 1) and the next in recorded messages."""
+    turns = 0
+    said = []
+    for message in json.loads(completion or "[]"):
+        turns += message["role"] == "assistant"
+        if turns == turn and message["role"] != "assistant":
+            said.append(message["content"])
+    return said[0] if len(said) == 1 else said or ABSENT
 
 
 def _logprobs(step: int, row: Row, other: Row) -> Difference | None:

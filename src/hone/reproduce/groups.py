@@ -50,14 +50,17 @@ def _groups(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[G
 
 
 def _trajectory(row: Row) -> Trajectory:
+    several = row.get("completion") is not None
+    said = json.loads(row["completion"]) if several else [{"role": "assistant", "content": row["text"]}]
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
         logprobs=np.array(row["logprobs"], dtype=np.float32),
         versions=np.array(row["versions"], dtype=np.int32),
-        messages=[*json.loads(row["prompt"]), {"role": "assistant", "content": row["text"]}],
+        messages=[*json.loads(row["prompt"]), *said],
         stop_reason=row["stop_reason"],
         sample_id=row["sample_id"],
+        state={} if several else None,  # what the environment kept is not recorded, and no step needs it again
     )
 
 

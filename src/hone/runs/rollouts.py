@@ -29,6 +29,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+ADDED = ("completion",)
+"""Columns that the files of older runs lack."""
+
+
 def rollouts_file(step: int) -> str:
     """Where the rollouts of a step lie, relative to the run."""
     return f"rollouts/step_{step:06d}.parquet"
@@ -65,9 +69,10 @@ def schema() -> pyarrow.Schema:
             ("state", text),  # what became of it: trained, filtered, failed
             ("stop_reason", text),
             ("prompt", text),  # messages before the completion, as JSON
-            ("text", text),  # the completion
+            ("text", text),  # the completion; of several turns their texts, with an empty line between them
             ("answer", text),
             ("info", text),  # the example's, as JSON
+            ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
         ]
     )
 
@@ -85,6 +90,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
         "answer": group.example.answer,
         "info": json.dumps(group.example.info, ensure_ascii=False, default=str),
     }
+    length = len(group.example.prompt)
     rows = []
     for trajectory, score, advantage in zip(group.trajectories, group.scores, group.advantages, strict=True):
         failed = score.outcome.is_failure
@@ -104,8 +110,11 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "advantage": float(advantage),
                 "state": "failed" if failed else state,
                 "stop_reason": trajectory.stop_reason,
-                "prompt": json.dumps(trajectory.messages[:-1], ensure_ascii=False),
+                "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
                 "text": trajectory.completion_text,
+                "completion": None
+                if trajectory.state is None
+                else json.dumps(trajectory.messages[length:], ensure_ascii=False),
             }
         )
     return rows
@@ -136,11 +145,15 @@ def _plain(value: Any) -> Any:
 
 
 def read_rollouts(path: Path) -> pyarrow.Table:
-    """The Arrow table of one step. UserError if the file is damaged."""
+    """The Arrow table of one step. A column that its file lacks, for it is older, is null. UserError if it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path)
+        table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
+    for field in schema():
+        if field.name in ADDED and field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table

@@ -1,0 +1,154 @@
+"""Rollouts: one completion each or, of a task of several turns, conversations in lock-step rounds.
+
+    trajectories = roll_out(env, policy, maker, examples, draws, step, sampling)
+
+In each round every conversation that goes on has its next turn sampled, all in one call of the policy and in the order
+of the rollouts; then the environment answers all of them at once. So neither how long an answer takes nor when a
+conversation ends changes what is sampled. The tokens of a turn are kept as sampled, and what the chat template writes
+for the environment's answer is appended to them: nothing is tokenised twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hone.environments import Environment, MultiTurnEnv
+from hone.errors import Halt
+from hone.grading import GraderFailure
+from hone.inference.types import SamplingParams
+from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.types import Request, Sampler
+from hone.types import Example, Message, Outcome, Trajectory
+
+
+def roll_out(
+    env: Environment,
+    policy: Sampler,
+    maker: RequestMaker,
+    examples: Sequence[Example],
+    draws: Sequence[int],
+    step: int,
+    sampling: SamplingParams,
+) -> list[Trajectory]:
+    """`maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
+    requests = maker.requests(examples, draws, step)
+    if not isinstance(env, MultiTurnEnv):
+        return policy.sample(requests, sampling)
+    keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
+    states = [
+        env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
+    ]
+    conversations = [Conversation(maker, *of_one) for of_one in zip(requests, keys, states, strict=True)]
+    live = conversations
+    while live:
+        for conversation, turn in zip(live, policy.sample([c.request for c in live], sampling), strict=True):
+            conversation.say(turn)
+        live = [c for c in live if c.stop_reason == "stop" and c.turns < env.max_turns]
+        answers = env.respond_many([(c.messages, c.state) for c in live]) if live else []
+        live = [c for c, answer in zip(live, answers, strict=True) if c.hear(answer, env)]
+    return [c.trajectory() for c in conversations]
+
+
+Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
+"""What the environment says, and the state after it; or why it failed."""
+
+
+def checked_answer(answer: Answer) -> Answer:
+    """The answer, with text that every file and tokenizer takes; a failure if it is no list of messages."""
+    if isinstance(answer, GraderFailure):
+        return answer
+    said, state = answer
+    for message in said:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            what = f"env_response returned {message!r:.200}; it must return messages with a text as role and content"
+            return GraderFailure(Outcome.GRADER_ERROR, what)
+    # A tool may print half a surrogate pair.
+    return [m | {"content": m["content"].encode("utf-8", "replace").decode()} for m in said], state
+
+
+class Conversation:
+    """One rollout of several turns, as far as it has come. `request` asks for its next turn."""
+
+    def __init__(self, maker: RequestMaker, request: Request, key: tuple[int, int, int], state: dict[str, Any]) -> None:
+        self.maker, self.request, self.state = maker, request, state
+        self.messages: list[Message] = list(request.messages)
+        self.turns, self.stop_reason = 0, "stop"
+        self._key = key
+        self._failure: tuple[Outcome, str] | None = None
+        self._late = False
+        self._ids: list[int] = []
+        self._sampled: list[bool] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+
+    def say(self, turn: Trajectory) -> None:
+        """Takes what was sampled for `request`."""
+        prompt = len(turn.token_ids) - turn.num_sampled
+        said = turn.token_ids[prompt:].tolist()
+        if self.turns and tuple(turn.token_ids[:prompt]) != self.request.prompt_ids:
+            raise Halt(
+                f"turn {self.turns + 1} of rollout {turn.sample_id} was sampled from other tokens than it was asked "
+                "for: the server changes the prompts that it is given"
+            )
+        self._environment(turn.token_ids[len(self._ids) : prompt].tolist())
+        self._add(said, True, turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist())
+        self.messages.append(self.maker.renderer.message(said, self.maker.tools))
+        self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
+
+    def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
+        """Takes the environment's answer; True if the policy has another turn, for which `request` asks."""
+        answer = checked_answer(answer)
+        if isinstance(answer, GraderFailure):
+            self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
+            said = env.failed_response(self.messages, answer)
+            if said is None:
+                self._failure = answer.outcome, answer.detail
+        else:
+            said, self.state = answer
+        if not said:
+            return False
+        bridge = self._bridge(said)
+        limit = self.maker.limit(len(self._ids) + len(bridge))
+        if limit < 1:
+            self.stop_reason = "length"
+            return False
+        self._environment(bridge)
+        self.messages += said
+        ids, key = tuple(self._ids), self.maker.key(*self._key, self.turns)
+        self.request = Request(ids, list(self.messages), key, self.request.sample_id, limit, self.turns)
+        return True
+
+    def trajectory(self) -> Trajectory:
+        """The conversation so far."""
+        return Trajectory(
+            token_ids=np.array(self._ids, dtype=np.int64),
+            sampled_mask=np.array(self._sampled, dtype=np.bool_),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            versions=np.array(self._versions, dtype=np.int32),
+            messages=self.messages,
+            stop_reason=self.stop_reason,
+            sample_id=self.request.sample_id,
+            state=self.state,
+            failure=self._failure,
+            late=self._late,
+        )
+
+    def _bridge(self, said: list[Message]) -> list[int]:
+        """What the template writes between the turn and the next one. A turn that ended otherwise than the template's
+        turns do, by a general end of text for instance, is closed first.
+        """
+        renderer = self.maker.renderer
+        closing = [] if self._ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
+        return closing + renderer.bridge_ids(self.messages, said, self.maker.tools)
+
+    def _environment(self, ids: list[int]) -> None:
+        self._add(ids, False, [0.0] * len(ids), [-1] * len(ids))
+
+    def _add(self, ids: list[int], sampled: bool, logprobs: list[float], versions: list[int]) -> None:
+        self._ids += ids
+        self._sampled += [sampled] * len(ids)
+        self._logprobs += logprobs
+        self._versions += versions
