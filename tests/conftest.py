@@ -32,3 +32,15 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(load_model("hone/tiny", seed=0), folder)
     save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model that says a digit and ends its turn, for tests/contracts/guessing.py. Read only."""
+    from hone.cli import call
+
+    out = tmp_path_factory.mktemp("guesser") / "sft"
+    words = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id guessing --max-steps 60"
+    words += " --data.batch-size 16 --no-data.pack --data.seq-len 64 --optim.lr 3e-3 --precision fp32 --display none"
+    assert call("sft", [*words.split(), "--output-dir", str(out)], "hone sft") == 0
+    return out / "weights" / "step_60"

@@ -18,13 +18,14 @@ def warm_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cook(warm_model, tmp_path_factory) -> Cook:
-    """(rl, pool or sft, precision) -> its recipe, with the unbroken run."""
+def cook(warm_model, guesser, tmp_path_factory) -> Cook:
+    """(rl, pool, talk or sft, precision) -> its recipe, with the unbroken run."""
     cooked: dict[tuple[str, str], Recipe] = {}
 
     def of(kind: str, precision: str) -> Recipe:
         if (kind, precision) not in cooked:
-            args = recipes.sft(precision) if kind == "sft" else getattr(recipes, kind)(warm_model, precision)
+            model = guesser if kind == "talk" else warm_model
+            args = recipes.sft(precision) if kind == "sft" else getattr(recipes, kind)(model, precision)
             cooked[kind, precision] = Recipe.cook(args, tmp_path_factory.mktemp(f"{kind}-{precision}"))
         return cooked[kind, precision]
 

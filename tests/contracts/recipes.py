@@ -76,6 +76,14 @@ def pool(model: Path, precision: str) -> list[str]:
     ]
 
 
+def talk(model: Path, precision: str) -> list[str]:
+    """RL of a task of several turns; `model` is one that ends its turns."""
+    return [
+        *(*rl(model, precision), "--orchestrator.env.id", "guessing", "--orchestrator.sampling.max-tokens", "6"),
+        *("--orchestrator.eval.num-examples", "4"),
+    ]
+
+
 def sft(precision: str) -> list[str]:
     """SFT of a model from nothing: 8 steps of packed demonstrations, checkpoints and pruning as above, validation."""
     return [

@@ -1,8 +1,9 @@
 """The first thing in which two records of the same step differ.
 
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
-what differs after it the consequence: the weights that the step began with, the order of examples, tokens (first of all
-those that an environment said between the turns of a conversation, if it is they that differ first), logprobs, rewards, the rest of each rollout, advantages, metrics (gradient norm and loss first), the weights that it made.
+what differs after it the consequence: the weights that the step began with, the order of examples, what the environment
+said between the turns of a conversation and the tokens of all turns, as they follow each other, logprobs, rewards, the
+rest of each rollout, advantages, metrics (gradient norm and loss first), the weights that it made.
 """
 
 from __future__ import annotations

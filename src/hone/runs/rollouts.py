@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_rollouts(path: Path) -> pyarrow.Table:
-    """The Arrow table of one step. A column that its file lacks, for it is older, is null. UserError if it is damaged."""
+    """The Arrow table of one step; a column of `ADDED` that the file lacks is null. UserError if it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,0 +1,121 @@
+"""Contracts 1, 2 and 4 for a task of several turns. Changing what is compared here is a decision to report, not a fix.
+
+- The same config, seed and machine give the same bytes; so does a run that was killed and resumed.
+- `hone replay` retrains from the recorded ids and masks; `hone verify` samples again and asks the environment again.
+- An environment that answers otherwise is found by `hone verify` and said so, with its answers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import states
+import tampering
+import trials
+from recipes import STEPS, Recipe
+from traps import At, Call, Trap
+
+from hone.runs import Run
+
+KILLS = {
+    "sampling a second turn": Call("hone.inference.batch.sample_tokens", 20),
+    "answering": Call("hone.orchestrator.conversations.Conversation.hear", 30),
+    "checkpoint torn": At("save", "checkpoints/*step_6/optimizer.safetensors", 1, "half"),
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(cook) -> Recipe:
+    return cook("talk", "fp32")
+
+
+def hone(log: Path, *argv: str | Path) -> int:
+    return trials.run([str(word) for word in argv], log)
+
+
+def difference(run: Path) -> dict:
+    certificate = json.loads(run.with_name(f"{run.name}.verify.json").read_text())
+    return next(check["difference"] for check in certificate["steps"] if not check["equal"])
+
+
+def test_conversations_are_recorded_and_trained_on(recipe):
+    lines = states.lines(recipe.unbroken / "metrics.jsonl")
+    assert sum(line.get("groups/trained", 0) for line in lines) >= STEPS
+    assert all(line["logprob_gap/max"] < 1e-4 for line in lines if "logprob_gap/max" in line)
+    assert all(1 <= line["turns/mean"] <= 3 for line in lines[:-1])
+    turns = set()
+    for step in range(STEPS):
+        rows = Run(recipe.unbroken).rollouts(step).to_pylist()
+        assert lines[step]["tokens/environment"] == sum(between(row).sum() for row in rows)
+        for row in rows:
+            said = json.loads(row["completion"])
+            assert [m["role"] for m in said] == (["assistant", "user"] * 3)[: len(said)]
+            assert row["text"] == "\n\n".join(m["content"] for m in said[::2])
+            assert json.loads(row["prompt"])[0]["content"].startswith("Guess ")
+            turns.add((len(said) + 1) // 2)
+    assert turns == {1, 2, 3}
+
+
+def between(row: dict) -> np.ndarray:
+    """Which tokens the environment said."""
+    mask = np.array(row["sampled_mask"])
+    return ~mask & (mask.cumsum() > 0)
+
+
+def test_the_same_config_and_seed_give_the_same_bytes_also_if_answers_take_their_time(recipe, tmp_path):
+    assert trials.run(recipe.argv(tmp_path / "run"), tmp_path / "log") == 0
+    states.assert_ended_like(tmp_path / "run", recipe.unbroken)
+    slow = ["--orchestrator.env.args", '{"slow": 0.001}']
+    assert trials.run(recipe.argv(tmp_path / "slow", *slow), tmp_path / "log") == 0
+    mine, wanted = states.fingerprint(tmp_path / "slow"), states.fingerprint(recipe.unbroken)
+    same = [name for name in wanted if name.startswith(("metrics", "rollouts", "weights")) and "README" not in name]
+    assert [name for name in same if mine[name] != wanted[name]] == [] and len(same) > STEPS
+
+
+@pytest.mark.parametrize("event", KILLS)
+def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+    assert trials.run(recipe.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
+    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
+    states.assert_ended_like(out, recipe.unbroken)
+
+
+def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):
+    run, log = shutil.copytree(recipe.unbroken, tmp_path / "copied"), tmp_path / "log"
+    assert hone(log, "verify", run, "--steps", str(STEPS)) == 0, log.read_text()
+    assert hone(log, "replay", run, "--output-dir", tmp_path / "replayed") == 0, log.read_text()
+    replayed, last = tmp_path / "replayed" / "model.safetensors", run / "weights" / f"step_{STEPS}"
+    assert replayed.read_bytes() == (last / "model.safetensors").read_bytes()
+
+
+def test_an_environment_that_answers_otherwise_is_named(recipe, tmp_path):
+    """Recorded with one wording, verified with another: the config of the copy names another environment argument."""
+    run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[orchestrator.env.args]", "[orchestrator.env.args]\nwordy = 2"))
+    assert (run / "config.toml").read_text() != config
+    assert hone(log, "verify", run) == 1, log.read_text()
+    found = difference(run)
+    assert found["quantity"] == "environment" and "what it said after turn 1 of sample" in found["what"]
+    assert found["second"] == f"{found['first']} {found['first']}", found
+    assert "environment: what it said" in log.read_text()
+
+
+def test_a_changed_turn_is_found_where_it_is(recipe, tmp_path):
+    def edit(rows):
+        row = next(row for row in rows if between(row).any())
+        index = int(np.flatnonzero(between(row))[5])
+        row["token_ids"][index] += 1
+        said = json.loads(row["completion"])
+        said[1]["content"] = "hot, higher"
+        row["completion"] = json.dumps(said)
+
+    run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
+    tampering.edit_rollouts(run, 3, edit, fit_hashes=True)
+    assert hone(log, "diff", recipe.unbroken, run) == 1, log.read_text()
+    assert "they part at step 3, environment: what it said after turn 1 of sample" in log.read_text()
+    assert "hot, higher in B" in " ".join(log.read_text().split())

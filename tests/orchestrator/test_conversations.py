@@ -1,0 +1,300 @@
+"""Conversations: the ids, masks, keys and ends of rollouts of several turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import guessing
+import numpy as np
+import pytest
+
+from hone import rng
+from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
+from hone.errors import Halt
+from hone.grading import GraderFailure
+from hone.inference.engine import Engine
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import load_renderer
+from hone.model.hf import load_model
+from hone.model.tokenizer import ENDOFTEXT_ID
+from hone.orchestrator.colocated import EnginePolicy, trajectory
+from hone.orchestrator.conversations import roll_out
+from hone.orchestrator.groups import grade_groups
+from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.requests import RequestMaker
+from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.types import Outcome, Trajectory
+
+RENDERER = load_renderer("hone/tiny")
+END = RENDERER.end_of_turn_id
+SAMPLING = SamplingParams()
+
+
+def encode(text: str) -> list[int]:
+    return RENDERER.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class Script:
+    """A policy that says what is written for each rollout, turn by turn; it keeps the requests of each round."""
+
+    def __init__(self, *texts: list[str], end: int = END, cut: str = "~") -> None:
+        self.texts, self.end, self.cut, self.rounds = texts, end, cut, []
+
+    def sample(self, requests, sampling):
+        self.rounds.append(list(requests))
+        return [self._say(request) for request in requests]
+
+    def _say(self, request) -> Trajectory:
+        text = self.texts[int(request.sample_id.split("-")[-1])][request.turn]
+        cut = text.endswith(self.cut)
+        ids = encode(text.removesuffix(self.cut)) + ([] if cut else [self.end])
+        logprobs = [-0.5 - request.turn] * len(ids)
+        made = Completion(ids[: request.max_tokens], logprobs[: request.max_tokens], "length" if cut else "stop")
+        return trajectory(request, made, [7] * len(made.token_ids), RENDERER)
+
+
+def rolled(policy, env, rollouts: int, seq_len: int = 400, max_tokens: int | None = 50, draws=(4,), step: int = 9):
+    maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 1, "rollout", env.tool_schemas)
+    examples = [env.split("train")[i] for i in range(len(draws))]
+    return examples, roll_out(env, policy, maker, examples, list(draws), step, SAMPLING)
+
+
+def game(answer: int = 5, **kwargs) -> guessing.Guessing:
+    """A game whose first example has this answer."""
+    env = guessing.load_environment(**kwargs)
+    rows = [{"prompt": "Guess", "answer": str(answer)}] * 8
+    env._sources = {"train": rows, "eval": rows}
+    return env
+
+
+def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_writes_between():
+    env, script = game(), Script(["3", "9", "5"])
+    (example,), (t,) = rolled(script, env, 1)
+    seed = rng.key(1, "rollout", 9, 4, 0, "environment")
+    moods = [guessing.HINTS[int(rng.stream(seed, n).integers(3))] for n in (1, 2)]
+    said = [f"{moods[0]}, higher", f"{moods[1]}, lower"]
+    text = (
+        "<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
+        f"\n<|im_start|>user\n{said[0]}<|im_end|>\n<|im_start|>assistant\n9<|im_end|>"
+        f"\n<|im_start|>user\n{said[1]}<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
+    )
+    assert t.token_ids.tolist() == encode(text)
+    assert t.token_ids[t.sampled_mask].tolist() == [*encode("3"), END, *encode("9"), END, *encode("5"), END]
+    assert t.logprobs[t.sampled_mask].tolist() == [-0.5] * 2 + [-1.5] * 2 + [-2.5] * 2
+    assert not t.logprobs[~t.sampled_mask].any() and set(t.versions[~t.sampled_mask]) == {-1}
+    assert t.messages == [
+        *example.prompt,
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": said[0]},
+        {"role": "assistant", "content": "9"},
+        {"role": "user", "content": said[1]},
+        {"role": "assistant", "content": "5"},
+    ]
+    assert (t.turns, t.stop_reason, t.sample_id, t.completion_text) == (3, "stop", "9-4-0", "3\n\n9\n\n5")
+    assert t.prompt_length == len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
+    assert t.num_sampled == 6 and t.num_environment == len(t.token_ids) - 6 - t.prompt_length
+    assert t.state is not None and t.state["guesses"] == [3, 9] and t.state["seed"] == seed, "the last is not asked"
+
+
+def test_rounds_are_in_lock_step_and_each_turn_has_a_key_of_its_own():
+    """Rollouts of different lengths: who has ended is in no later round, and the others keep their order."""
+    script = Script(["5"], ["1", "2", "5"], ["9", "5"], ["x", "y", "z"])
+    _, made = rolled(script, game(max_turns=3), 4)
+    assert [[r.sample_id[-1] for r in of_round] for of_round in script.rounds] == [
+        list("0123"),
+        list("123"),
+        list("13"),
+    ]
+    assert [t.turns for t in made] == [1, 3, 2, 3] and {t.stop_reason for t in made} == {"stop"}
+    for turn, of_round in enumerate(script.rounds):
+        for request in of_round:
+            names = (9, 4, int(request.sample_id[-1]), *([turn] if turn else []))
+            assert request.key == rng.key(1, "rollout", *names) and request.turn == turn
+
+
+def test_a_task_of_one_turn_is_sampled_as_ever():
+    """The requests are the maker's, in one call, and what the policy gives is what comes out."""
+    env = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"question": "Guess", "answer": "5"}])
+    script = Script(["5"], ["6"])
+    maker = RequestMaker(RENDERER, 2, 400, 50, 1, "rollout")
+    examples = [env.split("train")[0]]
+    made = roll_out(env, script, maker, examples, [4], 9, SAMPLING)
+    assert script.rounds == [maker.requests(examples, [4], 9)]
+    assert [t.token_ids.tolist() for t in made] == [t.token_ids.tolist() for t in script.sample(script.rounds[0], None)]
+    assert all(t.state is None for t in made)
+
+
+def test_max_turns_ends_without_asking_the_environment():
+    (_,), (t,) = rolled(Script(["1", "2", "3"]), game(max_turns=2), 1)
+    assert t.turns == 2 and t.state is not None and t.state["guesses"] == [1]
+    assert t.messages[-1]["role"] == "assistant"
+
+
+def test_a_turn_cut_by_its_limit_ends_the_conversation():
+    (_,), (t,) = rolled(Script(["1", "2~", "5"]), game(), 1)
+    assert (t.turns, t.stop_reason) == (2, "length") and t.token_ids[-1] == encode("2")[0]
+
+
+def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():
+    env, prompt = game(), len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
+    _, (whole,) = rolled(Script(["1", "2", "5"]), env, 1)
+    second = int(np.flatnonzero(whole.sampled_mask)[2])
+    script = Script(["1", "2", "5"])
+    _, (t,) = rolled(script, env, 1, seq_len=second + 3)
+    assert [r.max_tokens for (r,) in script.rounds] == [second + 3 - prompt, 3]
+    assert (t.turns, t.stop_reason, len(t.token_ids)) == (2, "length", second + 2)
+    _, (t,) = rolled(Script(["1", "2", "5"]), env, 1, seq_len=second)
+    assert (t.turns, t.stop_reason, len(t.token_ids)) == (1, "length", prompt + 2), "no token for the turn"
+    assert t.messages[-1] == {"role": "assistant", "content": "1"}, "the messages say what the ids say"
+
+
+def test_a_turn_that_ends_with_another_stop_token_is_closed_before_the_environment_answers():
+    (_,), (t,) = rolled(Script(["1", "5"], end=ENDOFTEXT_ID), game(), 1)
+    first = int(np.flatnonzero(t.sampled_mask)[1])
+    assert t.token_ids[first] == ENDOFTEXT_ID and t.token_ids[first + 1] == END and not t.sampled_mask[first + 1]
+
+
+def test_a_failing_environment_costs_its_own_sample_only():
+    env = game(broken="3")
+    (example,), made = rolled(Script(["1", "5"], ["3", "5"], ["2", "5"], ["6", "7", "8"]), env, 4)
+    (group,) = grade_groups(env, [example], [4], made, normalize_std=False)
+    assert [s.outcome for s in group.scores] == [Outcome.CORRECT, Outcome.GRADER_ERROR, Outcome.CORRECT, Outcome.WRONG]
+    assert "ValueError: no guess of 3 is wanted" in group.scores[1].detail and "guessing.py" in group.scores[1].detail
+    assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
+    assert group.scores[0].components == {"correctness": 1.0, "guesses": 2.0}, "the rubric sees the state"
+    assert group.advantages[1] == 0.0
+    (batch,) = pack_groups([group], "keep", 1000)
+    assert set(batch.sample_ids.unique().tolist()) == {-1, 0, 2, 3}
+
+
+class Returns(MultiTurnEnv):
+    """Answers with whatever it was given."""
+
+    answer: object = None
+
+    def respond_many(self, turns):
+        return [self.answer for _ in turns]
+
+    def failed_response(self, messages, failure):
+        return [{"role": "user", "content": f"error: {failure.detail}"}] if failure.detail == "late" else None
+
+
+def returning(answer: object) -> tuple[Trajectory, Outcome]:
+    env = Returns(rubric=Rubric([guessing.correctness]), dataset=[{"question": "Guess", "answer": "5"}], max_turns=2)
+    env.answer = answer
+    (example,), (t,) = rolled(Script(["1", "5"]), env, 1)
+    return t, env.grade(example, t).outcome
+
+
+def test_what_is_no_message_is_the_environments_failure():
+    for said in (["higher"], [{"role": "user"}], [{"role": "user", "content": None}]):
+        t, outcome = returning((said, {}))
+        assert outcome is Outcome.GRADER_ERROR and t.failure is not None and "env_response returned" in t.failure[1]
+
+
+def test_an_environment_may_answer_for_a_tool_that_was_ended_which_makes_the_run_inexact():
+    t, outcome = returning(GraderFailure(Outcome.GRADER_TIMEOUT, "late"))
+    assert t.messages[-2] == {"role": "user", "content": "error: late"} and t.turns == 2
+    assert outcome is Outcome.CORRECT and t.late and t.failure is None
+    t, outcome = returning(GraderFailure(Outcome.GRADER_TIMEOUT, "too late"))
+    assert outcome is Outcome.GRADER_TIMEOUT and t.turns == 1
+
+
+def test_half_a_surrogate_pair_that_a_tool_prints_becomes_text():
+    t, _ = returning(([{"role": "user", "content": "a\ud800"}], {}))
+    assert t.messages[-2]["content"] == "a?"
+
+
+def test_a_server_that_changes_the_prompt_of_a_later_turn_is_found_out():
+    class Prepends(Script):
+        def _say(self, request):
+            return super()._say(replace(request, prompt_ids=(1, *request.prompt_ids)))
+
+    with pytest.raises(Halt, match="turn 2 of rollout 9-4-0 was sampled from other tokens"):
+        rolled(Prepends(["1", "5"]), game(), 1)
+
+
+@pytest.fixture(scope="module")
+def policy(guesser: Path) -> EnginePolicy:
+    return EnginePolicy(Engine(load_model(guesser), prefix_bytes=2**24), load_renderer(guesser))
+
+
+def equal(first: list[Trajectory], second: list[Trajectory]) -> bool:
+    same = [
+        all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in ("token_ids", "logprobs", "versions"))
+        and (a.messages, a.state, a.stop_reason) == (b.messages, b.state, b.stop_reason)
+        for a, b in zip(first, second, strict=True)
+    ]
+    return all(same)
+
+
+def test_the_engines_logprobs_of_a_conversation_are_the_trainers(policy):
+    """Contract 3 in fp32, with prompts that grow by a turn from the prefix cache, in a batch that shares prompts."""
+    env = game()
+    examples, made = rolled(policy, env, 4, draws=(4, 5))
+    assert max(t.turns for t in made) == 3 and len({t.turns for t in made}) > 1
+    groups = grade_groups(env, examples, [4, 5], made, normalize_std=False)
+    for batch in pack_groups(groups, "keep", 2000):
+        assert batch.num_loss_tokens == sum(t.num_sampled for t in made) and batch.parents is not None
+        indices = loss_indices(batch)
+        mine, _ = token_logprobs(policy.engine.model, batch, indices)
+        assert (mine.detach() - batch.sampling_logprobs[indices]).abs().max() <= 1e-5
+    for t, scores in zip(made, policy.score([t.token_ids.tolist() for t in made], 1.0), strict=True):
+        assert np.abs(np.array([0, *scores])[t.sampled_mask] - t.logprobs[t.sampled_mask]).max() <= 1e-5
+
+
+def test_neither_slow_answers_nor_their_order_change_a_byte(policy):
+    def fresh():
+        policy.load(0)
+
+    fresh()
+    quick = rolled(policy, game(), 4, draws=(4, 5))[1]
+    fresh()
+    slow = rolled(policy, game(slow=0.002), 4, draws=(4, 5))[1]
+    assert equal(quick, slow)
+
+    class Backwards(guessing.Guessing):
+        """Answers in threads, the last conversation first."""
+
+        def respond_many(self, turns):
+            answers: dict[int, object] = {}
+
+            def answer(index: int) -> None:
+                time.sleep(0.002 * (len(turns) - index))
+                answers[index] = super(Backwards, self).respond_many([turns[index]])[0]
+
+            threads = [threading.Thread(target=answer, args=(i,)) for i in range(len(turns))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return [answers[i] for i in range(len(turns))]
+
+    backwards = game()
+    backwards.__class__ = Backwards
+    fresh()
+    assert equal(quick, rolled(policy, backwards, 4, draws=(4, 5))[1])
+
+
+def test_turns_and_the_environments_tokens_are_metrics_of_such_tasks_only():
+    env = game()
+    (example,), made = rolled(Script(["5"], ["1", "5"]), env, 2)
+    metrics = step_metrics(grade_groups(env, [example], [4], made, normalize_std=False), 7)
+    assert metrics["turns/mean"] == 1.5 and metrics["completion/length/mean"] == 3.0
+    assert metrics["tokens/environment"] == made[1].num_environment > 0
+    assert metrics["staleness/mean"] == 0.0
+    plain = [replace(t, state=None) for t in made]
+    assert "turns/mean" not in step_metrics(grade_groups(env, [example], [4], plain, normalize_std=False), 7)
+
+
+def test_cut_conversations_are_masked_like_cut_completions():
+    env = game()
+    (example,), made = rolled(Script(["1", "5"], ["1", "2~"], ["3", "4", "6"]), env, 3)
+    groups = grade_groups(env, [example], [4], made, normalize_std=False)
+    (batch,) = pack_groups(groups, "mask", 1000)
+    assert batch.num_loss_tokens == 4 + 6 and set(batch.sample_ids.unique().tolist()) == {-1, 0, 2}
+    assert batch.token_ids[batch.loss_mask].tolist() == [i for d in "15346" for i in (*encode(d), END)]
