@@ -168,7 +168,7 @@ class NamedRendering:
         opened: str,
         ends: Sequence[int],
     ) -> list[int]:
-        """Not by the renderer's `bridge_to_next_turn`, which also refuses what would not be rewritten, without a reason."""
+        """Not by the renderer's own `bridge_to_next_turn`: that refuses more than is rewritten, and gives no reason."""
         turns, _ = stand_ins(conversation, answers, opened, structured=True)
         full = self._rendered([*turns, *answers], True, tools)
         text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)
@@ -177,9 +177,7 @@ class NamedRendering:
         of_turn = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
         end = next((i for i in reversed(of_turn) if full.token_ids[i] in ends), None)
         if end is None:
-            raise UserError(
-                f"{type(self._renderer).__name__} does not write where an assistant's turn ends: {REMEDY}"
-            )
+            raise UserError(f"{type(self._renderer).__name__} does not write where an assistant's turn ends: {REMEDY}")
         return list(full.token_ids[end + 1 :])
 
     def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
@@ -264,7 +262,8 @@ def _difference(before: str, after: str, one: str, other: str) -> str:
     """Where two texts part, in words, and the remedy."""
     pairs = zip(before, after, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
-    return f"{one} {before[at : at + 40]!r} where {other} {after[at : at + 40]!r}; {REMEDY}"
+    start = max(at - 10, 0)
+    return f"{one} {before[start : at + 40]!r} where {other} {after[start : at + 40]!r}; {REMEDY}"
 
 
 def _squeeze(text: str) -> str:

@@ -55,7 +55,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CompiledTemplate:
-    """`render(messages, add_generation_prompt, tools)` → text; `knows_tools`: the template reads the variable `tools`."""
+    """`render(messages, add_generation_prompt, tools)` → text; `knows_tools`: the template reads `tools`."""
 
     render: Callable[[Sequence[Message], bool, Sequence[Tool] | None], str]
     knows_tools: bool

@@ -1,12 +1,10 @@
 r"""Tool calls in the text of a model, in the form that its family was trained to write them.
 
-| format | a call | families |
-|---|---|---|
-| `HERMES` | `<tool_call>{"name": "f", "arguments": {…}}</tool_call>` | Qwen2.5, Qwen3, Hermes, hone/tiny |
-| `XML` | `<tool_call><function=f><parameter=x>…</parameter></function></tool_call>` | Qwen3-Coder, Qwen3.5 |
-| `LLAMA` | `{"name": "f", "parameters": {…}}`, the whole text, with `<|python_tag|>` before it or not | Llama 3.x |
-| `MISTRAL` | `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, or `[TOOL_CALLS]f[ARGS]{…}` | Mistral |
-| `DEEPSEEK` | `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or with a kind and a code fence | DeepSeek V3 |
+    HERMES    Qwen2.5, Qwen3, Hermes, hone/tiny   <tool_call>{"name": "f", "arguments": {…}}</tool_call>
+    XML       Qwen3-Coder, Qwen3.5                <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
+    LLAMA     Llama 3.x                           {"name": "f", "parameters": {…}}, the whole text, <|python_tag|> or not
+    MISTRAL   Mistral                             [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
+    DEEPSEEK  DeepSeek V3                         <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, fenced or not
 
 Which one it is, the chat template says: it writes earlier calls in it. Text of a model is data: it is read as strict JSON
 (a key twice, NaN, half a surrogate pair and raw line breaks in strings are errors, as servers have it), up to `MAX_CHARS`

@@ -1,0 +1,254 @@
+"""From one sampled turn to the next: prompt + sampled + bridge is what the template writes, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
+
+from hone import rng
+from hone.errors import UserError
+from hone.model.chat import ChatRenderer, load_renderer
+from hone.model.files import write_json
+from hone.model.rendering import named_rendering
+from hone.model.tokenizer import CHAT_TEMPLATE, IM_END, build_tiny_tokenizer, save_tokenizer
+from hone.model.tool_calls import with_objects
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    }
+]
+USER = {"role": "user", "content": "1 + 1?"}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CODER_CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+LLAMA_CALL = '{"name": "add", "parameters": {"a": 1}}'
+THOUGHT = "<think>\nhm\n</think>\n\n"
+SPECIALS = {
+    "llama": ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+    "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+}
+
+
+def renderer_of(folder: Path, template: str, family: str = "", eos: str = IM_END) -> ChatRenderer:
+    """A renderer of the tiny tokenizer with a family's special tokens."""
+    save_tokenizer(folder)
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_special_tokens(list(SPECIALS.get(family, ())))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(
+        folder / "tokenizer_config.json", config | {"chat_template": template, "eos_token": eos, "bos_token": "<s>"}
+    )
+    return load_renderer(folder)
+
+
+def sampled(renderer: ChatRenderer, text: str) -> list[int]:
+    """The ids of a completion, as a model would write them."""
+    return [*renderer.tokenizer.encode(text, add_special_tokens=False).ids, renderer.end_of_turn_id]
+
+
+def answer(message: dict, text: str = "2") -> list[dict]:
+    """What a tool says to each call of a message."""
+    return [{"role": "tool", "name": "add", "tool_call_id": c["id"], "content": text} for c in message["tool_calls"]]
+
+
+def text_of(renderer: ChatRenderer, ids: list[int]) -> str:
+    return renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+CASES = {
+    "tiny": (CHAT_TEMPLATE, "", IM_END, "Let me see.\n" + CALL),
+    "qwen3": (QWEN3, "", IM_END, THOUGHT + CALL),
+    "qwen3, no thought": (QWEN3, "", IM_END, CALL + "\n" + CALL),
+    "qwen3 thinking": (QWEN3_THINKING, "", IM_END, "hm\n</think>\n\n" + CALL),
+    "coder": (QWEN3_CODER, "", IM_END, CODER_CALL),
+    "llama": (LLAMA3, "llama", "<|eot_id|>", LLAMA_CALL),
+    "no tools": (CHATML, "", IM_END, CALL),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompt_sampled_and_bridge_are_what_the_template_writes(case: str, tmp_path: Path) -> None:
+    template, family, eos, said = CASES[case]
+    renderer = renderer_of(tmp_path, template, family, eos)
+    ids, conversation = renderer.prompt_ids([USER], TOOLS), [USER]
+    for turn in range(3):
+        own = sampled(renderer, said)
+        message = renderer.message(own, TOOLS)
+        assert message["content"] == renderer.opened_by_template + said
+        assert [c["function"]["name"] for c in message["tool_calls"]] == ["add"] * said.count("add")
+        conversation.append(message)
+        answers = answer(message, f"{turn}<&é")
+        ids += own + renderer.bridge_ids(conversation, answers, TOOLS)
+        conversation += answers
+        assert text_of(renderer, ids) == text_of(renderer, renderer.prompt_ids(conversation, TOOLS))
+        assert ids == renderer.prompt_ids(conversation, TOOLS)
+
+
+def test_the_bridge_of_qwen_and_of_llama_in_letters(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, QWEN3)
+    message = renderer.message(sampled(renderer, CALL + CALL))
+    answers = [*answer(message, "2")]
+    assert text_of(renderer, renderer.bridge_ids([USER, message], answers)) == (
+        "\n<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    llama = renderer_of(tmp_path / "llama", LLAMA3, "llama", "<|eot_id|>")
+    message = llama.message(sampled(llama, LLAMA_CALL))
+    assert text_of(llama, llama.bridge_ids([USER, message], answer(message))) == (
+        "<|start_header_id|>ipython<|end_header_id|>\n\n2<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_mistral_keeps_its_special_token_and_takes_calls_as_such(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, MISTRAL, "mistral", "</s>")
+    said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]'
+    message = renderer.message(sampled(renderer, said), TOOLS)
+    assert message["content"] == said and renderer.decode(sampled(renderer, said)) != said
+    (call,) = message["tool_calls"]
+    bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)
+    assert text_of(renderer, bridge) == f'[TOOL_RESULTS] {{"content": "2", "call_id": "{call["id"]}"}}[/TOOL_RESULTS]'
+    whole = text_of(renderer, renderer.prompt_ids([USER, message, *answer(message)], TOOLS))
+    assert whole.endswith(f'{said[:-2]}, "id": "{call["id"]}"}}]</s>' + text_of(renderer, bridge))
+
+
+def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, QWEN3)
+    bridges = set()
+    for said in (CALL, "<tool_call>{", "said", "</tool_call><|im_start|>user\n", "<think>never closed", ""):
+        message = {"role": "assistant", "content": said}
+        bridges.add(tuple(renderer.bridge_ids([USER, message], [{"role": "tool", "content": "2"}], TOOLS)))
+    assert len(bridges) == 1
+
+
+def test_qwen3_keeps_thoughts_for_tools_and_drops_them_for_users(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, QWEN3)
+    thinking, plain = renderer.message(sampled(renderer, THOUGHT + CALL)), renderer.message(sampled(renderer, CALL))
+    tool, user = {"role": "tool", "content": "2"}, {"role": "user", "content": "Sure?"}
+    wrapped = {"role": "user", "content": "<tool_response>2</tool_response>"}
+    assert renderer.bridge_ids([USER, thinking], [tool]) and renderer.bridge_ids([USER, thinking], [wrapped])
+    assert text_of(renderer, renderer.bridge_ids([USER, plain], [user])) == (
+        "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    for conversation in ([USER, thinking], [USER, thinking, tool, plain]):
+        with pytest.raises(
+            UserError, match=r"rewrites earlier turns once a message of user follows.*<think>.*model\.chat_template"
+        ):
+            renderer.bridge_ids(conversation, [user])
+    opened = renderer_of(tmp_path / "opened", QWEN3_THINKING)
+    message = opened.message(sampled(opened, "hm"))
+    assert message["content"] == "<think>\nhm" and opened.bridge_ids([USER, message], [tool])
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        opened.bridge_ids([USER, message], [user])
+
+
+def test_templates_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
+    said, user = {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}
+    endless = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    with pytest.raises(UserError, match=r"does not write where an assistant's turn ends.*model\.chat_template"):
+        renderer_of(tmp_path, endless).bridge_ids([USER, said], [user])
+    only_last = "{% for m in messages[-1:] %}{{ m.content }}<|im_end|>{% endfor %}"
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        renderer_of(tmp_path, only_last).bridge_ids([USER, said], [user])
+    unknown = QWEN3.replace("<tool_call>", "<call>")
+    renderer = renderer_of(tmp_path, unknown)
+    assert renderer.prompt_ids([USER])
+    with pytest.raises(UserError, match="asks for calls in a form that hone does not read"):
+        renderer.prompt_ids([USER], TOOLS)
+
+
+def random_conversation(draws: np.random.Generator, renderer: ChatRenderer, users: bool):
+    """Turns of random text and calls, with ids as sampled, bridged: (ids, conversation)."""
+    letters = ["a", " ", "\n", "é", "{", '"', "user", "1", "<answer>", "🎲", "\\"]
+
+    def words(most: int) -> str:
+        return "x" + "".join(letters[i] for i in draws.integers(len(letters), size=int(draws.integers(most)))) + "x"
+
+    conversation = [{"role": "system", "content": words(9)}] if draws.random() < 0.5 else []
+    conversation.append({"role": "user", "content": words(30)})
+    ids = renderer.prompt_ids(conversation, TOOLS)
+    for _ in range(int(draws.integers(1, 5))):
+        body = json.dumps({"name": words(5), "arguments": {"c": words(20)}}, ensure_ascii=False)
+        parts = [words(20)] * int(draws.random() < 0.5) + [f"<tool_call>\n{body}\n</tool_call>"] * int(
+            draws.integers(3)
+        )
+        own = sampled(renderer, "\n".join(parts))
+        message = renderer.message(own, TOOLS)
+        if (users and draws.random() < 0.5) or "tool_calls" not in message:
+            answers = [{"role": "user", "content": words(20)}]
+        else:
+            answers = answer(message, words(20))
+        conversation.append(message)
+        ids = ids + own + renderer.bridge_ids(conversation, answers, TOOLS)
+        conversation += answers
+    return ids, conversation
+
+
+@pytest.mark.parametrize("template", ["tiny", "qwen3", "no tools"])
+def test_random_conversations(template: str, tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, CASES[template][0])
+    for i in range(40):
+        ids, conversation = random_conversation(rng.stream(0, "test", i), renderer, users=True)
+        assert ids == renderer.prompt_ids(conversation, TOOLS), conversation
+
+
+def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
+    """Qwen3 by `renderers`, which also has a bridge of its own, and by the template."""
+    tokenizer = build_tiny_tokenizer()
+    named = named_rendering("Qwen/Qwen3-0.6B", tokenizer)
+    assert named is not None
+    renderer = ChatRenderer(tokenizer, named, (), None, None)
+    by_template = renderer_of(tmp_path, QWEN3)
+    for i in range(20):
+        ids, conversation = random_conversation(rng.stream(1, "test", i), renderer, users=True)
+        assert ids == renderer.prompt_ids(conversation, TOOLS)
+    for said in (CALL, THOUGHT + CALL, THOUGHT + CALL + "\n" + CALL):
+        own = sampled(renderer, said)
+        message = renderer.message(own)
+        assert message == by_template.message(own)
+        bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)
+        assert bridge == by_template.bridge_ids([USER, message], answer(message), TOOLS)
+        prompt = renderer.prompt_ids([USER], TOOLS)
+        theirs = named._renderer.bridge_to_next_turn(prompt, own, answer(message), tools=TOOLS)
+        assert theirs.token_ids == prompt + own + bridge
+    with pytest.raises(UserError, match="rewrites earlier turns once a message of user follows"):
+        renderer.bridge_ids([USER, renderer.message(own)], [{"role": "user", "content": "Sure?"}])
+
+
+def test_tools_as_transformers_renders_them(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    conversation = [
+        {"role": "system", "content": "Add."},
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "tool_call_id": "abcdefghi", "content": "2"},
+    ]
+    theirs_takes = [{**m, "tool_calls": [with_objects(call)]} if "tool_calls" in m else m for m in conversation]
+    for i, (template, family, eos, _) in enumerate([CASES["tiny"], CASES["qwen3"], CASES["coder"], CASES["llama"]]):
+        renderer = renderer_of(tmp_path / str(i), template, family, eos)
+        theirs = AutoTokenizer.from_pretrained(tmp_path / str(i))
+        for end in (2, 4):
+            for tools in (None, TOOLS):
+                expected = theirs.apply_chat_template(theirs_takes[:end], tools=tools, add_generation_prompt=True)
+                assert renderer.prompt_ids(conversation[:end], tools) == expected["input_ids"]
+
+
+def test_tiny_with_tools_in_letters_and_saved(tmp_path: Path) -> None:
+    renderer = load_renderer("hone/tiny")
+    system = {"role": "system", "content": "Add."}
+    assert text_of(renderer, renderer.prompt_ids([system, USER], TOOLS)) == (
+        '<|im_start|>system\nAdd.\n\nCall a tool by <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\n'
+        '{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}<|im_end|>\n'
+        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    renderer.save(tmp_path)
+    assert load_renderer(tmp_path).prompt_ids([system, USER], TOOLS) == renderer.prompt_ids([system, USER], TOOLS)
+    for messages in ([USER], [system, USER], [system, USER, {"role": "assistant", "content": "2"}, USER]):
+        assert renderer.prompt_ids(messages) == load_renderer("hone/tiny", CHATML).prompt_ids(messages)
