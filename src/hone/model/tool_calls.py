@@ -1,15 +1,16 @@
 r"""Tool calls in the text of a model, in the form that its family was trained to write them.
 
-    HERMES    Qwen2.5, Qwen3, Hermes, hone/tiny   <tool_call>{"name": "f", "arguments": {…}}</tool_call>
-    XML       Qwen3-Coder, Qwen3.5                <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
-    LLAMA     Llama 3.x                           {"name": "f", "parameters": {…}}, the whole text, <|python_tag|> or not
-    MISTRAL   Mistral                             [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
-    DEEPSEEK  DeepSeek V3                         <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, fenced or not
+    HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
+    XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
+    LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
+    MISTRAL   Mistral                    [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
+    DEEPSEEK  DeepSeek V3                <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, or in a fence
 
-Which one it is, the chat template says: it writes earlier calls in it. Text of a model is data: it is read as strict JSON
-(a key twice, NaN, half a surrogate pair and raw line breaks in strings are errors, as servers have it), up to `MAX_CHARS`
-and `MAX_DEPTH`, and in time that is linear in its length. What was thought (`<think>`) calls nothing. A call that cannot
-be read is none the less a call: `malformed`, for the model to be told.
+Which one it is, the chat template says: it writes earlier calls in it.
+
+Text of a model is data. It is read as strict JSON, as servers read it (a raw line break in a string is an error; so are
+a key twice, NaN and half a surrogate pair), up to `MAX_CHARS` and `MAX_DEPTH`, in time linear in its length. What was
+thought (`<think>`) calls nothing. A call that cannot be read is a malformed one, for the model to be told.
 """
 
 from __future__ import annotations
