@@ -8,19 +8,9 @@ import pytest
 from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER
 
 from hone.model.tokenizer import CHAT_TEMPLATE
-from hone.model.tool_calls import (
-    DEEPSEEK,
-    HERMES,
-    LLAMA,
-    MAX_CALLS,
-    MAX_CHARS,
-    XML,
-    format_of_template,
-    read_object,
-    tool_calls,
-    without_tools,
-)
-from hone.model.tool_calls import MISTRAL as MISTRAL_CALLS
+from hone.model.tool_calls import MAX_CALLS, MAX_CHARS, read_object, tool_calls, without_tools
+from hone.model.tool_formats import DEEPSEEK, HERMES, LLAMA, XML, format_of_template
+from hone.model.tool_formats import MISTRAL as MISTRAL_CALLS
 
 ADD = {
     "type": "function",

@@ -1,13 +1,6 @@
-r"""Tool calls in the text of a model, in the form that its family was trained to write them.
+r"""Tool calls in the text of a model, in OpenAI's form, and JSON that a model wrote.
 
-    HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
-    XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
-    LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
-    MISTRAL   Mistral                    [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
-    DEEPSEEK  DeepSeek V3                <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, or in a fence
-
-Which one it is, the chat template says: it writes earlier calls in it.
-
+The form in which each family writes its calls is a `Format` (see `hone.model.tool_formats`).
 Text of a model is data. It is read as strict JSON, as servers read it (a raw line break in a string is an error; so are
 a key twice, NaN and half a surrogate pair), up to `MAX_CHARS` and `MAX_DEPTH`, in time linear in its length. What was
 thought (`<think>`) calls nothing. A call that cannot be read is a malformed one, for the model to be told.
@@ -107,16 +100,9 @@ def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
 
 
-def format_of_template(template: str) -> Format | None:
-    """The format in which a chat template writes calls; None if it is none of those known."""
-    if GLM_SIGN in template:
-        return None
-    return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
-
-
 def read_object(text: str) -> dict[str, Any] | None:
     """The JSON object that is all of `text`, within the bounds of this module, or None."""
-    value, end = _json(text, _skip(text, 0))
+    value, end = read_json(text, skip_space(text, 0))
     return value if isinstance(value, dict) and not text[end:].strip() else None
 
 
@@ -210,12 +196,12 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no
 _SPACE = re.compile(r"\s*")
 
 
-def _skip(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     return at if match is None else match.end()
 
 
-def _json(text: str, at: int) -> tuple[Any, int]:
+def read_json(text: str, at: int) -> tuple[Any, int]:
     """The JSON value at `at` and its end; (None, at) if there is none within the bounds."""
     try:
         value, end = _DECODER.raw_decode(text, at)
@@ -241,171 +227,3 @@ def _shallow(value: Any) -> bool:
         if not level:
             return True
     return False
-
-
-def _call(value: Any) -> Call | None:
-    """The call that an object describes, None if it is none. Arguments may be an object, that as text, or missing."""
-    name = value.get("name") if isinstance(value, dict) else None
-    if not isinstance(name, str) or not name.strip():
-        return None
-    arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None:
-        arguments = {}
-    if isinstance(arguments, str):
-        arguments = read_object(arguments)
-    return Call(name.strip(), arguments) if isinstance(arguments, dict) else None
-
-
-# One reader for each format. Each is given where a call starts and returns where to go on.
-
-
-def _until(text: str, start: int, closing: str, opening: str) -> tuple[list[Call], int]:
-    """A malformed call from `start` to its closing tag; without one, up to the next call or the end."""
-    end, following = text.find(closing, start), text.find(opening, start)
-    if end < 0 or 0 <= following < end:
-        end = following if following >= 0 else len(text)
-        return [Call(None, {}, text[start:end].strip())], end
-    return [Call(None, {}, text[start:end].strip())], end + len(closing)
-
-
-def _read_hermes(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    body = at + len("<tool_call>")
-    value, end = _json(text, _skip(text, body))
-    end = _skip(text, end)
-    call = _call(value)
-    if call is not None and text.startswith("</tool_call>", end):
-        return [call], end + len("</tool_call>")
-    return _until(text, body, "</tool_call>", "<tool_call>")
-
-
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
-_FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
-
-
-def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    body = at + len("<tool_call>")
-    malformed = _until(text, body, "</tool_call>", "<tool_call>")
-    head = _FUNCTION.match(text, body)
-    if head is None:
-        return malformed
-    name, at = head.group(1).strip(), head.end()
-    types = _types(name, tools)
-    arguments: dict[str, Any] = {}
-    while match := _PARAMETER.match(text, at):
-        key = match.group(1).strip()
-        if key in arguments:
-            return malformed
-        value = match.group(2).removeprefix("\n").removesuffix("\n")
-        arguments[key] = _typed(value, types.get(key))
-        at = match.end()
-    end = _FUNCTION_END.match(text, at)
-    if end is None or end.end() - body > MAX_CHARS:
-        return malformed
-    return [Call(name, arguments)], end.end()
-
-
-def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """The declared type of each argument of a tool."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if function.get("name") == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {key: schema.get("type", "any") for key, schema in properties.items()}
-    return {}
-
-
-def _typed(text: str, kind: Any) -> Any:
-    """An argument that was written as plain text, read as JSON where its type is declared and is not text."""
-    if kind is None or kind == "string":
-        return text
-    value, end = _json(text, _skip(text, 0))
-    return text if text[end:].strip() or (value is None and text.strip() != "null") else value
-
-
-def _read_llama(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    tagged = text.startswith("<|python_tag|>", at)
-    start = _skip(text, at + len("<|python_tag|>") if tagged else at)
-    calls: list[Call] = []
-    at = start
-    while len(calls) < MAX_CALLS:
-        value, end = _json(text, at)
-        call = _call(value) if isinstance(value, dict) and value.keys() & {"arguments", "parameters"} else None
-        if call is None:
-            break
-        calls.append(call)
-        at = _skip(text, end)
-        if text.startswith(";", at):
-            at = _skip(text, at + 1)
-    unread = text[at:]
-    if not calls and not tagged and not _LOOKS_LIKE_A_CALL.match(unread):
-        return [], len(text)
-    if (tagged and unread) or _LOOKS_LIKE_A_CALL.match(unread):
-        calls.append(Call(None, {}, unread.strip()))
-    return calls, len(text)
-
-
-_LOOKS_LIKE_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
-_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*")
-
-
-def _read_mistral(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    start = at + len("[TOOL_CALLS]")
-    value, end = _json(text, _skip(text, start))
-    if isinstance(value, list) and value:
-        raw = text[start:end].strip()
-        return [_call(item) or Call(None, {}, raw) for item in value[:MAX_CALLS]], end
-    if head := _MISTRAL_NAME.match(text, start):
-        value, end = _json(text, head.end())
-        if isinstance(value, dict):
-            return [Call(head.group(1), value)], end
-    following = text.find("[TOOL_CALLS]", start)
-    end = following if following >= 0 else len(text)
-    return [Call(None, {}, text[start:end].strip())], end
-
-
-_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"\s*function\s*" + _DEEPSEEK_SEP + r"([^\n<]+)\n```json\n")
-_NAMED = re.compile(r"\s*([^\n<]+)" + _DEEPSEEK_SEP)
-
-
-def _read_deepseek(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    body = at + len(_DEEPSEEK_BEGIN)
-    for head, fence in ((_FENCED, "```"), (_NAMED, "")):
-        if match := head.match(text, body):
-            value, end = _json(text, _skip(text, match.end()))
-            end = _skip(text, end)
-            end = _skip(text, end + len(fence)) if fence and text.startswith(fence, end) else end
-            if isinstance(value, dict) and text.startswith(_DEEPSEEK_END, end):
-                return [Call(match.group(1).strip(), value)], end + len(_DEEPSEEK_END)
-    return _until(text, body, _DEEPSEEK_END, _DEEPSEEK_BEGIN)
-
-
-HERMES = Format("hermes", re.compile("<tool_call>"), _read_hermes, ("<tool_call>",))
-XML = Format("xml", re.compile("<tool_call>"), _read_xml, ("<function=",))
-LLAMA = Format(
-    "llama",
-    re.compile(r"<\|python_tag\|>|(?:(?<=</think>)|\A)\s*\{"),
-    _read_llama,
-    ("<|python_tag|>", '"parameters": dictionary'),
-    tokens=("<|python_tag|>",),
-)
-MISTRAL = Format(
-    "mistral",
-    re.compile(r"\[TOOL_CALLS\]"),
-    _read_mistral,
-    ("[TOOL_CALLS]",),
-    tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    structured=True,
-)
-DEEPSEEK = Format(
-    "deepseek",
-    re.compile(_DEEPSEEK_BEGIN),
-    _read_deepseek,
-    (_DEEPSEEK_BEGIN,),
-    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-)
-GLM_SIGN = "<arg_key>"
-"""GLM writes something else between the tags of Hermes."""
-FORMATS = (DEEPSEEK, MISTRAL, XML, HERMES, LLAMA)
-"""In the order in which a template's text is looked through."""
