@@ -15,7 +15,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.files import write_json
 from hone.model.rendering import named_rendering
 from hone.model.tokenizer import CHAT_TEMPLATE, IM_END, build_tiny_tokenizer, save_tokenizer
-from hone.model.tool_calls import with_objects
+from hone.model.tool_messages import with_objects
 
 TOOLS = [
     {

@@ -7,10 +7,11 @@ import json
 import pytest
 from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER
 
+from hone.model.strict_json import MAX_CHARS, read_object
 from hone.model.tokenizer import CHAT_TEMPLATE
-from hone.model.tool_calls import MAX_CALLS, MAX_CHARS, read_object, tool_calls, without_tools
-from hone.model.tool_formats import DEEPSEEK, HERMES, LLAMA, XML, format_of_template
-from hone.model.tool_formats import MISTRAL as MISTRAL_CALLS
+from hone.model.tool_calls import DEEPSEEK, HERMES, LLAMA, MAX_CALLS, XML, format_of_template, tool_calls
+from hone.model.tool_calls import MISTRAL as MISTRAL_CALLS
+from hone.model.tool_messages import without_tools
 
 ADD = {
     "type": "function",

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from hone.errors import UserError
 from hone.model.template import compile_template
-from hone.model.tool_calls import Call, Format, Tool, with_objects, without_tools
-from hone.model.tool_formats import HERMES, LLAMA, XML, format_of_template
+from hone.model.tool_calls import HERMES, LLAMA, XML, Call, Format, Tool, format_of_template
+from hone.model.tool_messages import with_objects, without_tools
 from hone.types import Message
 
 REMEDY = "give a template that only appends with model.chat_template"

@@ -1,25 +1,28 @@
-r"""Tool calls in the text of a model, in OpenAI's form, and JSON that a model wrote.
+r"""Tool calls in the text of a model, in the form that its family was trained to write them.
 
-The form in which each family writes its calls is a `Format` (see `hone.model.tool_formats`).
-Text of a model is data. It is read as strict JSON, as servers read it (a raw line break in a string is an error; so are
-a key twice, NaN and half a surrogate pair), up to `MAX_CHARS` and `MAX_DEPTH`, in time linear in its length. What was
-thought (`<think>`) calls nothing. A call that cannot be read is a malformed one, for the model to be told.
+    HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
+    XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
+    LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
+    MISTRAL   Mistral                    [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
+    DEEPSEEK  DeepSeek V3                <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, or in a fence
+
+Which one it is, the chat template says: it writes earlier calls in it.
+
+Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. What was thought
+(`<think>`) calls nothing. A call that cannot be read is a malformed one, for the model to be told.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.types import Message, content_hash
+from hone.model.strict_json import MAX_CHARS, read_json, read_object, skip_space
+from hone.types import content_hash
 
-MAX_CHARS = 1_000_000
-"""Characters of one call; a longer one is malformed."""
-MAX_DEPTH = 100
 MAX_CALLS = 64
 """Calls in one message; what follows the last of them is one malformed call."""
 Tool = dict[str, Any]
@@ -100,130 +103,182 @@ def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
 
 
-def read_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that is all of `text`, within the bounds of this module, or None."""
-    value, end = read_json(text, skip_space(text, 0))
-    return value if isinstance(value, dict) and not text[end:].strip() else None
-
-
-HERMES_TOOLS = """\
-# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-"""The words with which Hermes and Qwen models were trained."""
-
-
-def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """The same conversation in Hermes' form for a template that knows neither tools nor their messages.
-
-    Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
-    """
-    plain: list[Message] = []
-    for message in messages:
-        if message.get("role") == "tool":
-            answer = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if plain and plain[-1].get("answers"):
-                plain[-1]["content"] += "\n" + answer
-            else:
-                plain.append({"role": "user", "content": answer, "answers": True})
-        elif calls := message.get("tool_calls"):
-            written = [_written(call) for call in calls]
-            content = "\n".join([text for text in [message.get("content")] if text] + written)
-            plain.append({"role": message["role"], "content": content})
-        else:
-            plain.append(dict(message))
-    plain = [{name: part for name, part in message.items() if name != "answers"} for message in plain]
-    if not tools:
-        return plain
-    listed = HERMES_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if plain and plain[0].get("role") == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{listed}"}, *plain[1:]]
-    return [{"role": "system", "content": listed}, *plain]
-
-
-def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object, as chat templates take them; text that is no object stays."""
-    function = dict(call.get("function") or call)
-    if isinstance(function.get("arguments"), str):
-        value = read_object(function["arguments"])
-        function["arguments"] = function["arguments"] if value is None else value
-    return {**call, "function": function} if "function" in call else function
-
-
-def _written(call: dict[str, Any]) -> str:
-    function = with_objects(call).get("function") or call
-    body = {"name": function.get("name", ""), "arguments": function.get("arguments", {})}
-    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
-
-
 def _spoken_from(text: str) -> int:
     """Where speech can start: behind a `</think>` that nothing before it opened (the chat template did)."""
     end = text.find("</think>")
     return 0 if end < 0 or "<think>" in text[:end] else end + len("</think>")
 
 
-# Reading JSON
+def format_of_template(template: str) -> Format | None:
+    """The format in which a chat template writes calls; None if it is none of those known."""
+    if GLM_SIGN in template:
+        return None
+    return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key twice")
-    return value
+def _call(value: Any) -> Call | None:
+    """The call that an object describes, None if it is none. Arguments may be an object, that as text, or missing."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name.strip():
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    return Call(name.strip(), arguments) if isinstance(arguments, dict) else None
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+# One reader for each format. Each is given where a call starts and returns where to go on.
 
 
-def _finite(digits: str) -> float:
-    if not math.isfinite(number := float(digits)):
-        raise ValueError(f"{digits} is too large")
-    return number
+def _until(text: str, start: int, closing: str, opening: str) -> tuple[list[Call], int]:
+    """A malformed call from `start` to its closing tag; without one, up to the next call or the end."""
+    end, following = text.find(closing, start), text.find(opening, start)
+    if end < 0 or 0 <= following < end:
+        end = following if following >= 0 else len(text)
+        return [Call(None, {}, text[start:end].strip())], end
+    return [Call(None, {}, text[start:end].strip())], end + len(closing)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
-_SPACE = re.compile(r"\s*")
+def _read_hermes(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len("<tool_call>")
+    value, end = read_json(text, skip_space(text, body))
+    end = skip_space(text, end)
+    call = _call(value)
+    if call is not None and text.startswith("</tool_call>", end):
+        return [call], end + len("</tool_call>")
+    return _until(text, body, "</tool_call>", "<tool_call>")
 
 
-def skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
 
 
-def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at `at` and its end; (None, at) if there is none within the bounds."""
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-        if end - at > MAX_CHARS or not _shallow(value):
-            return None, at
-        text[at:end].encode()
-        json.dumps(value, ensure_ascii=False).encode()  # an escape may have made half a surrogate pair
-    except (ValueError, RecursionError):
-        return None, at
-    return value, end
+def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len("<tool_call>")
+    malformed = _until(text, body, "</tool_call>", "<tool_call>")
+    head = _FUNCTION.match(text, body)
+    if head is None:
+        return malformed
+    name, at = head.group(1).strip(), head.end()
+    types = _types(name, tools)
+    arguments: dict[str, Any] = {}
+    while match := _PARAMETER.match(text, at):
+        key = match.group(1).strip()
+        if key in arguments:
+            return malformed
+        value = match.group(2).removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(value, types.get(key))
+        at = match.end()
+    end = _FUNCTION_END.match(text, at)
+    if end is None or end.end() - body > MAX_CHARS:
+        return malformed
+    return [Call(name, arguments)], end.end()
 
 
-def _shallow(value: Any) -> bool:
-    """Whether lists and objects are nested at most `MAX_DEPTH` deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return True
-    return False
+def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The declared type of each argument of a tool."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: schema.get("type", "any") for key, schema in properties.items()}
+    return {}
+
+
+def _typed(text: str, kind: Any) -> Any:
+    """An argument that was written as plain text, read as JSON where its type is declared and is not text."""
+    if kind is None or kind == "string":
+        return text
+    value, end = read_json(text, skip_space(text, 0))
+    return text if text[end:].strip() or (value is None and text.strip() != "null") else value
+
+
+def _read_llama(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    tagged = text.startswith("<|python_tag|>", at)
+    start = skip_space(text, at + len("<|python_tag|>") if tagged else at)
+    calls: list[Call] = []
+    at = start
+    while len(calls) < MAX_CALLS:
+        value, end = read_json(text, at)
+        call = _call(value) if isinstance(value, dict) and value.keys() & {"arguments", "parameters"} else None
+        if call is None:
+            break
+        calls.append(call)
+        at = skip_space(text, end)
+        if text.startswith(";", at):
+            at = skip_space(text, at + 1)
+    unread = text[at:]
+    if not calls and not tagged and not _LOOKS_LIKE_A_CALL.match(unread):
+        return [], len(text)
+    if (tagged and unread) or _LOOKS_LIKE_A_CALL.match(unread):
+        calls.append(Call(None, {}, unread.strip()))
+    return calls, len(text)
+
+
+_LOOKS_LIKE_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
+_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*")
+
+
+def _read_mistral(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    start = at + len("[TOOL_CALLS]")
+    value, end = read_json(text, skip_space(text, start))
+    if isinstance(value, list) and value:
+        raw = text[start:end].strip()
+        return [_call(item) or Call(None, {}, raw) for item in value[:MAX_CALLS]], end
+    if head := _MISTRAL_NAME.match(text, start):
+        value, end = read_json(text, head.end())
+        if isinstance(value, dict):
+            return [Call(head.group(1), value)], end
+    following = text.find("[TOOL_CALLS]", start)
+    end = following if following >= 0 else len(text)
+    return [Call(None, {}, text[start:end].strip())], end
+
+
+_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = re.compile(r"\s*function\s*" + _DEEPSEEK_SEP + r"([^\n<]+)\n```json\n")
+_NAMED = re.compile(r"\s*([^\n<]+)" + _DEEPSEEK_SEP)
+
+
+def _read_deepseek(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
+    body = at + len(_DEEPSEEK_BEGIN)
+    for head, fence in ((_FENCED, "```"), (_NAMED, "")):
+        if match := head.match(text, body):
+            value, end = read_json(text, skip_space(text, match.end()))
+            end = skip_space(text, end)
+            end = skip_space(text, end + len(fence)) if fence and text.startswith(fence, end) else end
+            if isinstance(value, dict) and text.startswith(_DEEPSEEK_END, end):
+                return [Call(match.group(1).strip(), value)], end + len(_DEEPSEEK_END)
+    return _until(text, body, _DEEPSEEK_END, _DEEPSEEK_BEGIN)
+
+
+HERMES = Format("hermes", re.compile("<tool_call>"), _read_hermes, ("<tool_call>",))
+XML = Format("xml", re.compile("<tool_call>"), _read_xml, ("<function=",))
+LLAMA = Format(
+    "llama",
+    re.compile(r"<\|python_tag\|>|(?:(?<=</think>)|\A)\s*\{"),
+    _read_llama,
+    ("<|python_tag|>", '"parameters": dictionary'),
+    tokens=("<|python_tag|>",),
+)
+MISTRAL = Format(
+    "mistral",
+    re.compile(r"\[TOOL_CALLS\]"),
+    _read_mistral,
+    ("[TOOL_CALLS]",),
+    tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    structured=True,
+)
+DEEPSEEK = Format(
+    "deepseek",
+    re.compile(_DEEPSEEK_BEGIN),
+    _read_deepseek,
+    (_DEEPSEEK_BEGIN,),
+    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+)
+GLM_SIGN = "<arg_key>"
+"""GLM writes something else between the tags of Hermes."""
+FORMATS = (DEEPSEEK, MISTRAL, XML, HERMES, LLAMA)
+"""In the order in which a template's text is looked through."""
