@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -37,10 +38,20 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model that says a digit and ends its turn, for tests/contracts/guessing.py. Read only."""
+    return _imitator("guessing", {}, 60, tmp_path_factory.mktemp("guesser"))
+
+
+@pytest.fixture(scope="session")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model that calls a tool, always with the same arguments, for tests/contracts/adding.py."""
+    return _imitator("adding", {"spelled": True}, 80, tmp_path_factory.mktemp("caller"))
+
+
+def _imitator(task: str, args: dict, steps: int, folder: Path) -> Path:
     from hone.cli import call
 
-    out = tmp_path_factory.mktemp("guesser") / "sft"
-    words = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id guessing --max-steps 60"
-    words += " --data.batch-size 16 --no-data.pack --data.seq-len 64 --optim.lr 3e-3 --precision fp32 --display none"
-    assert call("sft", [*words.split(), "--output-dir", str(out)], "hone sft") == 0
-    return out / "weights" / "step_60"
+    words = f"--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id {task}"
+    words += f" --max-steps {steps} --data.batch-size 16 --no-data.pack --data.seq-len 512 --optim.lr 5e-3"
+    words += f" --precision fp32 --display none --output-dir {folder / 'sft'}"
+    assert call("sft", [*words.split(), "--data.env.args", json.dumps(args)], "hone sft") == 0
+    return folder / "sft" / "weights" / f"step_{steps}"

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
+from hone.commands.sampler import KV_GIB, prefix_bytes
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
@@ -120,7 +121,8 @@ def _evaluate(config: EvalConfig, env: Environment, folder: Path | None, exact_k
 
 def _evaluate_here(config: EvalConfig, env: Environment, folder: Path | None, counts: Counts) -> EvalResult:
     sampling = local_sampling(config.sampling())
-    policy = load_weights(config.model, config.precision, config.seed, config.chat_template, config.threads)
+    prefixes = prefix_bytes(env, int(KV_GIB * 2**30))
+    policy = load_weights(config.model, config.precision, config.seed, config.chat_template, config.threads, prefixes)
     if folder is not None:
         make_folder(folder)
     return evaluate_weights(policy, env, sampling, max_tokens=sampling.max_tokens, seed=sampling.seed, **counts)
@@ -160,12 +162,17 @@ def local_sampling(said: dict[str, Any]) -> SamplingParams:
 
 
 def load_weights(
-    name: str, precision: str, seed: int = 0, chat_template: str | None = None, threads: int | None = None
+    name: str,
+    precision: str,
+    seed: int = 0,
+    chat_template: str | None = None,
+    threads: int | None = None,
+    prefix_bytes: int = 0,
 ) -> EnginePolicy:
     """The policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
     configure(threads, model.num_parameters)
-    return EnginePolicy(Engine(model), load_renderer(name, chat_template))
+    return EnginePolicy(Engine(model, prefix_bytes=prefix_bytes), load_renderer(name, chat_template))
 
 
 def evaluate_weights(

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _HOPELESS = (401, 403, 404)
+CALL_FIELDS = ("id", "type", "function")
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class ChatClient:
         if reason == "content_filter":
             return Failure("the server's content filter withheld the completion")
         said: Message = {"role": "assistant", "content": message.content or ""}
+        if message.tool_calls:
+            said["tool_calls"] = [call.model_dump(include=set(CALL_FIELDS)) for call in message.tool_calls]
         extra = message.model_extra or {}
         said |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
         return Reply(
@@ -202,22 +206,33 @@ async def complete_all(
     note: Callable[[int, Reply | Failure], None] = lambda index, answer: None,
 ) -> list[Reply | Failure]:
     """One answer per request, in their order, `endpoint.concurrency` at a time. `note(index, answer)` after each."""
+    return await gather(client.endpoint.concurrency, [partial(client.complete, model, r) for r in requests], note)
+
+
+async def gather(
+    concurrency: int,
+    jobs: Sequence[Callable[[], Awaitable[Reply | Failure]]],
+    note: Callable[[int, Reply | Failure], None] = lambda index, answer: None,
+) -> list[Reply | Failure]:
+    """What each job gives, in their order, `concurrency` at a time; begun in their order. `note(index, answer)` after
+    each. An exception ends all.
+    """
     results: dict[int, Reply | Failure] = {}
-    waiting = iter(enumerate(requests))
+    waiting = iter(enumerate(jobs))
 
     async def work() -> None:
-        for index, request in waiting:
-            results[index] = await client.complete(model, request)
+        for index, job in waiting:
+            results[index] = await job()
             note(index, results[index])
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(client.endpoint.concurrency, len(requests)))]
+    workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(jobs)))]
     try:
         await asyncio.gather(*workers)
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [results[index] for index in range(len(requests))]
+    return [results[index] for index in range(len(jobs))]
 
 
 def _may_pass(error: Any) -> bool:

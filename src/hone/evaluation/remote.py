@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from hone import rng
-from hone.environments import Environment
+from hone.environments import Environment, MultiTurnEnv
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, ChatRequest, Failure, complete_all
+from hone.evaluation.client import ChatClient, ChatRequest, Failure, gather
+from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
 from hone.inference.endpoint import HONE, Endpoint
 from hone.types import Example, Reply
+
+Job = Callable[[], Awaitable[Reply | Failure]]
 
 RESERVED = {
     "model": "say it with -m",
     "messages": "the environment says them",
     "n": "say it with -r",
     "stream": "answers are read whole",
+    "tools": "the environment has them",
 }
 """Keys of a request that are no sampling arguments, and why."""
 
@@ -42,20 +47,23 @@ def evaluate_url(
     """As `evaluate`, on the same examples, with the completions of `model` behind `endpoint`.
 
     Each rollout is a request of its own, with `body` and a `seed` of its own (31 bits, of (`seed`, "eval", 0, example,
-    rollout)). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as
-    `key` in place of a seed: hone's server makes the very completions of it that `evaluate` makes of the same weights.
-    `progress(done, total)` counts completions. UserError for an environment without eval split, and for what makes
-    every request hopeless; a request that fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
+    rollout)); a conversation is a request for each turn, whose number is in the seeds of later turns too. A key that is
+    None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` in place of a seed:
+    hone's server makes the very completions of it that `evaluate` makes of the same weights. `progress(done, total)`
+    counts rollouts. UserError for an environment without eval split, and for what makes every request hopeless; a
+    rollout that fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
     split = env.split("eval")
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    requests = [
-        ChatRequest(examples[i].prompt, request_body(body, seed, i, r, exact_keys), f"0-{i}-{r}") for i, r in places
-    ]
+
+    def jobs(client: ChatClient) -> list[Job]:
+        dialogues = Dialogues(client, model, env) if isinstance(env, MultiTurnEnv) else None
+        return [_job(client, model, dialogues, examples[i], i, r, body, seed, exact_keys) for i, r in places]
+
     began = time.perf_counter()
-    answers, retries = asyncio.run(_sample(endpoint, model, requests, lambda done: progress(done, len(requests))))
+    answers, retries = asyncio.run(_sample(endpoint, jobs, len(places), lambda done: progress(done, len(places))))
     sampled = time.perf_counter()
     samples, failed = _grade(env, examples, places, answers, seed)
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
@@ -93,16 +101,41 @@ def check_body(body: dict[str, Any]) -> None:
             raise UserError(f"{name!r} is no sampling argument: {RESERVED[name]}")
 
 
-def request_body(body: dict[str, Any], seed: int, index: int, rollout: int, exact_keys: bool = False) -> dict[str, Any]:
-    """What is sent for one rollout beside model and messages."""
-    key = rng.key(seed, "eval", 0, index, rollout)
+def request_body(
+    body: dict[str, Any], seed: int, index: int, rollout: int, exact_keys: bool = False, turn: int = 0
+) -> dict[str, Any]:
+    """What is sent for one turn of a rollout beside model, messages and tools."""
+    key = rng.key(seed, "eval", 0, index, rollout, *([turn] if turn else []))
     # 31 bits are what every server takes for a seed, and no JSON reader rounds.
     own = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}
     return {name: value for name, value in (own | body).items() if value is not None}
 
 
+def _job(
+    client: ChatClient,
+    model: str,
+    dialogues: Dialogues | None,
+    example: Example,
+    index: int,
+    rollout: int,
+    body: dict[str, Any],
+    seed: int,
+    exact_keys: bool,
+) -> Job:
+    """What gives one rollout: a request, or a conversation."""
+
+    def of_turn(turn: int) -> dict[str, Any]:
+        return request_body(body, seed, index, rollout, exact_keys, turn)
+
+    sample_id = f"0-{index}-{rollout}"
+    if dialogues is None:
+        return partial(client.complete, model, ChatRequest(example.prompt, of_turn(0), sample_id))
+    own_seed = rng.key(seed, "eval", 0, index, rollout, "environment")
+    return partial(dialogues.hold, example, own_seed, sample_id, of_turn)
+
+
 async def _sample(
-    endpoint: Endpoint, model: str, requests: list[ChatRequest], progress: Callable[[int], None]
+    endpoint: Endpoint, jobs: Callable[[ChatClient], list[Job]], count: int, progress: Callable[[int], None]
 ) -> tuple[list[Reply | Failure], int]:
     """The answers, and how many tries came after a first one. After Ctrl-C what has come by then, if anything has."""
     answers: dict[int, Reply | Failure] = {}
@@ -113,12 +146,12 @@ async def _sample(
 
     async with ChatClient(endpoint) as client:
         try:
-            await complete_all(client, model, requests, note)
+            await gather(endpoint.concurrency, jobs(client), note)
         except asyncio.CancelledError:
             if not client.succeeded:
                 raise
     stopped = Failure("stopped by Ctrl-C before an answer came")
-    return [answers.get(index, stopped) for index in range(len(requests))], client.retries
+    return [answers.get(index, stopped) for index in range(count)], client.retries
 
 
 def _grade(

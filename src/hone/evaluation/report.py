@@ -20,14 +20,20 @@ from hone.types import Message, Outcome
 
 _LONGEST = 2000
 """Characters of a message that are shown; `results.jsonl` has all."""
+_FIRST_MESSAGES, _LAST_MESSAGES = 8, 8
+"""Messages of a conversation that are shown."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
     """One completion with its prompt, and how its reward came about."""
     _title(console, f"One completion (example {sample.index})")
     messages = sample.trajectory.messages
-    for message in messages:
-        console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+    left = len(messages) - _FIRST_MESSAGES - _LAST_MESSAGES
+    for index, message in enumerate(messages):
+        if left <= 0 or not _FIRST_MESSAGES <= index < _FIRST_MESSAGES + left:
+            console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+        elif index == _FIRST_MESSAGES:
+            console.print(Text(f"  … {left} more messages", "dim"))
     score = sample.score
     if score.outcome.is_failure:
         line = Text("  reward: none")
@@ -77,9 +83,18 @@ def _show_failures(console: Console, result: EvalResult) -> None:
 
 
 def _message(message: Message) -> Text:
+    """A message after its role; calls of tools that its text does not hold, in a line of their own."""
     text = message_text(message)
-    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text) - _LONGEST} more characters)"
-    return Text(f"{message['role']}: ", "bold").append(Text(printable(shown), ""))
+    lines = [text] if text else []
+    for call in message.get("tool_calls") or []:
+        name, arguments = (call["function"][key] for key in ("name", "arguments"))
+        if "<tool_call>" not in text and arguments not in text:
+            lines.append(f"calls {name or 'a tool'}({arguments})")
+    shown = "\n".join(lines)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[:_LONGEST]} … ({len(shown) - _LONGEST} more characters)"
+    role = " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
+    return Text(f"{role}: ", "bold").append(Text(printable(shown), ""))
 
 
 def _component_rows(result: EvalResult) -> list[tuple[str, ...]]:
@@ -113,8 +128,10 @@ def _show_cost(console: Console, result: EvalResult) -> None:
         )
     else:
         of_all, rate = f"not counted by the server ({cut})", ""
-    lines = [
-        f"tokens      {of_all}",
+    lines = [f"tokens      {of_all}"]
+    if turns := result.turns():
+        lines.append(f"turns       {np.mean(turns):.1f} on average, at most {max(turns)}")
+    lines += [
         f"time        sampling {seconds['sample']:.1f} s{rate}, grading {seconds['grade']:.2f} s",
     ]
     if result.requests:

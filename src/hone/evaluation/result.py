@@ -36,9 +36,9 @@ class EvalSample:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before those that were sampled; None if the server did not say."""
+        """Tokens before the first that was sampled; None if the server did not say."""
         rollout = self.trajectory
-        return rollout.prompt_tokens if isinstance(rollout, Reply) else len(rollout.token_ids) - rollout.num_sampled
+        return rollout.prompt_tokens if isinstance(rollout, Reply) else rollout.prompt_length
 
     def row(self) -> dict[str, Any]:
         """What `results.jsonl` says about it. The reward is None if grading failed."""
@@ -59,7 +59,9 @@ class EvalSample:
             "stop_reason": trajectory.stop_reason,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-        } | ({"seconds": round(trajectory.seconds, 4)} if isinstance(trajectory, Reply) else {})
+            **({} if trajectory.state is None else {"turns": trajectory.turns}),
+            **({"seconds": round(trajectory.seconds, 4)} if isinstance(trajectory, Reply) else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,10 @@ class EvalResult:
         counted = 0 < len(self.samples) == len(prompts) == len(completions)
         return (prompts, completions) if counted else None
 
+    def turns(self) -> list[int]:
+        """The model's turns in each rollout; empty for a task of a single turn."""
+        return [s.trajectory.turns for s in self.samples if s.trajectory.state is not None]
+
     @cached_property
     def by_example(self) -> list[list[EvalSample]]:
         """The graded samples of each example; empty where all failed."""
@@ -198,4 +204,6 @@ class EvalResult:
             metrics["completion/truncated"] = float(np.mean([s.trajectory.truncated for s in self.samples]))
         if tokens := self.tokens():
             metrics["completion/length/mean"] = float(np.mean(tokens[1]))
+        if turns := self.turns():
+            metrics["turns/mean"] = float(np.mean(turns))
         return {f"eval/{self.env_id}/{name}": value for name, value in metrics.items()}

@@ -93,6 +93,17 @@ class ChatRenderer:
         message: Message = {"role": "assistant", "content": text}
         return message | {"tool_calls": calls} if calls else message
 
+    def before_calls(self, text: str) -> str:
+        """What a message's text says before its first tool call; all of it if it has none."""
+        form = self._rendering.format
+        return text if form is None else form.before_calls(text)
+
+    @property
+    def calls_are_text(self) -> bool:
+        """Whether a call begins with a tag that is text, not with a special token."""
+        form = self._rendering.format
+        return form is not None and not form.tokens
+
     def completion_ids(
         self, prompt_messages: list[Message], completion_text: str, tools: list[Tool] | None = None
     ) -> list[int]:

@@ -295,7 +295,7 @@ def test_chat_goes_on_to_the_end_of_the_context(served: Served) -> None:
         ("chat/completions", b'{"messages": [{"content": "a"}]}', "messages[0] has no role"),
         ("chat/completions", b'{"messages": [{"role": "user"}]}', "messages[0] has no content"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "no text"),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', "tools is not supp"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', "is no function"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": "a", "tool_calls": 5}]}', "tool_calls is not"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}', "needs logprobs"),
     ],

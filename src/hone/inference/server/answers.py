@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from hone.inference.server.calls import CallReader, Shown
 from hone.inference.server.generation import Delta
 from hone.inference.text import token_text
 from hone.inference.types import ScoredToken, Token
@@ -120,7 +121,13 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
+    """`calls` makes what reads the tool calls of one sample, if the request is about tools."""
+
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, *args: Any, calls: Callable[[], CallReader] | None = None) -> None:
+        super().__init__(*args)
+        self._readers = None if calls is None else [calls() for _ in self._prompts]
 
     def opening(self) -> list[dict[str, Any]]:
         start = {"role": "assistant", "content": ""}
@@ -128,12 +135,22 @@ class ChatAnswer(Answer):
         return [{**self._head, "object": self.part, "choices": [choice]} for choice in choices]
 
     def _choice(self, delta: Delta, logprobs: Any, whole: bool) -> dict[str, Any]:
-        message = {"message": {"role": "assistant", "content": delta.text, "refusal": None}}
+        shown = Shown(delta.text, [], delta.finish_reason)
+        if self._readers is not None:
+            shown = self._readers[delta.index].push(delta)
+        text = shown.text
+        if whole:
+            said: dict[str, Any] = {"role": "assistant", "content": None if shown.calls and not text else text}
+            said |= {"refusal": None} | ({"tool_calls": shown.calls} if shown.calls else {})
+        else:
+            said = {"content": text} if text else {}
+            if shown.calls:
+                said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(shown.calls)]
         return {
             "index": delta.index,
-            **(message if whole else {"delta": {"content": delta.text} if delta.text else {}}),
+            "message" if whole else "delta": said,
             "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": shown.finish_reason,
             "stop_reason": delta.stop,
             **self._ids(delta),
         }

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from hone import rng
 from hone.errors import UserError
 from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, merged
+from hone.inference.server.calls import CallReader
 from hone.inference.server.generation import Delta, Generation
 from hone.inference.server.http import (
     EventStream,
@@ -138,8 +140,9 @@ class Api:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
         messages = body.conversation()
-        size = sum(len(message["content"]) for message in messages)
-        prompt = await self._apart(size, lambda: self._render(messages))
+        tools = body.tools or None
+        size = sum(len(str(message)) for message in messages) + len(str(tools))
+        prompt = await self._apart(size, lambda: self._render(messages, tools))
         room = self.context - len(prompt)
         max_tokens = body.max_completion_tokens or body.max_tokens or room
         if room < 1:
@@ -149,10 +152,11 @@ class Api:
         stop_ids = () if body.ignore_eos else self.renderer.stop_ids
         top, seed = body.top_logprobs or 0, self._fresh_seed()
         jobs = body.jobs([prompt], max_tokens, context=self.context, seed=seed, top=top, stop_ids=stop_ids)
-        return await self._answer(request, body, jobs, ChatAnswer, bool(body.logprobs))
+        calls = partial(CallReader, self.renderer, tools or []) if body.reads_calls else None
+        return await self._answer(request, body, jobs, partial(ChatAnswer, calls=calls), bool(body.logprobs))
 
     async def _answer(
-        self, request: Request, body: GenerationRequest, jobs: list[Job], kind: type[Answer], logprobs: bool
+        self, request: Request, body: GenerationRequest, jobs: list[Job], kind: Callable[..., Answer], logprobs: bool
     ) -> Response:
         answer, generation = self._begun(body, jobs, kind, logprobs)
         prompt_tokens = sum(len(job.prompt) for job in jobs) // body.n
@@ -167,7 +171,7 @@ class Api:
         return EventStream(self._events(generation, answer, prompt_tokens, with_usage), generation.close)
 
     def _begun(
-        self, body: GenerationRequest, jobs: list[Job], kind: type[Answer], logprobs: bool
+        self, body: GenerationRequest, jobs: list[Job], kind: Callable[..., Answer], logprobs: bool
     ) -> tuple[Answer, Generation]:
         ident, prompts, tokenizer = uuid.uuid4().hex, [job.prompt for job in jobs], self.renderer.tokenizer
         answer = kind(ident, int(time.time()), self.name, tokenizer, prompts, logprobs, body.return_token_ids)
@@ -238,11 +242,11 @@ class Api:
             raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", "prompt")
         return prompt
 
-    def _render(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
         from jinja2 import TemplateError
 
         try:
-            return self.renderer.prompt_ids(messages)
+            return self.renderer.prompt_ids(messages, tools)
         except TemplateError as error:
             raise ApiError(400, f"the model's chat template refuses these messages: {error}", "messages") from error
 

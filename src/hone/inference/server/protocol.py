@@ -24,7 +24,7 @@ MAX_SAMPLES = 4096
 """Samples of one request."""
 
 
-MESSAGE_FIELDS = {"role", "content", "name"}
+MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 
 Key = Annotated[int, Field(ge=0, lt=2**64)]
 
@@ -217,9 +217,21 @@ class ChatRequest(GenerationRequest):
     off: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.off,
         "response_format": (None, {"type": "text"}),
-        "tools": (None, []),
         "tool_choice": (None, "none", "auto"),
     }
+
+    def check(self) -> None:
+        super().check()
+        for index, tool in enumerate(self.tools or []):
+            function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                known = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+                raise ApiError(400, f"tools[{index}] is no function: give {known}", "tools")
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the answer is to be looked through for calls of the tools."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     def conversation(self) -> list[dict[str, Any]]:
         """The messages, with text in parts joined."""
@@ -232,13 +244,29 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         raise ApiError(400, f"messages[{index}] has no role: user, assistant or system", "messages")
     if isinstance(content, list):
         content = "".join(_text_part(index, part) for part in content)
+    calls = message.get("tool_calls")
+    if calls is not None and (role != "assistant" or not isinstance(calls, list)):
+        raise ApiError(400, f"messages[{index}].tool_calls is not a list of calls of the assistant", "messages")
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         raise ApiError(400, f"messages[{index}] has no content: give a text", "messages")
     # Clients send back what they got, with fields that are null; a template would stumble over others.
     unknown = next((key for key, value in message.items() if key not in MESSAGE_FIELDS and value is not None), None)
     if unknown is not None:
         raise ApiError(400, f"messages[{index}].{unknown} is not supported here: leave it out", "messages")
-    return {"role": role, "content": content}
+    made: dict[str, Any] = {"role": role, "content": content}
+    if role == "tool":
+        made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
+    return made | {"tool_calls": [_call(index, call) for call in calls]} if calls else made
+
+
+def _call(index: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
+        words = "has a call without the texts function.name and function.arguments: give both"
+        raise ApiError(400, f"messages[{index}].tool_calls {words}", "messages")
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _text_part(index: int, part: Any) -> str:

@@ -1,0 +1,130 @@
+"""Conversations of several turns with a model behind an URL: each goes on by itself, as fast as its answers come.
+
+    dialogues = Dialogues(client, "Qwen/Qwen3-0.6B", env)
+    reply = await dialogues.hold(example, seed, sample_id, body)
+
+Turns and their limits are those of `hone.orchestrator.conversations`, but for tokens, which are the server's to count:
+a conversation that has outgrown its context is truncated there. Calls of tools are those that the server reports; where
+it reports none they are read from the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hone.environments import MultiTurnEnv
+from hone.evaluation.client import ChatClient, ChatRequest, Failure
+from hone.grading import GraderFailure
+from hone.model.tool_calls import FORMATS, HERMES, tool_calls
+from hone.orchestrator.conversations import Answer, checked_answer
+from hone.types import Example, Message, Reply
+
+Body = Callable[[int], dict[str, Any]]
+"""What a request says beside model, messages and tools, by the number of the turn (from 0)."""
+
+
+class Dialogues:
+    """Conversations of one environment with one model."""
+
+    def __init__(self, client: ChatClient, model: str, env: MultiTurnEnv) -> None:
+        self.client, self.model, self.env = client, model, env
+        self._responder = Responder(env)
+        self._tools: dict[str, Any] = {"tools": env.tool_schemas} if env.tool_schemas else {}
+
+    async def hold(self, example: Example, seed: int, sample_id: str, body: Body) -> Reply | Failure:
+        """The whole conversation; a Failure if a turn of it is not delivered. `seed` is the environment's."""
+        state = self.env.initial_state(example, seed)
+        messages, sent = list(example.prompt), list(example.prompt)
+        replies: list[Reply] = []
+        failure, stop_reason = None, "stop"
+        while True:
+            reply = await self._complete(ChatRequest(list(sent), body(len(replies)), sample_id))
+            if isinstance(reply, Failure):
+                if not replies or "context" not in reply.reason:
+                    return reply
+                # The answer left no room: what was said before it is the conversation.
+                messages, stop_reason = messages[: _last_turn(messages) + 1], "length"
+                break
+            replies.append(reply)
+            said, stop_reason = reply.messages[-1], reply.stop_reason
+            sent.append(said)
+            messages.append(self._with_calls(said))
+            if stop_reason == "length" or len(replies) == self.env.max_turns:
+                break
+            answer = checked_answer(await self._responder.answer(messages, state))
+            if isinstance(answer, GraderFailure):
+                answers = self.env.failed_response(messages, answer)
+                failure = None if answers is not None else (answer.outcome, answer.detail)
+            else:
+                answers, state = answer
+            if not answers:
+                break
+            messages, sent = messages + answers, sent + answers
+        counts = [reply.completion_tokens for reply in replies]
+        return replace(
+            replies[0],
+            messages=messages,
+            stop_reason=stop_reason,
+            completion_tokens=None if None in counts else sum(count or 0 for count in counts),
+            seconds=sum(reply.seconds for reply in replies),
+            turns=len(replies),
+            state=state,
+            failure=failure,
+        )
+
+    async def _complete(self, request: ChatRequest) -> Reply | Failure:
+        """The completion. A server that offers tools, but reads no calls (vLLM without a parser), is asked not to."""
+        before = self._tools
+        reply = await self.client.complete(self.model, replace(request, body=before | request.body))
+        refused = isinstance(reply, Failure) and "tool-choice" in reply.reason.replace(" ", "-").lower()
+        if not refused or "tools" not in before or "tool_choice" in before:
+            return reply
+        self._tools = before | {"tool_choice": "none"}
+        return await self._complete(request)
+
+    def _with_calls(self, message: Message) -> Message:
+        """The message with the calls in its text, if the server has not read them."""
+        if "tool_calls" in message or not self.env.tool_schemas:
+            return message
+        # Whose model it is, the server does not tell: the form in which a call can be read is the right one.
+        read = [tool_calls(message["content"], form, self.env.tool_schemas) for form in (HERMES, *FORMATS)]
+        calls = next((calls for calls in read if any(call["function"]["name"] for call in calls)), read[0])
+        return message | {"tool_calls": calls} if calls else message
+
+
+class Responder:
+    """Asks the environment in a thread, one call at a time: all that came while it was busy goes with the next."""
+
+    def __init__(self, env: MultiTurnEnv) -> None:
+        self._env = env
+        self._waiting: list[tuple[tuple[list[Message], dict[str, Any]], asyncio.Future[Answer]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def answer(self, messages: list[Message], state: dict[str, Any]) -> Answer:
+        """What the environment says to a conversation; raises what `respond_many` raises."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((messages, state), future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                answers = await asyncio.to_thread(self._env.respond_many, [turn for turn, _ in batch])
+            except Exception as error:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():  # cancelled by Ctrl-C
+                    future.set_result(answer)
+
+
+def _last_turn(messages: list[Message]) -> int:
+    return max(index for index, message in enumerate(messages) if message["role"] == "assistant")

@@ -1,0 +1,190 @@
+"""Conversations with a server: rounds of chat requests, over real HTTP, with a server that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import adding
+import guessing
+import pytest
+from fake_openai import FakeOpenAI, Raw, Say, Status
+
+from hone import rng
+from hone.cli import call
+from hone.environments import Environment
+from hone.evaluation import client
+from hone.evaluation.remote import evaluate_url
+from hone.inference.endpoint import Endpoint
+from hone.types import Outcome
+
+ADD = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "delay", lambda *_: 0.0)
+
+
+def evaluated(server: FakeOpenAI, env: Environment, examples: int = 1, rollouts: int = 1, **body: Any):
+    endpoint = Endpoint(server.url, concurrency=4, max_retries=1)
+    counts = {"num_examples": examples, "rollouts_per_example": rollouts}
+    return evaluate_url(endpoint, "toy", env, body=body, seed=5, **counts)
+
+
+def roles(messages: list[dict]) -> list[str]:
+    return [message["role"][0] for message in messages]
+
+
+def calling(body: dict[str, Any]) -> Any:
+    """Calls the tool first, and answers after it has."""
+    if body["messages"][-1]["role"] == "tool":
+        return Say("It is 3.")
+    return Say(None, "tool_calls", extra={"tool_calls": [ADD]})
+
+
+def test_a_conversation_is_a_request_for_each_turn_with_a_seed_of_its_own():
+    with FakeOpenAI(lambda body: Say(str(len(body["messages"])))) as server:
+        result = evaluated(server, guessing.load_environment(), max_tokens=9)
+    (sample,) = result.samples
+    assert [roles(body["messages"]) for body in server.bodies] == [["u"], ["u", "a", "u"], ["u", "a", "u", "a", "u"]]
+    assert [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"] == ["1", "3", "5"]
+    names = [(), (1,), (2,)]
+    assert [body["seed"] for body in server.bodies] == [rng.key(5, "eval", 0, 0, 0, *more) >> 33 for more in names]
+    assert {body["max_tokens"] for body in server.bodies} == {9} and "tools" not in server.bodies[0]
+    assert sample.trajectory.turns == 3 and sample.score.components == {"correctness": 0.9, "guesses": 2.0}
+    row = sample.row()
+    assert row["turns"] == 3 and roles(row["completion"]) == ["a", "u", "a", "u", "a"]
+    assert sample.completion_tokens == 3 and sample.prompt_tokens == 11 and row["seconds"] > 0
+
+
+def test_calls_that_the_server_reads_go_back_as_it_told_them():
+    with FakeOpenAI(calling) as server:
+        result = evaluated(server, adding.load_environment(max_turns=5))
+    (sample,) = result.samples
+    first, second = server.bodies
+    assert first["tools"] == second["tools"] == [adding.SCHEMA]
+    asked, tool = second["messages"][1:]
+    assert asked == {"role": "assistant", "content": "", "tool_calls": [ADD]}
+    assert tool == {"role": "tool", "name": "add", "tool_call_id": "call_1", "content": "3"}
+    assert sample.score.outcome is Outcome.CORRECT and sample.trajectory.turns == 2
+    assert sample.trajectory.messages[-1] == {"role": "assistant", "content": "It is 3."}
+
+
+def test_calls_that_it_does_not_read_are_read_here_and_go_back_as_text():
+    def script(body: dict[str, Any]) -> Any:
+        return Say("3" if body["messages"][-1]["role"] == "tool" else adding.SAID)
+
+    with FakeOpenAI(script) as server:
+        (sample,) = evaluated(server, adding.load_environment()).samples
+    assert sample.score.outcome is Outcome.CORRECT
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": adding.SAID}
+    (read,) = sample.trajectory.messages[1]["tool_calls"]
+    assert json.loads(read["function"]["arguments"]) == adding.CALL["arguments"]
+
+
+def test_a_server_that_offers_tools_but_reads_no_calls_is_asked_not_to():
+    def script(body: dict[str, Any]) -> Any:
+        if "tool_choice" not in body:
+            return Status(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        return Say("3" if body["messages"][-1]["role"] == "tool" else adding.SAID)
+
+    with FakeOpenAI(script) as server:
+        result = evaluated(server, adding.load_environment(), examples=2)
+    assert [s.score.outcome for s in result.samples] == [Outcome.CORRECT] * 2 and not result.failed
+    assert {body.get("tool_choice") for body in server.bodies} == {None, "none"}
+    assert all(body["tools"] == [adding.SCHEMA] for body in server.bodies)
+
+
+def test_limits_are_those_of_conversations_here():
+    with FakeOpenAI(lambda body: Say("7", "length" if len(body["messages"]) == 3 else "stop")) as server:
+        (sample,) = evaluated(server, guessing.load_environment()).samples
+    assert len(server.bodies) == 2 and sample.trajectory.truncated and sample.trajectory.turns == 2
+    with FakeOpenAI(lambda body: Say("7")) as server:
+        (sample,) = evaluated(server, guessing.load_environment(max_turns=2)).samples
+    assert len(server.bodies) == 2 and not sample.trajectory.truncated
+
+
+def test_a_conversation_that_outgrows_the_context_is_truncated_there():
+    full = Status(400, "This model's maximum context length is 64 tokens.")
+    with FakeOpenAI(lambda body: full if len(body["messages"]) > 1 else Say("7")) as server:
+        result = evaluated(server, guessing.load_environment())
+    (sample,) = result.samples
+    assert sample.trajectory.truncated and not result.failed
+    assert roles(sample.row()["completion"]) == ["a"] and sample.score.components["guesses"] == 1.0
+
+
+def test_what_the_server_does_not_deliver_fails_that_rollout_alone():
+    def script(body: dict[str, Any]) -> Any:
+        text = body["messages"][0]["content"]
+        return Status(422, "not this one") if text == "Guess r" and len(body["messages"]) > 1 else Say("3")
+
+    with FakeOpenAI(script) as server:
+        result = evaluated(server, guessing.load_environment(), examples=4)
+    assert [(f.index, f.reason) for f in result.failed] == [(1, "status 422: not this one")]
+    assert [s.index for s in result.samples] == [0, 2, 3]
+
+
+def test_an_environment_that_fails_costs_its_own_sample():
+    with FakeOpenAI(lambda body: Say("3" if body["messages"][0]["content"] == "Guess r" else "4")) as server:
+        result = evaluated(server, guessing.load_environment(broken="3"), examples=3)
+    outcomes = [s.score.outcome for s in result.samples]
+    assert outcomes == [Outcome.WRONG, Outcome.GRADER_ERROR, Outcome.WRONG]
+    assert "ValueError: no guess of 3 is wanted" in result.samples[1].score.detail
+
+
+def test_answers_are_asked_for_one_call_at_a_time_in_a_thread_and_stay_with_their_conversations():
+    asked: list[list[str]] = []
+    threads: set[int] = set()
+    busy = threading.Lock()
+
+    class Watched(guessing.Guessing):
+        def respond_many(self, turns):
+            asked.append([messages[-1]["content"] for messages, _ in turns])
+            threads.add(threading.get_ident())
+            assert busy.acquire(blocking=False), "another call is under way"
+            try:
+                return super().respond_many(turns)
+            finally:
+                busy.release()
+
+    env = guessing.load_environment(slow=0.002)
+    env.__class__ = Watched
+    with FakeOpenAI(lambda body: Say(str(rng.key(body["seed"]) % 10))) as server:
+        result = evaluated(server, env, examples=4, rollouts=4)
+    assert threading.get_ident() not in threads and sum(map(len, asked)) > len(asked) > 1
+    for sample in result.samples:
+        seeds = [rng.key(5, "eval", 0, sample.index, sample.rollout, *more) >> 33 for more in ((), (1,), (2,))]
+        said = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]
+        assert said == [str(rng.key(seed) % 10) for seed in seeds][: len(said)]
+
+
+def test_it_is_reported_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with FakeOpenAI(calling) as server:
+        words = ["adding", "-m", "toy", "-b", server.url, "-n", "2", "-r", "1", "--output-dir", "out"]
+        assert call("eval", words, "hone eval") == 0
+    out = capsys.readouterr().out
+    assert 'assistant: calls add({"a": 1, "b": 2})' in out and "tool add: 3" in out and "assistant: It is 3." in out
+    assert "turns       2.0 on average, at most 2" in out
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [roles(row["completion"]) for row in rows] == [["a", "t", "a"]] * 2 and rows[0]["turns"] == 2
+    metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
+    assert metadata["metrics"]["eval/adding/turns/mean"] == 2.0
+
+
+def test_a_long_conversation_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with FakeOpenAI(lambda body: Say("x" * 3000)) as server:
+        words = ["guessing", "-m", "toy", "-b", server.url, "-n", "1", "-a", '{"max_turns": 20}', "--no-save"]
+        assert call("eval", words, "hone eval") == 0
+    out = capsys.readouterr().out
+    assert "… 24 more messages" in out and "(1000 more characters)" in out and out.count("assistant: ") == 8
+
+
+def test_an_answer_that_is_no_completion_is_a_failure_of_that_rollout():
+    with FakeOpenAI(lambda body: Say("1") if len(body["messages"]) == 1 else Raw("{}")) as server:
+        result = evaluated(server, guessing.load_environment())
+    assert not result.samples and "no chat completion" in result.failed[0].reason

@@ -1,0 +1,113 @@
+"""Tools over `/v1/chat/completions`, asked by the public `openai` client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from adding import CALL, SAID, SCHEMA
+from real_server import Served, serving
+
+from hone.model.chat import load_renderer
+from hone.model.hf import load_model
+
+RENDERER = load_renderer("hone/tiny")
+ASKED: Any = [{"role": "user", "content": "1+2"}]
+
+
+@pytest.fixture(scope="module")
+def calling(caller: Path) -> Iterator[Served]:
+    """A server of a model that calls `add`, when it is greedy."""
+    with serving(load_model(caller)) as server:
+        yield server
+
+
+def ask(calling: Served, messages: Any = ASKED, **fields: Any) -> Any:
+    given = {"model": "hone/tiny", "temperature": 0, "max_tokens": 120, "tools": [SCHEMA]} | fields
+    return calling.client().chat.completions.create(messages=messages, **given)
+
+
+def test_a_call_is_told_as_a_call(calling: Served) -> None:
+    answer = ask(calling, extra_body={"return_token_ids": True})
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I add.")
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "add",
+        CALL["arguments"],
+    )
+    assert choice.model_extra["prompt_token_ids"] == RENDERER.prompt_ids(ASKED, [SCHEMA])
+    assert RENDERER.decode(choice.model_extra["token_ids"]) == SAID
+    assert answer.usage.completion_tokens == len(choice.model_extra["token_ids"])
+
+
+def test_a_stream_tells_the_text_as_it_comes_and_the_call_at_its_end(calling: Served) -> None:
+    chunks = list(ask(calling, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    texts = [delta.content for delta in deltas if delta.content]
+    assert "".join(texts) == "I add." and len(texts) > 1
+    (at,) = [i for i, delta in enumerate(deltas) if delta.tool_calls]
+    (call,) = deltas[at].tool_calls
+    assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "add", CALL["arguments"])
+    assert at == len(deltas) - 1 and call.id
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * at + ["tool_calls"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "text", "reason"),
+    [
+        ({"tool_choice": "none"}, SAID, "stop"),
+        ({"max_tokens": 20}, SAID[: 20 - len("<tool_call>") + 1], "length"),
+        ({"stop": "add"}, "I ", "stop"),
+    ],
+)
+def test_what_is_no_whole_call_is_text(calling: Served, fields: Any, text: str, reason: str, stream: bool) -> None:
+    if stream:
+        chunks = list(ask(calling, stream=True, **fields))
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert chunks[-1].choices[0].finish_reason == reason
+        assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+    else:
+        (choice,) = ask(calling, **fields).choices
+        said = choice.message.content
+        assert (choice.finish_reason, choice.message.tool_calls) == (reason, None)
+    if "max_tokens" in fields:
+        # Twenty tokens, of which one is the tag.
+        assert SAID.startswith(said) and len(RENDERER.tokenizer.encode(said).ids) == 20
+    else:
+        assert said == text
+
+
+def test_the_conversation_goes_on_with_what_the_tool_said(calling: Served) -> None:
+    """As clients do it: the message comes back as it was, then one of the tool."""
+    message = ask(calling).choices[0].message
+    tool = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+    answer = ask(calling, [*ASKED, message, tool], extra_body={"return_token_ids": True})
+    ids = answer.choices[0].model_extra["prompt_token_ids"]
+    text = RENDERER.tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert f"assistant\n{SAID}<|im_end|>" in text
+    assert text.endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_without_tools_nothing_is_read(calling: Served) -> None:
+    (choice,) = ask(calling, tools=openai.NOT_GIVEN).choices
+    assert choice.message.tool_calls is None and choice.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [{"type": "retrieval"}]}, r"tools\[0\] is no function"),
+        ({"tool_choice": "required"}, "tool_choice is not supported here"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, r"messages\[0\].tool_calls has a call"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(calling: Served, fields: Any, words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        ask(calling, **fields)
