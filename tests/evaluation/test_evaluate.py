@@ -26,7 +26,7 @@ TAGS = TagParser("t")
 class Renderer:
     """Prompts as one token per character."""
 
-    def prompt_ids(self, messages):
+    def prompt_ids(self, messages, tools=None):
         return [ord(c) for m in messages for c in m["content"]]
 
 

@@ -191,7 +191,8 @@ def evaluate_weights(
     split = env.split("eval")
     used = range(min(num_examples, len(split)))
     remedy = "shorten the row, or evaluate a model of longer context"
-    check_prompts(split, used, policy.renderer, context, f"the model's context of {context} tokens", remedy)
+    words = f"the model's context of {context} tokens"
+    check_prompts(split, used, policy.renderer, context, words, remedy, tools=env.tool_schemas)
     return evaluate(
         policy,
         env,

@@ -147,7 +147,8 @@ def check_lengths(
         used.append((eval_rows, range(min(orch.eval.num_examples, len(eval_rows)))))
     for split, indices in used:
         with slow_work("checking the length of prompts", len(indices), config.display) as advance:
-            check_prompts(split, indices, renderer, config.seq_len, f"seq_len = {config.seq_len}", remedy, advance)
+            limit_words = f"seq_len = {config.seq_len}"
+            check_prompts(split, indices, renderer, config.seq_len, limit_words, remedy, advance, env.tool_schemas)
 
 
 def make_evaluate(

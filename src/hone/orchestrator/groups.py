@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -94,15 +95,16 @@ def check_prompts(
     limit: str,
     remedy: str,
     advance: Callable[[int], None] = lambda done: None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> None:
     """UserError naming the row if one of these examples leaves no room for a completion in `seq_len` tokens.
 
     `limit` is what the user knows `seq_len` as, `remedy` what to do. Of generated examples the first 64 are enough.
-    `advance` is told how many are done.
+    `advance` is told how many are done. `tools` are the environment's.
     """
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
-        tokens = len(renderer.prompt_ids(split[index].prompt))
+        tokens = len(renderer.prompt_ids(split[index].prompt, tools))
         if tokens >= seq_len:
             raise UserError(
                 f"{split.where(index)}: the prompt has {tokens} tokens and leaves no room for a completion in {limit}; "
