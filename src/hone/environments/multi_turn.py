@@ -37,7 +37,7 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """What the environment says to a conversation that ends with the model; nothing if it is over."""
+        """What the environment says to a conversation that ends with the model; nothing if it is over. May be async."""
         raise NotImplementedError
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
