@@ -1,40 +1,66 @@
 r"""math-python: mathematics with a Python tool. The model may call the tool, sees what it printed, and then answers.
 
-A call is Qwen's `<tool_call>{"name": "python", "arguments": {"code": "print(2**10)"}}</tool_call>`, or what a server
-reports as `tool_calls`. The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1 for calls that
-are all well-formed and 0.1 for one that ran. These are paid once, not by the call, and together they must stay below
-the answer: otherwise a policy learns to call the tool on every problem and to leave the problem alone.
+The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1 for calls that are all well-formed and
+0.1 for one that ran. These are paid once, not by the call, and together they must stay below the answer: otherwise a
+policy learns to call the tool on every problem and to leave the problem alone.
 
-The tool runs what a model wrote, so it needs a sandbox. There is none yet: the tool is refused, not imitated, and such
-conversations can be graded, but not sampled.
+The tool runs what a model wrote, each call in a fresh sandbox (docs/sandbox.md). Conversations can be graded without.
+
+    rl @ examples/math_python/rl.toml
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from hone.environments import MultiTurnEnv, Range, Rubric
+from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.environments.data import Row
 from hone.environments.parsers import message_text
 from hone.environments.problems import MATH_HINT, MathParser, answer_of, correctness, own_problems, prompt_of, splits
+from hone.environments.tools import ERROR
 from hone.errors import UserError
+from hone.model.strict_json import read_object
 from hone.types import Example, Message
 
-SYSTEM_PROMPT = (
-    "You may run Python, and will see what it prints: "
-    '<tool_call>{"name": "python", "arguments": {"code": "print(1 + 1)"}}</tool_call>'
-)
-CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-ERROR = "error:"
+if TYPE_CHECKING:
+    from hone.grading.sandbox import Isolation, Ran, Sandbox
+
+SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
+CPU_SECONDS, CLOCK_SECONDS = 5, 8
+"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so that the model is told why."""
+TRACEBACK_LINES = 8
+
+# Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
+RUNNER = """\
+def _run(source):
+    import ast, linecache
+    linecache.cache["code.py"] = (len(source), None, source.splitlines(True), "code.py")
+    tree = ast.parse(source, "code.py")
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    main = globals()
+    del main["_run"]
+    exec(compile(tree, "code.py", "exec"), main)
+    if last is not None:
+        value = eval(compile(ast.Expression(last.value), "code.py", "eval"), main)
+        if value is not None:
+            print(repr(value))
+
+_run({source})
+"""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
     """The answer of a message that calls no tool; of one that does, there is none yet."""
 
-    def parse(self, text: str) -> str | None:
-        return None if CALL.search(text) else super().parse(text)
+    def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
+        messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        last = next((message for message in reversed(messages) if message.get("role") == "assistant"), None)
+        return None if last is None or calls_of(last) else self.parse(message_text(last))
 
 
 PARSER = FinalParser()
@@ -42,8 +68,8 @@ PARSER = FinalParser()
 
 def tool_syntax(completion: list[Message]) -> float:
     """1 if the tool was called and each call is well-formed, else 0."""
-    calls = [code for message in completion for code in tool_calls(message)]
-    return float(bool(calls) and None not in calls)
+    codes = [code_of(call) for message in completion for call in calls_of(message)]
+    return float(bool(codes) and None not in codes)
 
 
 def tool_use(completion: list[Message]) -> float:
@@ -57,60 +83,91 @@ def tool_use(completion: list[Message]) -> float:
             if called and not message_text(message).startswith(ERROR):
                 return 1.0
         else:
-            called = any(code is not None for code in tool_calls(message))
+            called = any(code_of(call) is not None for call in calls_of(message))
     return 0.0
 
 
-def tool_calls(message: Message) -> list[str | None]:
-    """The code of each call in a message of the model, None for a malformed one."""
-    if message.get("role") != "assistant":
-        return []
-    calls: list[str | None] = []
-    for body, end in CALL.findall(message_text(message)):
-        calls.append(_code(_object(body)) if end else None)
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        if isinstance(arguments, str):
-            arguments = _object(arguments)
-        calls.append(
-            _code({"name": function.get("name"), "arguments": arguments} if isinstance(function, dict) else None)
+def code_of(call: dict[str, Any]) -> str | None:
+    """The code of a call, None if it is not a well-formed one of the tool."""
+    function = call.get("function")
+    if not isinstance(function, dict) or function.get("name") != "python":
+        return None
+    arguments = function.get("arguments")
+    given = read_object(arguments) if isinstance(arguments, str) else arguments
+    code = given.get("code") if isinstance(given, dict) and given.keys() == {"code"} else None
+    return code if isinstance(code, str) and code.strip() else None
+
+
+class MathPython(ToolEnv):
+    """Rows as math-problems takes them. The tool runs in a sandbox with `isolation` and `packages`."""
+
+    def __init__(self, *, hint: str, isolation: Isolation, packages: Sequence[str], **kwargs: Any) -> None:
+        # A sandbox that cannot start says nothing about the code: the sample fails.
+        super().__init__(
+            id="math-python", parser=PARSER, tools=[self.python], stop_errors=[OSError, UserError], **kwargs
         )
-    return calls
+        self.hint, self.isolation, self.packages = hint, isolation, tuple(packages)
 
+    @cached_property
+    def sandbox(self) -> Sandbox:
+        """Made on first use. UserError where the system has none."""
+        from hone.grading.sandbox import Limits, Sandbox
 
-class MathPython(MultiTurnEnv):
-    """Rows as math-problems takes them."""
+        return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
 
-    def __init__(self, *, hint: str, **kwargs: Any) -> None:
-        super().__init__(id="math-python", parser=PARSER, **kwargs)
-        self.hint = hint
+    def check_rollouts(self) -> None:
+        """Raises UserError where there is no sandbox to run the tool in."""
+        assert self.sandbox is not None
+
+    def python(self, code: str) -> str:
+        """Runs Python code and returns what it prints. The value of a last line that is an expression is printed too.
+
+        Each call starts afresh. There is no network, and no file is kept.
+
+        Args:
+            code: The code to run.
+        """
+        return answer_of_run(self.sandbox.run(RUNNER.format(source=repr(code))))
 
     def format_row(self, row: Row) -> Row:
         return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> list[Message]:  # type: ignore[override]
         """A conversation that deserves full marks: a call, the tool's answer, the model's."""
-        call = {"name": "python", "arguments": {"code": f"print({example.answer!r})"}}
+        arguments = json.dumps({"code": f"print({example.answer!r})"})
+        call = {"id": "reference", "type": "function", "function": {"name": "python", "arguments": arguments}}
         return [
-            {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"},
-            {"role": "tool", "content": example.answer},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "python", "tool_call_id": "reference", "content": example.answer},
             {"role": "assistant", "content": PARSER.wrap(example.answer)},
         ]
 
-    def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """The tool's answers to the calls of the last message. None: the model called nothing, or its turns are up."""
-        turns = sum(message.get("role") == "assistant" for message in messages)
-        calls = tool_calls(messages[-1]) if turns < self.max_turns else []
-        return [{"role": "tool", "content": self._answer(code)} for code in calls]
 
-    def _answer(self, code: str | None) -> str:
-        if code is None:
-            return f'{ERROR} a call is {{"name": "python", "arguments": {{"code": "…"}}}} between <tool_call> tags'
-        raise UserError(
-            "math-python: the tool would run Python that a model wrote, which needs a sandbox, and there is none yet: "
-            "take math-problems, which has no tool"
-        )
+def answer_of_run(ran: Ran) -> str:
+    """What the model is told of a run: what was printed, or what went wrong and what was printed before.
+
+    Without memory addresses, so that running it again gives the same.
+    """
+    printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
+    if ran.status == "ok":
+        return printed or "(it printed nothing)"
+    if ran.status == "error":
+        why = _ADDRESS.sub(" at 0x…>", _traceback(ran.errors)) or f"it ended with exit code {ran.exit_code}"
+    else:
+        why = {
+            "timeout": f"it took too long (the limits are {CPU_SECONDS} s of the processor, {CLOCK_SECONDS} s in all)",
+            "memory": "it took too much memory",
+            "output": "it printed too much",
+            "processes": "it started too many processes",
+        }[ran.status]
+    return f"{ERROR} {why}" + (f"\nprinted before:\n{printed}" if printed and ran.status != "output" else "")
+
+
+def _traceback(errors: str) -> str:
+    """The last lines of a traceback, without those of the runner."""
+    lines = errors.rstrip().splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith('  File "code.py"')), len(lines) - 1)
+    return "\n".join(lines[max(first, len(lines) - TRACEBACK_LINES) :]).strip()
 
 
 def load_environment(
@@ -123,11 +180,15 @@ def load_environment(
     use_weight: float = 0.1,
     format_hint: bool = True,
     system_prompt: str = SYSTEM_PROMPT,
+    sandbox: Isolation = "bubblewrap",
+    packages: Sequence[str] = (),
 ) -> MathPython:
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
     The weight of a right answer is 1; those of the tool's components together must be less. `format_hint` adds to each
-    question how to answer; the system prompt tells how to call the tool.
+    question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
+    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use beside the standard
+    library.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:
@@ -135,26 +196,16 @@ def load_environment(
             f"math-python: syntax_weight is {syntax_weight!r} and use_weight {use_weight!r}; they must not be "
             "negative, and together less than 1, or calling the tool pays more than the right answer"
         )
+    if sandbox not in ("bubblewrap", "none"):
+        raise UserError(f'math-python: sandbox is {sandbox!r}; it must be "bubblewrap" or "none"')
     either = Range(right=(0.0, 1.0), wrong=(0.0, 1.0))
     ranges = {"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), "tool_syntax": either, "tool_use": either}
     return MathPython(
         hint=MATH_HINT * format_hint,
+        isolation=sandbox,
+        packages=packages,
         rubric=Rubric([correctness, tool_syntax, tool_use], [1.0, *weights], ranges=ranges),
         system_prompt=system_prompt or None,
         max_turns=max_turns,
         **splits(dataset, eval_dataset, dataset_split, eval_split, own_problems),
     )
-
-
-def _object(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-
-
-def _code(call: Any) -> str | None:
-    """The code of a call, None if it is not one of the tool."""
-    arguments = call.get("arguments") if isinstance(call, dict) and call.get("name") == "python" else None
-    code = arguments.get("code") if isinstance(arguments, dict) else None
-    return code if isinstance(code, str) and code.strip() else None

@@ -93,10 +93,10 @@ def test_assistant_messages_of_the_prompt_carry_no_loss(renderer):
 class RewritingRenderer:
     """A template that shortens earlier answers, as reasoning models' templates do."""
 
-    def prompt_ids(self, messages):
+    def prompt_ids(self, messages, tools=None):
         return [ord(c) for m in messages for c in (m["content"][-1:] if m["role"] == "assistant" else m["content"])]
 
-    def completion_ids(self, messages, content):
+    def completion_ids(self, messages, content, tools=None):
         return [ord(c) for c in content]
 
 

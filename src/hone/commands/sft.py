@@ -111,7 +111,6 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
         assert config.data.env is not None, "the config has exactly one of name, path and env"
         task = config.data.env
         env = configured(task.id, task.args, task.template, "data.env.template")
-        env.check_rollouts()
         source = DemonstrationSource(env, renderer, limit, config.seed)
         digests = env.digests(("train", "eval") if config.val else ("train",))
         if config.val:

@@ -148,16 +148,16 @@ class Environment:
         """
         return row
 
-    def reference(self, example: Example) -> str:
-        """A completion that deserves full marks."""
+    def reference(self, example: Example) -> str | list[Message]:
+        """A completion that deserves full marks: its text or, of a task of several turns, its messages."""
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
 
-    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
         """A completion for SFT to imitate, which may use the generator's randomness; by default the reference."""
         return self.reference(example)
 
     def check_rollouts(self) -> None:
-        """Raises UserError if completions of this task can be graded but not sampled."""
+        """Raises UserError if completions of this task can be graded but not sampled, on this machine for instance."""
 
     def split(self, name: str) -> Split:
         """The examples of "train" or "eval".

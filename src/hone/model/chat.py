@@ -12,6 +12,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -22,6 +23,7 @@ from hone.model.rendering import Rendering, TemplateRendering, named_rendering
 from hone.model.template import find_template, read_override, special_tokens
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.model.tool_calls import Tool, openai_call, tool_calls
+from hone.model.tool_messages import with_objects
 from hone.types import Message
 
 TOKENIZER_FILES = (
@@ -105,21 +107,31 @@ class ChatRenderer:
         return form is not None and not form.tokens
 
     def completion_ids(
-        self, prompt_messages: list[Message], completion_text: str, tools: list[Tool] | None = None
+        self, prompt_messages: list[Message], completion: str | Message, tools: list[Tool] | None = None
     ) -> list[int]:
         """Ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and the end of the turn.
 
-        Raises UserError if the template rewrites the prompt once the turn is finished, or leaves out some of the text.
+        A message may call tools by `tool_calls`, which are then written in the model's form. Raises UserError if the
+        template rewrites the prompt once the turn is finished, or leaves out some of the text or of the calls.
         """
-        completion = {"role": "assistant", "content": completion_text}
-        ids = self._rendering.continuation_ids(prompt_messages, completion, tools)
+        text = completion if isinstance(completion, str) else completion.get("content") or ""
+        calls = [] if isinstance(completion, str) else completion.get("tool_calls") or []
+        message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+        ids = self._rendering.continuation_ids(prompt_messages, message, tools)
         ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
         ids = ids[: ends[-1] + 1] if ends else [*ids, self.end_of_turn_id]
         written = self.opened_by_template + self.tokenizer.decode(ids, skip_special_tokens=False)
-        if _squeeze(completion_text) not in _squeeze(written):
+        if _squeeze(text) not in _squeeze(written):
             raise UserError(
-                f"the chat template leaves out a part of the assistant's text ({completion_text[:60]!r} became "
+                f"the chat template leaves out a part of the assistant's text ({text[:60]!r} became "
                 f"{written[:60]!r}): give a template that keeps it with model.chat_template"
+            )
+        if calls and [_called(c) for c in calls] != [
+            _called(c) for c in self.message(ids, tools).get("tool_calls", [])
+        ]:
+            raise UserError(
+                f"the chat template does not write the assistant's tool calls as they are read ({written[:60]!r}): "
+                "give a template that writes them with model.chat_template"
             )
         return ids
 
@@ -239,6 +251,12 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
     eos_id = tokenizer.token_to_id(special_tokens(folder).get("eos_token", ""))
     return tuple(dict.fromkeys(ids if eos_id is None else [*ids, eos_id]))
+
+
+def _called(call: dict[str, Any]) -> Any:
+    """The function that a call names, and its arguments as an object."""
+    function = with_objects(call).get("function") or {}
+    return function.get("name"), function.get("arguments")
 
 
 def _squeeze(text: str) -> str:

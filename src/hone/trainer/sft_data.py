@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hone.environments import Environment
     from hone.environments.data import Rows
     from hone.model.chat import ChatRenderer
+    from hone.model.tool_calls import Tool
 
 
 class Limit:
@@ -55,10 +56,13 @@ class Limit:
         return None
 
 
-def tokenize(renderer: ChatRenderer, messages: list[Message], start: int, where: str) -> Sequence:
+def tokenize(
+    renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
+) -> Sequence:
     """The conversation as tokens; loss on every assistant message from index `start` on, with its end-of-turn token.
 
-    What follows the last assistant message carries no loss and is left out. `where` names the example in errors.
+    What follows the last assistant message carries no loss and is left out. `tools` are those that the prompt lists; an
+    assistant message may call them by `tool_calls`. `where` names the example in errors.
     """
     turns = [i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"]
     if not turns:
@@ -66,12 +70,13 @@ def tokenize(renderer: ChatRenderer, messages: list[Message], start: int, where:
     ids: list[int] = []
     mask: list[bool] = []
     for turn in turns:
-        text = messages[turn].get("content")
-        if not isinstance(text, str) or messages[turn].get("tool_calls"):
+        said, calls = messages[turn].get("content"), messages[turn].get("tool_calls")
+        if not isinstance(said or "" if calls else said, str):
             raise UserError(f"{where}: an assistant message must be plain text; message {turn} is not.")
+        answer: str | Message = {"role": "assistant", "content": said or "", "tool_calls": calls} if calls else said
         try:
-            prompt = renderer.prompt_ids(messages[:turn])
-            completion = renderer.completion_ids(messages[:turn], text)
+            prompt = renderer.prompt_ids(messages[:turn], tools)
+            completion = renderer.completion_ids(messages[:turn], answer, tools)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         if prompt[: len(ids)] != ids:
@@ -176,8 +181,10 @@ def demonstration(
     """One example of an environment with a demonstrated answer, as tokens; None if it is dropped for its length."""
     example = env.split(split)[index]
     where = f"environment {env.id}, {split} example {index}"
-    answer: Message = {"role": "assistant", "content": env.demonstrate(example, rng)}
-    return limit.apply(tokenize(renderer, [*example.prompt, answer], len(example.prompt), where), where)
+    shown = env.demonstrate(example, rng)
+    answer: list[Message] = [{"role": "assistant", "content": shown}] if isinstance(shown, str) else shown
+    messages = [*example.prompt, *answer]
+    return limit.apply(tokenize(renderer, messages, len(example.prompt), where, env.tool_schemas), where)
 
 
 def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) -> tuple[list[Sequence], int]:
