@@ -16,11 +16,12 @@ import numpy as np
 
 import hone.environments
 from hone import rng
-from hone.environments import Environment
+from hone.environments import Environment, MultiTurnEnv
 from hone.environments.data import Rows
 from hone.environments.environment import Split
 from hone.errors import UserError
-from hone.types import Example, content_hash
+from hone.grading import GraderFailure
+from hone.types import Example, Message, content_hash
 
 
 class OneShot(Environment):
@@ -34,7 +35,7 @@ class OneShot(Environment):
             dataset=lambda: _repeated(task.split("train"), _choose(task, k, chosen, seed), rows),
             eval_dataset=lambda: _repeated(task.split("eval"), range(len(task.split("eval")))),
         )
-        self.task = task
+        self.task, self.tool_schemas = task, task.tool_schemas
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """The template is for the data set that the task reads."""
@@ -48,11 +49,30 @@ class OneShot(Environment):
     def check_rollouts(self) -> None:
         self.task.check_rollouts()
 
-    def reference(self, example: Example) -> str:
+    def reference(self, example: Example) -> str | list[Message]:
         return self.task.reference(example)
 
-    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
         return self.task.demonstrate(example, rng)
+
+
+class OneShotConversations(OneShot, MultiTurnEnv):
+    """The same of a task of several turns: the environment's part of a conversation is the task's own."""
+
+    task: MultiTurnEnv
+
+    def __init__(self, task: MultiTurnEnv, *args: Any) -> None:
+        super().__init__(task, *args)
+        self.max_turns = task.max_turns
+
+    def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
+        return self.task.initial_state(example, seed)
+
+    def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
+        return self.task.env_response(messages, state)
+
+    def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
+        return self.task.failed_response(messages, failure)
 
 
 def load_environment(
@@ -81,7 +101,9 @@ def load_environment(
         )
     if task.replace("_", "-") == "one-shot":
         raise UserError("one-shot: task is one-shot itself; name the task that it is to be made of")
-    return OneShot(hone.environments.load_environment(task, **(args or {})), k, chosen, rows, seed)
+    whole = hone.environments.load_environment(task, **(args or {}))
+    kind = OneShotConversations if isinstance(whole, MultiTurnEnv) else OneShot
+    return kind(whole, k, chosen, rows, seed)  # type: ignore[arg-type]
 
 
 def _choose(task: Environment, k: int, chosen: Sequence[int | str], seed: int) -> list[int]:

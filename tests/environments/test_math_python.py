@@ -5,8 +5,12 @@ import json
 import pytest
 
 from hone.cli import main
-from hone.environments import MultiTurnEnv, load_environment
+from hone.config.sft import SFTDataConfig
+from hone.environments import ToolEnv, load_environment
 from hone.errors import UserError
+from hone.grading import GraderFailure
+from hone.model.chat import load_renderer
+from hone.trainer.sft_data import DemonstrationSource, Limit
 from hone.types import Outcome
 
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
@@ -83,34 +87,138 @@ def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
             load_environment("math-python", syntax_weight=syntax, use_weight=use)
 
 
-def test_the_prompt_tells_how_to_call_the_tool_and_how_to_answer(env, example):
+def test_the_prompt_names_the_tool_and_tells_how_to_answer(env, example):
     system, question = example.prompt
-    assert env.grade(example, [says(system["content"]), tool("2"), DONE]).components["tool_syntax"] == 1
+    assert "`python`" in system["content"] and "<tool_call>" not in system["content"]  # the template says how to call
+    (schema,) = env.tool_schemas
+    assert schema["function"]["name"] == "python"
+    assert schema["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The code to run."}},
+        "required": ["code"],
+    }
     assert question["content"].startswith("6 times 7?\nReason step by step")
     bare = load_environment("math-python", format_hint=False, system_prompt="")
     assert bare.example(problem="6 times 7?", answer="42").prompt == [{"role": "user", "content": "6 times 7?"}]
 
 
-def test_the_environment_answers_calls_and_the_tool_is_refused(env, example):
-    assert isinstance(env, MultiTurnEnv) and env.max_turns == 4
-    assert env.env_response([*example.prompt, DONE], {}) == []
-    (answer,) = env.env_response([*example.prompt, says(BROKEN)], {})
-    assert answer["role"] == "tool" and answer["content"].startswith("error: a call is")
-    with pytest.raises(UserError, match="needs a sandbox, and there is none yet: take math-problems"):
-        env.env_response([*example.prompt, says(CALL)], {})
-    assert env.env_response([*example.prompt, *[says(CALL), tool("42")] * 3, says(CALL)], {}) == []
+def test_a_call_in_the_form_of_another_family_is_no_answer_either(env, example):
+    """Llama's calls have no tags in the text; the message says that there is one."""
+    text = r'{"name": "python", "parameters": {"code": "\\boxed{42}"}}'
+    function = {"name": "python", "arguments": r'{"code": "\\boxed{42}"}'}
+    called = {"role": "assistant", "content": text, "tool_calls": [{"id": "1", "function": function}]}
+    assert env.grade(example, [called]).outcome is Outcome.UNPARSABLE
+    assert env.grade(example, [called, tool("42"), DONE]).reward == pytest.approx(1.2)
+
+
+def test_other_arguments_than_code_are_malformed(env, example):
+    function = {"name": "python", "arguments": '{"code": "1", "timeout": 9}'}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+    assert env.grade(example, [called, tool("error: no argument timeout"), DONE]).reward == 1.0
+
+
+def answers(env, *codes: str) -> list[str]:
+    """What the tool says to calls with this code, all in one message."""
+    functions = [{"name": "python", "arguments": json.dumps({"code": code})} for code in codes]
+    calls = [{"id": str(i), "function": function} for i, function in enumerate(functions)]
+    ((said, state),) = env.respond_many([([{"role": "assistant", "content": "", "tool_calls": calls}], {})])
+    assert state == {} and [message["tool_call_id"] for message in said] == [str(i) for i in range(len(codes))]
+    return [message["content"] for message in said]
+
+
+RUNS = [
+    ("print(6 * 7)", "42"),
+    ("x = 6\nx * 7", "42"),
+    ("print('a')\n'b'", "a\n'b'"),
+    ("x = 1", "(it printed nothing)"),
+    ("None", "(it printed nothing)"),
+    ("from __future__ import annotations\nfrom math import factorial\nfactorial(20)", "2432902008176640000"),
+    ("import sys; sys.exit(0)", "(it printed nothing)"),
+    ("object()", "<object object at 0x…>"),
+    ("len('''\"\"\"\\\\''')", "4"),
+    ("raise SystemExit(3)", "error: it ended with exit code 3"),
+    ("1/0", 'error: File "code.py", line 1, in <module>\n    1/0\nZeroDivisionError: division by zero'),
+    (
+        "def f():\n    return g()\nprint('a')\nf()",
+        'error: File "code.py", line 4, in <module>\n    f()\n  File "code.py", line 2, in f\n    return g()\n'
+        "NameError: name 'g' is not defined\nprinted before:\na",
+    ),
+    ("x = (", "error: File \"code.py\", line 1\n    x = (\nSyntaxError: '(' was never closed"),
+    ("a\0b", "error: SyntaxError: source code string cannot contain null bytes"),
+    ("input()", 'error: File "code.py", line 1, in <module>\n    input()\nEOFError: EOF when reading a line'),
+]
+
+
+def check_runs(env):
+    for (code, expected), said in zip(RUNS, answers(env, *[code for code, _ in RUNS]), strict=True):
+        # Which part of a line Python marks depends on its version, and so does the name of what is wrong with a NUL.
+        said = "\n".join(line for line in said.splitlines() if line.strip("~^ ")).replace("ValueError", "SyntaxError")
+        assert said == expected, code
+
+
+@pytest.fixture(scope="module")
+def unguarded():
+    return load_environment("math-python", sandbox="none")
+
+
+def test_what_the_tool_says_without_isolation(unguarded):
+    """The code of this test is ours."""
+    check_runs(unguarded)
+
+
+@pytest.mark.sandbox
+def test_what_the_tool_says_in_the_sandbox(env):
+    env.check_rollouts()
+    check_runs(env)
+    slow, large, loud = answers(env, "while True: pass", "[0] * 10**10", "while True: print('x' * 1000)")
+    assert slow == "error: it took too long (the limits are 5 s of the processor, 8 s in all)"
+    assert (large, loud) == ("error: it took too much memory", "error: it printed too much")
+    (said,) = answers(env, "open('/etc/passwd').read()")
+    assert said.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/etc/passwd'")
+
+
+def test_the_conversation_goes_on_until_nothing_is_called(unguarded, example):
+    assert isinstance(unguarded, ToolEnv) and unguarded.max_turns == 4
+    assert unguarded.env_response([*example.prompt, DONE], {}) == []
+    (answer,) = unguarded.env_response([*example.prompt, says(BROKEN)], {})
+    assert answer["content"].startswith('error: the call cannot be read: \'{"name": "python"')
+    (answer,) = unguarded.env_response([*example.prompt, says(CALL)], {})
+    assert answer == {"role": "tool", "name": "python", "tool_call_id": answer["tool_call_id"], "content": "42"}
+
+
+def test_a_sandbox_that_breaks_fails_the_sample():
+    env = load_environment("math-python")
+
+    class Broken:
+        def run(self, code):
+            raise OSError("cannot fork")
+
+    env.sandbox = Broken()
+    (failure,) = env.respond_many([([says(CALL)], {})])
+    assert isinstance(failure, GraderFailure) and failure.detail.endswith("OSError: cannot fork")
+    assert env.failed_response([says(CALL)], failure) is None
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["rl", "--orchestrator.env.id", "math-python"],
-        ["eval", "math-python", "-m", "hone/tiny"],
-        ["sft", "--data.env.id", "math-python"],
-    ],
+    "argv", [["rl", "--orchestrator.env.id", "math-python"], ["eval", "math-python", "-m", "hone/tiny"]]
 )
-def test_sampling_it_is_refused_in_one_sentence(argv, tmp_path, monkeypatch, capsys):
+def test_without_a_sandbox_nothing_starts(argv, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap there
     assert main(argv) == 2
-    assert "'math-python' is a conversation of several turns, which can be graded but not" in capsys.readouterr().err
+    assert "apt-get install bubblewrap" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match='sandbox is \'docker\'; it must be "bubblewrap" or "none"'):
+        load_environment("math-python", sandbox="docker")
+
+
+def test_sft_imitates_its_demonstrations_without_a_sandbox(env, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    renderer = load_renderer("hone/tiny")
+    config = SFTDataConfig(env={"id": "math-python"}, batch_size=1, pack=False, seq_len=2048)
+    sequence = DemonstrationSource(env, renderer, Limit(config, 4096), seed=0).sequence(0, 0, 0)
+    trained = renderer.tokenizer.decode(sequence.token_ids[sequence.loss_mask].tolist(), skip_special_tokens=False)
+    assert trained.startswith('<tool_call>\n{"name": "python", "arguments": {"code": "print(')
+    assert trained.count("<|im_end|>") == 2 and "<tool_response>" not in trained
+    whole = renderer.tokenizer.decode(sequence.token_ids.tolist())
+    assert whole.count("<tool_response>") == 1 and '{"name": "python", "description": "Runs Python' in whole

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from hone import rng
-from hone.environments import load_environment
+from hone.environments import MultiTurnEnv, load_environment
 from hone.errors import UserError
+from hone.grading import GraderFailure
 from hone.types import Outcome
 
 
@@ -54,8 +55,24 @@ def test_what_the_task_is_counts_in_the_digests():
     assert found[0] != found[1]
 
 
-def test_a_task_that_cannot_be_sampled_is_refused_as_such():
-    with pytest.raises(UserError, match="'math-python' is a conversation of several turns"):
+def test_a_task_of_several_turns_stays_one():
+    env = load_environment("one-shot", task="math-python", args={"max_turns": 3, "sandbox": "none"})
+    assert isinstance(env, MultiTurnEnv) and env.max_turns == 3
+    assert env.tool_schemas == env.task.tool_schemas and env.tool_schemas[0]["function"]["name"] == "python"
+    example = next(iter(env.split("train")))
+    assert env.initial_state(example, 7) == env.task.initial_state(example, 7)
+    call = {"id": "1", "function": {"name": "python", "arguments": '{"code": "6 * 7"}'}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    ((said, _),) = env.respond_many([([*example.prompt, called], {})])
+    assert [message["content"] for message in said] == ["42"]
+    late = GraderFailure(Outcome.GRADER_TIMEOUT, "late")
+    assert env.failed_response([called], late) == env.task.failed_response([called], late) != []
+    assert env.grade(example, env.reference(example)).outcome is Outcome.CORRECT
+
+
+def test_a_task_that_cannot_be_sampled_here_is_refused_as_such(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="bubblewrap"):
         load_environment("one-shot", task="math-python").check_rollouts()
 
 

@@ -13,6 +13,7 @@ from hone.environments.data import Rows, load_rows
 from hone.environments.order import epoch_order
 from hone.errors import UserError
 from hone.model.chat import load_renderer
+from hone.model.tokenizer import CHAT_TEMPLATE
 from hone.trainer.sft_data import (
     DatasetSource,
     DemonstrationSource,
@@ -77,6 +78,28 @@ def test_a_multi_turn_conversation_has_loss_on_every_assistant_message(renderer)
     assert text(renderer, sequence, True) == "1<|im_end|>22<|im_end|>"
     whole = renderer.tokenizer.decode(sequence.token_ids.tolist(), skip_special_tokens=False)
     assert "be brief" in whole and "two" in whole and "not answered" not in whole
+
+
+def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(renderer):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    sequence = tokenize(renderer, messages, 1, "row 0", tools)
+    assert text(renderer, sequence, True) == (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>It is 2.<|im_end|>'
+    )
+    assert sequence.token_ids.tolist() == [
+        *renderer.prompt_ids(messages[:3], tools),
+        *renderer.completion_ids(messages[:3], "It is 2.", tools),
+    ]
+    mute = load_renderer("hone/tiny", CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]"))
+    with pytest.raises(UserError, match="row 0: the chat template does not write the assistant's tool calls"):
+        tokenize(mute, messages, 1, "row 0", tools)
 
 
 def test_assistant_messages_of_the_prompt_carry_no_loss(renderer):
@@ -238,7 +261,7 @@ def test_prepare_tokenizes_what_the_run_will_use_and_no_more(renderer):
 class Echo:
     """An environment whose demonstrations are random digits."""
 
-    id = "echo"
+    id, tool_schemas = "echo", None
 
     def __init__(self, n=5):
         self.n = n

@@ -126,9 +126,8 @@ class ChatRenderer:
                 f"the chat template leaves out a part of the assistant's text ({text[:60]!r} became "
                 f"{written[:60]!r}): give a template that keeps it with model.chat_template"
             )
-        if calls and [_called(c) for c in calls] != [
-            _called(c) for c in self.message(ids, tools).get("tool_calls", [])
-        ]:
+        read = self.message(ids, tools).get("tool_calls", []) if calls else []
+        if [_called(call) for call in calls] != [_called(call) for call in read]:
             raise UserError(
                 f"the chat template does not write the assistant's tool calls as they are read ({written[:60]!r}): "
                 "give a template that writes them with model.chat_template"

@@ -70,13 +70,15 @@ def tokenize(
     ids: list[int] = []
     mask: list[bool] = []
     for turn in turns:
-        said, calls = messages[turn].get("content"), messages[turn].get("tool_calls")
-        if not isinstance(said or "" if calls else said, str):
+        calls = messages[turn].get("tool_calls")
+        text = messages[turn].get("content")
+        text = "" if text is None and calls else text
+        if not isinstance(text, str):
             raise UserError(f"{where}: an assistant message must be plain text; message {turn} is not.")
-        answer: str | Message = {"role": "assistant", "content": said or "", "tool_calls": calls} if calls else said
         try:
             prompt = renderer.prompt_ids(messages[:turn], tools)
-            completion = renderer.completion_ids(messages[:turn], answer, tools)
+            said = {"role": "assistant", "content": text, "tool_calls": calls} if calls else text
+            completion = renderer.completion_ids(messages[:turn], said, tools)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         if prompt[: len(ids)] != ids:
