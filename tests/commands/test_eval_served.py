@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hone.cli import main
 
-ROWS = ("example_id", "text", "reward", "outcome", "components")
+ROWS = ("example_id", "completion", "turns", "prompt_tokens", "completion_tokens", "reward", "outcome", "components")
 
 
 def rows(folder: Path) -> list[dict]:
@@ -18,13 +20,16 @@ def rows(folder: Path) -> list[dict]:
     return [{name: line[name] for name in ROWS if name in line} for line in lines]
 
 
-def test_an_evaluation_over_http_gives_the_rows_of_one_in_process(tiny_model_dir, tmp_path):
-    flags = ["-m", str(tiny_model_dir), "-n", "4", "-r", "2", "-t", "12", "--seed", "3"]
-    assert main(["eval", "reverse-text", *flags, "--output-dir", str(tmp_path / "local")]) == 0
+@pytest.mark.parametrize("task", ["reverse-text", "guessing"])
+def test_an_evaluation_over_http_gives_the_rows_of_one_in_process(task, tiny_model_dir, guesser, tmp_path):
+    """Also of conversations, each of which goes on by itself over HTTP, and in lock-step in process."""
+    model = tiny_model_dir if task == "reverse-text" else guesser
+    flags = ["-m", str(model), "-n", "4", "-r", "2", "-t", "12", "--seed", "3"]
+    assert main(["eval", task, *flags, "--output-dir", str(tmp_path / "local")]) == 0
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(tiny_model_dir), "--port", str(port)],
+        [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(model), "--port", str(port)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -32,7 +37,7 @@ def test_an_evaluation_over_http_gives_the_rows_of_one_in_process(tiny_model_dir
         assert server.stdout is not None
         line = next(line for line in server.stdout if line.startswith("Serving "))
         url = line.rsplit(" at ", 1)[1].strip()
-        assert main(["eval", "reverse-text", "-b", url, *flags, "--output-dir", str(tmp_path / "served")]) == 0
+        assert main(["eval", task, "-b", url, *flags, "--output-dir", str(tmp_path / "served")]) == 0
     finally:
         server.terminate()
         server.wait(20)

@@ -26,6 +26,7 @@ from hone.orchestrator.groups import grade_groups
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.retelling import RecordedPolicy
 from hone.trainer.logprobs import loss_indices, token_logprobs
 from hone.types import Outcome, Trajectory
 
@@ -278,6 +279,23 @@ def test_neither_slow_answers_nor_their_order_change_a_byte(policy):
     backwards.__class__ = Backwards
     fresh()
     assert equal(quick, rolled(policy, backwards, 4, draws=(4, 5))[1])
+
+
+def retold(recorded: list[Trajectory], env, **kwargs) -> list[Trajectory]:
+    """The conversations with what the policy said, and what the environment says now."""
+    policy = RecordedPolicy({t.sample_id: replace(t, state={}) for t in recorded}, RENDERER, 7)
+    return rolled(policy, env, len(recorded), **kwargs)[1]
+
+
+def test_recorded_conversations_are_told_again_with_the_environment_asked_anew():
+    """Ended by the environment, by max_turns, by the length limit, and by an answer that left no room."""
+    env, script = game(), Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])
+    _, recorded = rolled(script, env, 4, seq_len=90)
+    assert [(t.turns, t.stop_reason) for t in recorded] == [(2, "stop"), (3, "stop"), (2, "length"), (2, "length")]
+    again = retold(recorded, env, seq_len=90)
+    assert equal(again, recorded)
+    longer = retold(recorded[:1], game(answer=6), seq_len=200)[0]
+    assert longer.turns == 3 and longer.token_ids[-1] == END, "to a turn that was not recorded it says nothing"
 
 
 def test_turns_and_the_environments_tokens_are_metrics_of_such_tasks_only():

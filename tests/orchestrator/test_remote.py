@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import guessing
 import numpy as np
 import pytest
 import torch
@@ -23,8 +24,11 @@ from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
+from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.conversations import roll_out
 from hone.orchestrator.remote import Server, ServerPolicy, reach
+from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 
@@ -84,6 +88,19 @@ def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, 
             with torch.no_grad():
                 model.embed.mul_(1.5)
             model.refresh()
+
+
+def test_conversations_are_those_of_an_engine_here(tmp_path: Path, guesser: Path) -> None:
+    """Each rollout of a group has a prompt of its own from its second turn on."""
+    model, env, sampling = load_model(guesser), guessing.load_environment(), SamplingParams()
+    maker = RequestMaker(RENDERER, 4, 200, 12, 3, "rollout")
+    examples = [env.split("train")[i] for i in range(3)]
+    with serving(load_model(guesser), weights_root=tmp_path) as served:
+        policy = policy_of(served.url, model, tmp_path)
+        policy.load(0)
+        found = roll_out(env, policy, maker, examples, [0, 1, 2], 0, sampling)
+    same(found, roll_out(env, EnginePolicy(Engine(model), RENDERER), maker, examples, [0, 1, 2], 0, sampling))
+    assert {t.turns for t in found} == {2, 3}
 
 
 def test_the_reasons_to_stop_are_those_of_the_model_that_is_trained(tmp_path: Path) -> None:

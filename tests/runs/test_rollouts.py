@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -61,6 +62,33 @@ def test_values_round_trip(tmp_path, group):
     assert rows[2]["detail"] == "ZeroDivisionError"
 
 
+def test_the_messages_of_several_turns_are_kept_and_those_of_one_follow_from_its_text(tmp_path, group):
+    said = [
+        {
+            "role": "assistant",
+            "content": "a <tool_call>",
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "é", "tool_call_id": "1"},
+        {"role": "assistant", "content": "b"},
+    ]
+    first = group.trajectories[0]
+    mask = np.array([False, True, True, False, True])
+    talk = replace(first, messages=[*group.example.prompt, *said], sampled_mask=mask, state={})
+    rows = group_rows(7, 2, replace(group, trajectories=[talk, first, first]), "trained")
+    write_rollouts(tmp_path / "r.parquet", rows)
+    row, other, _ = read_rollouts(tmp_path / "r.parquet").to_pylist()
+    assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == said
+    assert row["text"] == "a <tool_call>\n\nb"
+    assert other["completion"] is None and other["text"] == "ba 0 é"
+
+
+def test_files_of_older_runs_are_read_without_the_column(tmp_path, group):
+    write_rollouts(tmp_path / "new.parquet", group_rows(7, 2, group, "trained"))
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["completion"]), tmp_path / "old.parquet")
+    assert read_rollouts(tmp_path / "old.parquet").equals(read_rollouts(tmp_path / "new.parquet"))
+
+
 def test_equal_rows_give_equal_bytes(tmp_path, group):
     for name in ("a", "b"):
         write_rollouts(tmp_path / name, group_rows(7, 2, group, "trained"))
@@ -71,8 +99,6 @@ def test_equal_rows_give_equal_bytes(tmp_path, group):
 
 
 def test_clocks_stay_out(tmp_path, group):
-    from dataclasses import replace
-
     slow = replace(group, scores=[replace(score, seconds=9.9) for score in group.scores])
     write_rollouts(tmp_path / "a", group_rows(7, 2, group, "trained"))
     write_rollouts(tmp_path / "b", group_rows(7, 2, slow, "trained"))
