@@ -71,6 +71,14 @@ class OneShotConversations(OneShot, MultiTurnEnv):
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
         return self.task.env_response(messages, state)
 
+    @property
+    def responds_inline(self) -> bool:
+        return self.task.responds_inline
+
+    @property
+    def responds_async(self) -> bool:
+        return self.task.responds_async
+
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
         return self.task.failed_response(messages, failure)
 

@@ -6,6 +6,7 @@ import pytest
 
 from hone.cli import main
 from hone.config.sft import SFTDataConfig
+from hone.config.shared import GradingConfig
 from hone.environments import ToolEnv, load_environment
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -194,6 +195,7 @@ def test_a_sandbox_that_breaks_fails_the_sample():
             raise OSError("cannot fork")
 
     env.sandbox = Broken()
+    env.use_workers(GradingConfig(workers=0))
     (failure,) = env.respond_many([([says(CALL)], {})])
     assert isinstance(failure, GraderFailure) and failure.detail.endswith("OSError: cannot fork")
     assert env.failed_response([says(CALL)], failure) is None

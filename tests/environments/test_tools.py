@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from hone.environments import Rubric, ToolEnv, calls_of
+from hone.environments import Rubric, ToolEnv, calls_of, inline
 from hone.environments.tool_functions import ToolFunction, read_docstring
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -233,6 +233,13 @@ def test_a_broken_tool_fails_the_sample_and_others_are_told() -> None:
     ended = GraderFailure(Outcome.GRADER_ERROR, "the process ended by signal 9")
     assert ENV.failed_response([two], ended)[0]["content"] == "error: it ended without an answer"
     assert ENV.failed_response([{"role": "assistant", "content": "x"}], late) is None
+
+
+def test_tools_are_inline_if_all_are_and_async_if_any_is() -> None:
+    cheap = inline(lambda a: a)
+    cheap.__name__, cheap.__annotations__ = "cheap", {"a": int}
+    flags = [(env.responds_inline, env.responds_async) for env in (make(cheap), make(cheap, add), make(cheap, wait))]
+    assert flags == [(True, False), (False, False), (False, True)]
 
 
 class Shift:

@@ -40,6 +40,16 @@ class MultiTurnEnv(Environment):
         """What the environment says to a conversation that ends with the model; nothing if it is over. May be async."""
         raise NotImplementedError
 
+    @property
+    def responds_inline(self) -> bool:
+        """Whether `env_response` is marked as cheap and pure."""
+        return is_inline(self.env_response)
+
+    @property
+    def responds_async(self) -> bool:
+        """Whether `env_response` waits, so that many conversations can do so together."""
+        return is_async(self.env_response)
+
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
         """What is said in place of an `env_response` that failed; None: the sample fails."""
         return None
@@ -53,11 +63,11 @@ class MultiTurnEnv(Environment):
         load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
         a state that goes to workers must be JSON.
         """
-        workers = None if is_inline(self.env_response) else self._processes()
+        workers = None if self.responds_inline else self._processes()
         if workers is None:
             works = [self.responding(messages, state) for messages, state in turns]
             return together(works, self._limits.timeout)
-        return workers.respond(turns, is_async(self.env_response))
+        return workers.respond(turns, self.responds_async)
 
     def responding(
         self, messages: list[Message], state: dict[str, Any]

@@ -17,6 +17,7 @@ from typing import Any
 
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
+from hone.environments.rubric import is_async, is_inline
 from hone.environments.tool_functions import ToolFunction
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -58,6 +59,16 @@ class ToolEnv(MultiTurnEnv):
             )
         self.max_chars, self.stop_errors = max_chars, tuple(stop_errors)
         self.tool_schemas = [function.schema for function in functions]
+
+    @property
+    def responds_inline(self) -> bool:
+        """Whether all tools are marked as cheap and pure (`hone.environments.inline`)."""
+        return all(is_inline(tool.func) for tool in self.tools.values()) or super().responds_inline
+
+    @property
+    def responds_async(self) -> bool:
+        """Whether any tool is async."""
+        return any(is_async(tool.func) for tool in self.tools.values()) or super().responds_async
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
         """The answers to the calls of the last message, in their order; none if it calls nothing."""
