@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ def row(draw: int, sample: int) -> dict[str, Any]:
         "state": "trained",
         "prompt": "[]",
         "text": "ab",
+        "completion": None,
         "answer": "ab",
         "info": "{}",
         "weights": [("exact", 1.0)],
@@ -84,6 +86,36 @@ def test_the_first_quantity_is_named() -> None:
         found = first_difference(record(), other)
         assert found is not None
         assert found.sentence().startswith(f"step 5, {expected}"), found.sentence()
+
+
+def talk(*contents: str, ids: list[int] | None = None) -> StepRecord:
+    """A sample of two turns, or one: prompt 7, a turn of 8 and 9, an answer of 1, 2 and 3, a turn of 4."""
+    roles = ("assistant", "user")
+    said = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+    mask = [False, True, True, False, False, False, True][: len(ids or range(7))]
+    several = {"token_ids": ids or [7, 8, 9, 1, 2, 3, 4], "sampled_mask": mask, "completion": json.dumps(said)}
+    return StepRecord(5, [row(10, 0) | several])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            talk("a", "colder", "b", ids=[7, 8, 9, 1, 5, 3, 4]),
+            "environment: what it said after turn 1 of sample 5-10-0 is warmer in A and colder in B",
+        ),
+        (
+            talk("a", ids=[7, 8, 9]),
+            "environment: what it said after turn 1 of sample 5-10-0 is warmer in A and nothing in B",
+        ),
+        (talk("c", "colder", "b", ids=[7, 6, 9, 1, 5, 3, 4]), "tokens: token 1 of sample 5-10-0 is 8 in A and 6 in B"),
+        (talk("a", "warmer", "c", ids=[7, 8, 9, 1, 2, 3, 5]), "tokens: token 6 of sample 5-10-0 is 4 in A and 5 in B"),
+        (talk("a", "warmer", "b", ids=[6, 8, 9, 1, 2, 3, 4]), "tokens: token 0 of sample 5-10-0 is 7 in A and 6 in B"),
+    ],
+)
+def test_an_environment_that_answers_otherwise_is_told_from_a_policy_that_does(other, sentence) -> None:
+    found = first_difference(talk("a", "warmer", "b"), other)
+    assert found is not None and found.sentence() == f"step 5, {sentence}"
 
 
 def test_what_one_of_them_does_not_know_is_not_compared() -> None:
