@@ -68,7 +68,8 @@ class Trajectory:
 
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
-    off, as outcome and detail; `late`: it was ended at a deadline, so it may answer otherwise another time.
+    off, as outcome and detail; `late`: a tool was ended at its deadline, which the model was told, so another time it
+    may answer.
     """
 
     token_ids: np.ndarray

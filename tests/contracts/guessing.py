@@ -2,7 +2,8 @@
 
 The reward is 1 for the digit, and less the farther the last guess is away. What the environment adds to its hint is
 drawn from the rollout's own seed. `slow` seconds pass before each answer, less with each turn; `broken` is a text that
-makes the environment fail when it is guessed; `wordy` repeats the hint.
+makes the environment fail when it is guessed, `endless` one that it never gets over; with `patience` the model is told
+of that. `wordy` repeats the hint.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hone.environments import MultiTurnEnv, Rubric
+from hone.grading import GraderFailure
 from hone.rng import stream
 from hone.types import Example, Message
 
@@ -38,11 +40,11 @@ def guess_of(message: Message) -> int | None:
 
 
 class Guessing(MultiTurnEnv):
-    def __init__(self, slow: float, broken: str, wordy: int, **kwargs: Any) -> None:
+    def __init__(self, slow: float, broken: str, endless: str, patience: bool, wordy: int, **kwargs: Any) -> None:
         rows = [{"prompt": f"Guess {name}", "answer": str(i % 10)} for i, name in enumerate("abcdefghijklmnopqrst")]
         rubric = Rubric([correctness, guesses], [1.0, 0.0])
         super().__init__(rubric=rubric, dataset=rows[:16], eval_dataset=rows[16:], **kwargs)
-        self.slow, self.broken, self.wordy = slow, broken, wordy
+        self.slow, self.broken, self.endless, self.patience, self.wordy = slow, broken, endless, patience, wordy
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
         return super().initial_state(example, seed) | {"guesses": []}
@@ -52,6 +54,8 @@ class Guessing(MultiTurnEnv):
         state["guesses"].append(guess)
         if str(guess) == self.broken:
             raise ValueError(f"no guess of {guess} is wanted")
+        while str(guess) == self.endless:
+            pass
         if self.slow:
             time.sleep(self.slow / len(state["guesses"]) * (1 + (guess or 0)))
         if guess == wanted:
@@ -60,9 +64,19 @@ class Guessing(MultiTurnEnv):
         mood = HINTS[int(stream(state["seed"], len(state["guesses"])).integers(len(HINTS)))]
         return [{"role": "user", "content": " ".join([f"{mood}, {hint}"] * self.wordy)}]
 
+    def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
+        return [{"role": "user", "content": "no answer"}] if self.patience else None
+
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         return str(rng.integers(10))
 
 
-def load_environment(max_turns: int = 3, slow: float = 0.0, broken: str = "", wordy: int = 1) -> Guessing:
-    return Guessing(slow, broken, wordy, id="guessing", max_turns=max_turns)
+def load_environment(
+    max_turns: int = 3,
+    slow: float = 0.0,
+    broken: str = "",
+    endless: str = "",
+    patience: bool = False,
+    wordy: int = 1,
+) -> Guessing:
+    return Guessing(slow, broken, endless, patience, wordy, id="guessing", max_turns=max_turns)

@@ -76,6 +76,33 @@ def test_the_same_config_and_seed_give_the_same_bytes_also_if_answers_take_their
     assert [name for name in same if mine[name] != wanted[name]] == [] and len(same) > STEPS
 
 
+@pytest.mark.parametrize("patience", [False, True])
+def test_an_answer_that_never_comes_costs_its_own_sample_or_is_told_to_the_model(patience, recipe, tmp_path):
+    """One step, with an environment that hangs at the guess of a 3; all that has no 3 in it is as if it did not."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    args = json.dumps({"endless": "3", "patience": patience})
+    words = ["--max-steps", "1", "--no-orchestrator.eval", "--orchestrator.env.args", args]
+    words += ["--orchestrator.grading.timeout", "0.3", "--orchestrator.grading.max-failed", "1"]
+    assert trials.run(recipe.argv(out, *words), log) == 0, log.read_text()
+    rows, wanted = (Run(run).rollouts(0).to_pylist() for run in (out, recipe.unbroken))
+    hit = 0
+    for row, other in zip(rows, wanted, strict=True):
+        guesses = [m["content"][:1] for m in json.loads(row["completion"])[::2]]
+        if "3" not in guesses[:2]:  # the last is not answered
+            assert {**row, "advantage": 0, "state": ""} == {**other, "advantage": 0, "state": ""}
+        elif patience:
+            hit += 1
+            said = json.loads(row["completion"])
+            assert said[2 * guesses.index("3") + 1] == {"role": "user", "content": "no answer"}
+            assert row["outcome"] in ("correct", "wrong", "unparsable")
+        else:
+            hit += 1
+            assert (row["outcome"], row["reward"], row["state"]) == ("grader_timeout", None, "failed")
+    assert hit > 0
+    cause = "a tool was ended at its deadline" if patience else "a grader was ended at its deadline"
+    assert json.loads((out / "run.json").read_text())["inexact"] == [{"step": 0, "cause": cause}]
+
+
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"

@@ -102,10 +102,11 @@ class Conversation:
         """Takes the environment's answer; True if the policy has another turn, for which `request` asks."""
         answer = checked_answer(answer)
         if isinstance(answer, GraderFailure):
-            self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
             said = env.failed_response(self.messages, answer)
             if said is None:
                 self._failure = answer.outcome, answer.detail
+            else:
+                self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
         else:
             said, self.state = answer
         if not said:
