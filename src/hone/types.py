@@ -108,7 +108,7 @@ class Trajectory:
     @property
     def turns(self) -> int:
         """How often the policy had its turn: runs of sampled tokens."""
-        return int(self.sampled_mask[:1].sum() + (np.diff(self.sampled_mask.astype(np.int8)) == 1).sum())
+        return int((np.diff(self.sampled_mask.astype(np.int8)) == 1).sum())
 
     @property
     def prompt_length(self) -> int:

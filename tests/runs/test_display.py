@@ -48,6 +48,15 @@ def plain(kind: str, max_steps: int):
     return display, clock, out
 
 
+def test_a_task_of_several_turns_says_how_many_they_were():
+    progress = Progress("rl", 150)
+    progress.update(0, RL | {"turns/mean": 2.345}, TIMES)
+    assert "length 14.3 tokens in 2.3 turns" in progress.summary()
+    out = io.StringIO()
+    Console(file=out, width=80).print(panel(progress, 80))
+    assert "length    14.3 tokens in 2.3 turns, 0.4 % truncated" in out.getvalue()
+
+
 def test_plain_rl_line():
     display, clock, out = plain("rl", 150)
     clock.now += 0.5

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hone.runs.progress import Progress, duration, percent, short_seconds, sparkline, thousands
+from hone.runs.progress import Progress, duration, in_turns, percent, short_seconds, sparkline, thousands
 
 OUTCOME_STYLES = {
     "correct": "green",
@@ -97,7 +97,8 @@ def _rows(progress: Progress, width: int) -> list[tuple[str, RenderableType]]:
     if (lr := m.get("lr")) is not None and progress.kind == "sft":
         rows.append(("lr", f"{lr:.2e}"))
     if (length := m.get("completion/length/mean")) is not None:
-        rows.append(("length", f"{length:.1f} tokens, {percent(m.get('completion/truncated') or 0.0)} truncated"))
+        cut = percent(m.get("completion/truncated") or 0.0)
+        rows.append(("length", f"{length:.1f} tokens{in_turns(m)}, {cut} truncated"))
     if outcomes := _outcomes(m):
         rows.append(("outcomes", outcomes))
     rows += [("held out", f"{line}, at step {progress.eval_step}") for line in progress.evaluation()]

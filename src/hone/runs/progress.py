@@ -118,7 +118,7 @@ class Progress:
         if (failed := m.get("outcome/grader_error", 0) + m.get("outcome/grader_timeout", 0)) > 0:
             parts.append(f"grader failures {percent(failed)}")
         if (length := m.get("completion/length/mean")) is not None:
-            parts.append(f"length {length:.1f} tokens")
+            parts.append(f"length {length:.1f} tokens{in_turns(m)}")
         if (cut := m.get("completion/truncated")) is not None:
             parts.append(f"truncated {percent(cut)}")
         return parts + self._speed_parts()
@@ -191,3 +191,9 @@ def sparkline(values: list[float], width: int) -> str:
         low, high = 0.0, 1.0
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def in_turns(metrics: dict[str, Any]) -> str:
+    """In how many turns completions were said, of a task of several: " in 2.3 turns"; else ""."""
+    turns = metrics.get("turns/mean")
+    return "" if turns is None else f" in {turns:.1f} turns"

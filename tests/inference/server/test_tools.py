@@ -12,6 +12,9 @@ import pytest
 from adding import CALL, SAID, SCHEMA
 from real_server import Served, serving
 
+from hone.inference.server.calls import CallReader
+from hone.inference.server.generation import Delta
+from hone.inference.types import Token
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 
@@ -93,6 +96,28 @@ def test_the_conversation_goes_on_with_what_the_tool_said(calling: Served) -> No
     text = RENDERER.tokenizer.decode(list(ids), skip_special_tokens=False)
     assert f"assistant\n{SAID}<|im_end|>" in text
     assert text.endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "called"),
+    [
+        ("a < b <tool_ b", "a < b <tool_ b", 0),
+        ('so: <tool_call>\n{"name": "add", "arguments": {}}\n</tool_call> and', "so:", 1),
+        ("a\n<tool_call>{no}</tool_call>", "a\n<tool_call>{no}</tool_call>", 0),
+        ("ends with <tool_call", "ends with <tool_call", 0),
+        ("é  \n", "é  \n", 0),
+    ],
+)
+def test_text_that_may_begin_a_call_waits_until_it_is_clear(text: str, shown: str, called: int) -> None:
+    """Letter by letter, as models without a token for the tag write it."""
+    ids = [*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id]
+    tokens = [Token(0, i, -1.0, (), 0, None) for i in ids]
+    reader = CallReader(RENDERER, [SCHEMA])
+    parts = [reader.push(Delta(0, letter, [], None, None)) for letter in text]
+    last = reader.push(Delta(0, "", tokens, "stop", None))
+    assert "".join(part.text for part in [*parts, last]) == shown
+    assert (len(last.calls), last.finish_reason) == (called, "tool_calls" if called else "stop")
+    assert not any("<tool_call>" in part.text for part in parts) and "".join(p.text for p in parts)[:1] == text[0]
 
 
 def test_without_tools_nothing_is_read(calling: Served) -> None:
