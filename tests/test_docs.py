@@ -163,7 +163,7 @@ def test_every_command_on_a_task_of_ones_own_runs_in_order(tmp_path, monkeypatch
 def test_the_task_on_the_page_of_ones_own_grades_demonstrates_and_trains(tmp_path, monkeypatch, capfd):
     from hone.environments import load_environment
 
-    (code,) = blocks(ROOT / "docs" / "your_own_task.md", "python")
+    code, _ = blocks(ROOT / "docs" / "your_own_task.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "largest", raising=False)
@@ -179,6 +179,36 @@ def test_the_task_on_the_page_of_ones_own_grades_demonstrates_and_trains(tmp_pat
     few = ["--max-steps", "1", "--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
     assert run(["rl", "--orchestrator.env.id", "largest", *few], ["--seq-len", "128", "--display", "plain"]) == 0
     assert "on largest" in capfd.readouterr().out
+
+
+def test_the_task_with_tools_on_the_page_of_ones_own_demonstrates_trains_and_rolls_out(tmp_path, monkeypatch, capfd):
+    from hone.environments import load_environment
+    from hone.runs import Run
+
+    _, code = blocks(ROOT / "docs" / "your_own_task.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 28
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "times", raising=False)
+    (tmp_path / "times.py").write_text(code)
+    env = load_environment("times")
+    example = env.example(question="12 * 34?", answer="408", info={"a": 12, "b": 34})
+    called = env.called("multiply", a=12, b=34)
+    assert called[1]["content"] == "408" and env.responds_inline
+    done = {"role": "assistant", "content": "<answer>408</answer>"}
+    assert env.grade(example, [*called, done]).reward == 1.0 and env.grade(example, called).reward == 0.0
+    examples, rng = env.split("train")[:200], np.random.default_rng(0)
+    shown = [env.grade(example, env.demonstrate(example, rng)).outcome for example in examples]
+    assert shown.count("correct") / 200 == pytest.approx(2 / 3, abs=0.1) and set(shown) == {"correct", "wrong"}
+    few = ["--display", "plain", "--max-steps"]
+    assert (
+        run(["sft", "--data.env.id", "times", "--model.name", "hone/tiny"], [*few, "2", "--data.seq-len", "512"]) == 0
+    )
+    model = ["--model.name", "outputs/weights/step_2", "--output-dir", "rl"]
+    few += ["1", "--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--seq-len", "320"]
+    assert run(["rl", "--orchestrator.env.id", "times", *model], few) == 0, capfd.readouterr().err
+    row = Run("rl").rollouts(0).to_pylist()[0]
+    assert "on times" in capfd.readouterr().out and json.loads(row["prompt"])[0]["content"].endswith("?")
+    assert json.loads(row["completion"])[0]["role"] == "assistant"
 
 
 @pytest.mark.adapters

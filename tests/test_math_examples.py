@@ -9,7 +9,7 @@ import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.environments import MultiTurnEnv, load_environment
+from hone.environments import ToolEnv, load_environment
 from hone.types import Outcome
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +88,7 @@ def test_math_python() -> None:
     config = rl("math_python/rl.toml")
     assert numbers(config)["groups"] == (16, 16) and numbers(config)["tokens"] == (4096, 1024)
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
-    assert isinstance(env, MultiTurnEnv) and env.max_turns == 4
+    assert isinstance(env, ToolEnv) and env.max_turns == 4
     assert env.rubric.weights == {"correctness": 1.0, "tool_syntax": 0.1, "tool_use": 0.1}
 
 

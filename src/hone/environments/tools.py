@@ -20,10 +20,10 @@ from hone.environments.parsers import message_text
 from hone.environments.rubric import is_async, is_inline
 from hone.environments.tool_functions import ToolFunction
 from hone.errors import UserError
-from hone.grading import GraderFailure
+from hone.grading import GraderFailure, together
 from hone.model.strict_json import read_object
-from hone.model.tool_calls import HERMES, tool_calls
-from hone.types import Message, Outcome
+from hone.model.tool_calls import HERMES, Call, openai_call, tool_calls
+from hone.types import Message, Outcome, content_hash
 
 ERROR = "error:"
 """How the answer to a call begins that did not work."""
@@ -78,6 +78,18 @@ class ToolEnv(MultiTurnEnv):
         return (
             self._later(calls, answers) if waiting else [_message(*pair) for pair in zip(calls, answers, strict=True)]
         )
+
+    def called(self, name: str, **arguments: Any) -> list[Message]:
+        """A message that calls a tool, and the tool's answer, run now: what demonstrations are made of.
+
+            [*self.called("multiply", a=6, b=7), {"role": "assistant", "content": "ANSWER: 42"}]
+        """
+        call = openai_call(Call(name, arguments), content_hash([name, arguments]), 0)
+        message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        (answer,) = together([self.responding([message], {})])
+        if isinstance(answer, GraderFailure):
+            raise UserError(f"environment {self.id!r}: the tool {name} failed in a demonstration: {answer.detail}")
+        return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
         """A tool that was ended at its deadline, or took its process with it, is told to the model like any error.
