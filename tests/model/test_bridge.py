@@ -126,6 +126,27 @@ def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
     assert len(bridges) == 1
 
 
+@pytest.mark.parametrize("family", ["mistral", "llama"])
+def test_strict_templates_do_not_stop_a_run_for_what_a_model_said(family: str, tmp_path: Path) -> None:
+    """Llama's wants one call a turn, Mistral's that users and assistants alternate but for calls."""
+    if family == "llama":
+        renderer = renderer_of(tmp_path, LLAMA3, family, "<|eot_id|>")
+        said = [LLAMA_CALL + "; " + LLAMA_CALL, "<|python_tag|>1", LLAMA_CALL, "none"]
+    else:
+        renderer = renderer_of(tmp_path, MISTRAL, family, "</s>")
+        said = ["[TOOL_CALLS] [1]", CALL, "[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]", "none"]
+    tool = {"role": "tool", "name": "add", "tool_call_id": "abcdefghi", "content": "2"}
+    user = {"role": "user", "content": "Go on."}
+    for first in said:
+        one = renderer.message(sampled(renderer, first), TOOLS)
+        assert bool(one.get("tool_calls")) == (first not in ("none", CALL))
+        for answers in ([tool], [tool, tool], [user]):
+            assert renderer.bridge_ids([USER, one], answers, TOOLS if family == "llama" else None)
+            for second in said:
+                two = renderer.message(sampled(renderer, second), TOOLS)
+                assert renderer.bridge_ids([USER, one, *answers, two], [tool])
+
+
 def test_qwen3_keeps_thoughts_for_tools_and_drops_them_for_users(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, QWEN3)
     thinking, plain = renderer.message(sampled(renderer, THOUGHT + CALL)), renderer.message(sampled(renderer, CALL))

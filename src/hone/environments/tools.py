@@ -82,7 +82,7 @@ class ToolEnv(MultiTurnEnv):
     def called(self, name: str, **arguments: Any) -> list[Message]:
         """A message that calls a tool, and the tool's answer, run now: what demonstrations are made of.
 
-            [*self.called("multiply", a=6, b=7), {"role": "assistant", "content": "ANSWER: 42"}]
+        [*self.called("multiply", a=6, b=7), {"role": "assistant", "content": "ANSWER: 42"}]
         """
         call = openai_call(Call(name, arguments), content_hash([name, arguments]), 0)
         message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
@@ -72,7 +73,6 @@ class TemplateRendering:
         self._tokenizer = tokenizer
         self._compiled = compile_template(template, tokens)
         self.format = format_of_template(template) if self._compiled.knows_tools else HERMES
-        self._structured = self._compiled.knows_tools and "tool_calls" in template
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         return self._encode(self._render(messages, True, tools))
@@ -100,7 +100,8 @@ class TemplateRendering:
         opened: str,
         ends: Sequence[int],
     ) -> list[int]:
-        turns, marker = stand_ins(conversation, answers, opened, self._structured)
+        structured = self.format is not None and self.format.structured
+        turns, marker = stand_ins(conversation, answers, opened, structured)
         full = self._render([*turns, *answers], True, tools)
         check_history(self._render(turns[:-1], True, tools), turns[-1], full, opened, answers)
         at = full.rfind(marker)
@@ -119,10 +120,10 @@ class TemplateRendering:
                 "the chat template lists tools, but asks for calls in a form that hone does not read: "
                 "give a template in the form of Qwen, Llama 3, Mistral or DeepSeek V3 with model.chat_template"
             )
-        messages = [for_template(message, self.format) for message in messages]
+        written = [for_template(message, self.format) for message in messages]
         if not self._compiled.knows_tools:
-            messages, tools = without_tools(messages, tools), None
-        return self._compiled.render(messages, opens, tools)
+            return self._compiled.render(without_tools(written, tools), opens, None)
+        return self._compiled.render(written, opens, tools)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -160,7 +161,7 @@ class NamedRendering:
         ends: Sequence[int],
     ) -> list[int]:
         """Not by the renderer's own `bridge_to_next_turn`: that refuses more than is rewritten, and gives no reason."""
-        turns, _ = stand_ins(conversation, answers, opened, structured=True)
+        turns, _ = stand_ins(conversation, answers, opened, structured=self.format is None)
         full = self._rendered([*turns, *answers], True, tools)
         text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)
         prompt = self._tokenizer.decode(self.prompt_ids(turns[:-1], tools), skip_special_tokens=False)
@@ -205,30 +206,34 @@ def stand_ins(
 ) -> tuple[list[Message], str]:
     """The conversation with something short in place of what the model said, and the text that ends the last turn.
 
-    What was sampled is never rendered again, so that no text of a model decides how the template writes what follows.
-    Kept is what templates go by: whether there was thought, and calls where the template takes them (`structured`).
+    What was sampled is never rendered again: no text of a model decides how the template writes what follows, nor
+    whether it can. Kept is whether there was thought. `structured`: a turn that tools answer gets a call for each of
+    their messages, for templates that want to see them.
     """
     marker = "said"
     while any(marker in str(message.get("content")) for message in (*conversation, *answers)):
         marker += " on"
     turns: list[Message] = []
-    for message in conversation:
+    messages = [*conversation, *answers]
+    for i, message in enumerate(conversation):
         if message.get("role") != "assistant":
             turns.append(message)
             continue
         content = message.get("content")
         thought = THINKING if opened or (isinstance(content, str) and END_THINK in content) else ""
-        calls = message.get("tool_calls") if structured else None
+        answered = itertools.takewhile(lambda later: later.get("role") == "tool", messages[i + 1 :])
+        calls = [_stand_in_call(answer, marker) for answer in answered] if structured else []
         if calls:
-            called = [
-                {**call, "function": {"name": _name(call), "arguments": {"text": marker}}, "type": "function"}
-                for call in calls
-            ]
-            turns.append({"role": "assistant", "content": thought, "tool_calls": called})
+            turns.append({"role": "assistant", "content": thought, "tool_calls": calls})
         else:
             turns.append({"role": "assistant", "content": thought + marker})
     assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"
     return turns, marker
+
+
+def _stand_in_call(answer: Message, marker: str) -> dict[str, Any]:
+    function = {"name": answer.get("name") or "tool", "arguments": {"text": marker}}
+    return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
@@ -242,11 +247,6 @@ def check_history(prompt: str, turn: Message, full: str, opened: str, answers: S
             "trained on a conversation that it never sees in use: "
             + _difference(begun, _squeeze(full), "it was sampled from", "the template writes")
         )
-
-
-def _name(call: dict[str, Any]) -> str:
-    function = call.get("function")
-    return (function.get("name") if isinstance(function, dict) else None) or "unreadable"
 
 
 def _difference(before: str, after: str, one: str, other: str) -> str:
