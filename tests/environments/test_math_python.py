@@ -223,4 +223,4 @@ def test_sft_imitates_its_demonstrations_without_a_sandbox(env, monkeypatch, tmp
     assert trained.startswith('<tool_call>\n{"name": "python", "arguments": {"code": "print(')
     assert trained.count("<|im_end|>") == 2 and "<tool_response>" not in trained
     whole = renderer.tokenizer.decode(sequence.token_ids.tolist())
-    assert whole.count("<tool_response>") == 1 and '{"name": "python", "description": "Runs Python' in whole
+    assert whole.count("<tool_response>") == 1 and "python(code: string): Runs Python code" in whole

@@ -241,6 +241,19 @@ def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
         renderer.bridge_ids([USER, renderer.message(own)], [{"role": "user", "content": "Sure?"}])
 
 
+def test_calls_in_xml_by_the_renderers_package() -> None:
+    tokenizer = build_tiny_tokenizer()
+    named = named_rendering("PrimeIntellect/Qwen3-0.6B", tokenizer)
+    assert named is not None
+    renderer = ChatRenderer(tokenizer, named, (), None, None)
+    own = sampled(renderer, CODER_CALL)
+    message = renderer.message(own, TOOLS)
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)
+    whole = renderer.prompt_ids([USER, message, *answer(message)], TOOLS)
+    assert whole == renderer.prompt_ids([USER], TOOLS) + own + bridge
+
+
 def test_tools_as_transformers_renders_them(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -266,8 +279,22 @@ def test_tiny_with_tools_in_letters_and_saved(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Add."}
     assert text_of(renderer, renderer.prompt_ids([system, USER], TOOLS)) == (
         '<|im_start|>system\nAdd.\n\nCall a tool by <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\n'
-        '{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}<|im_end|>\n'
+        "add(a: integer)<|im_end|>\n"
         "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    several = [
+        {"type": "function", "function": {"name": "now", "description": "The time."}},
+        {
+            "type": "function",
+            "function": {
+                "name": "f",
+                "description": "",
+                "parameters": {"properties": {"x": {"anyOf": []}, "y": {"type": "string"}}},
+            },
+        },
+    ]
+    assert "\nnow(): The time.\nf(x: any, y: string)<|im_end|>" in text_of(
+        renderer, renderer.prompt_ids([USER], several)
     )
     renderer.save(tmp_path)
     assert load_renderer(tmp_path).prompt_ids([system, USER], TOOLS) == renderer.prompt_ids([system, USER], TOOLS)

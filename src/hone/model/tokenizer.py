@@ -3,8 +3,8 @@
 It is byte-level BPE without merges, so any Unicode text survives encoding and decoding. ChatML's markers and the end of
 text are special tokens. Role words, the tags of tasks and the instruction of reverse-text are single tokens too, but
 *not* special, so that decoding keeps them: a reward function must see the tags that the model wrote. A role word is a
-token only where it stands alone ("user", not "username"). Tools are listed in the system message, in fewer words than
-Qwen's; calls and answers are written as Qwen writes them.
+token only where it stands alone ("user", not "username"). Tools are listed in the system message by their signatures,
+for a schema has many characters; calls and answers are written as Qwen writes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ CHAT_TEMPLATE = """\
     {%- endif %}
     {{- 'Call a tool by <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' }}
     {%- for tool in tools %}
-        {{- '\\n' + (tool['function'] | tojson) }}
+        {%- set function = tool['function'] %}
+        {{- '\\n' + function['name'] + '(' }}
+        {%- for name, schema in ((function['parameters'] or {})['properties'] or {}).items() %}
+            {{- (', ' if not loop.first else '') + name + ': ' + (schema['type'] or 'any') }}
+        {%- endfor %}
+        {{- ')' + (': ' + function['description'] if function['description'] else '') }}
     {%- endfor %}
     {{- '<|im_end|>' + '\\n' }}
 {%- endif %}
