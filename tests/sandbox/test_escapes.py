@@ -25,7 +25,9 @@ ADMIN = 1 << 21
 
 
 def is_root() -> bool:
-    (rights,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff"))
+    (rights,) = (
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")
+    )
     return os.geteuid() == 0 and bool(int(rights, 16) & ADMIN)
 
 
