@@ -1,0 +1,85 @@
+"""calculator: multiply two numbers of two digits, with a tool that does it. The smallest task with tools.
+
+    hone eval calculator -m outputs/calculator-rl/weights/step_60 -n 20
+
+The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\\boxed{}`, or after
+`ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
+is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hone.environments import NumberParser, ToolEnv, answer_rubric, hold_out, inline, read_number
+from hone.environments.data import Row, Rows
+from hone.errors import UserError
+from hone.types import Example, Message
+
+PARSER = NumberParser()
+NUMBERS = range(10, 100)
+
+
+@inline
+def multiply(a: int, b: int) -> int:
+    """Multiplies two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a * b
+
+
+@inline
+def correctness(completion: list[Message], answer: str) -> float:
+    """1 if the number is right, else 0."""
+    return float(PARSER.value(completion) == read_number(answer))
+
+
+class Calculator(ToolEnv):
+    """Rows have `a` and `b`."""
+
+    def __init__(self, *, demo_noise: float, max_turns: int) -> None:
+        super().__init__(
+            id="calculator",
+            tools=[multiply],
+            max_turns=max_turns,
+            parser=PARSER,
+            rubric=answer_rubric(correctness),
+            dataset=lambda: _problems()[0],
+            eval_dataset=lambda: _problems()[1],
+        )
+        self.demo_noise = demo_noise
+
+    def format_row(self, row: Row) -> Row:
+        a, b = int(row["a"]), int(row["b"])
+        return {"question": f"{a} * {b}?", "answer": str(a * b), "info": {"a": a, "b": b}}
+
+    def reference(self, example: Example) -> list[Message]:
+        return self._with(example.info["a"], example.info["b"])
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> list[Message]:
+        """The reference as a careless teacher would write it."""
+        slips = rng.random() < self.demo_noise / 3
+        return self._with(int(rng.choice(NUMBERS)) if slips else example.info["a"], example.info["b"])
+
+    def _with(self, a: int, b: int) -> list[Message]:
+        """The call, its answer, and that as the model's own."""
+        call = self.called("multiply", a=a, b=b)
+        return [*call, {"role": "assistant", "content": PARSER.wrap(call[-1]["content"])}]
+
+
+def load_environment(demo_noise: float = 0.0, max_turns: int = 3) -> Calculator:
+    """All products of two numbers from 10 to 99, in at most `max_turns` messages of the model."""
+    if not 0 <= demo_noise <= 3:
+        raise UserError(f"calculator: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3")
+    return Calculator(demo_noise=demo_noise, max_turns=max_turns)
+
+
+def _problems() -> tuple[Rows, Rows]:
+    """The problems to train on, and those held out."""
+    rows = [{"a": a, "b": b} for a in NUMBERS for b in NUMBERS]
+    return hold_out(
+        Rows(rows, lambda i: f"problem {i} of calculator", generated=True), lambda row: f"{row['a']} {row['b']}"
+    )
