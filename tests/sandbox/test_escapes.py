@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from attempts import ATTEMPTS, PRELUDE, Attempt, filled
