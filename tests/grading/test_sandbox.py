@@ -58,7 +58,7 @@ def test_the_remedy_is_that_of_the_setting_found(
     name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bubblewrap, "_sysctl", lambda asked: value if asked == name else None)
-    assert f"Remedy: {remedy}" in str(bubblewrap.refusal("bwrap: no"))
+    assert f"Remedy: {remedy}" in str(bubblewrap.refusal(["bwrap: no"]))
 
 
 def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:

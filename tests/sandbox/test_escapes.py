@@ -26,10 +26,8 @@ ADMIN = 1 << 21
 
 
 def is_root() -> bool:
-    (rights,) = (
-        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")
-    )
-    return os.geteuid() == 0 and bool(int(rights, 16) & ADMIN)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return os.geteuid() == 0 and bool(int(status["CapEff"], 16) & ADMIN)
 
 
 PLAIN = [attempt for attempt in ATTEMPTS if attempt.plain and (not attempt.root or is_root())]

@@ -161,7 +161,7 @@ def _way_that_works(place: Place) -> Place:
     key = (place.bwrap, place.packages, os.geteuid())
     if key in _works:
         return _works[key]
-    said = ""
+    said = []
     for way in bubblewrap.ways():
         tried = replace(place, way=way)
         try:
@@ -169,9 +169,7 @@ def _way_that_works(place: Place) -> Place:
                 _works[key] = tried
                 return tried
         except OSError as error:
-            said = said or str(error).removeprefix(NOT_STARTED)
-    if not said.startswith("bwrap:"):
-        raise UserError(f"the interpreter does not start in the sandbox: {said}. {bubblewrap.OVERRIDE}")
+            said.append(str(error).removeprefix(NOT_STARTED))
     raise bubblewrap.refusal(said)
 
 

@@ -38,9 +38,11 @@ class Way:
 
 def ways() -> tuple[Way, ...]:
     """The ways to try here, best first."""
-    if os.geteuid() == 0:
-        return (Way(False), Way(True, True, True), Way(True, False, True))
-    return (Way(True, True), Way(True, False))
+    own = (Way(True, True), Way(True, False))
+    if os.geteuid() != 0:
+        return own
+    as_nobody = (Way(True, True, True), Way(True, False, True))
+    return (Way(False), *as_nobody, *(() if _is_machine_root() else own))
 
 
 def executable() -> str:
@@ -102,15 +104,16 @@ def environment(scratch: str) -> dict[str, str]:
     }
 
 
-def refusal(said: str) -> UserError:
-    """Why no sandbox can be made here, by what bwrap said and how the kernel is set, and the remedy."""
+def refusal(said: Sequence[str]) -> UserError:
+    """Why no sandbox can be made here, by what was said to each way and how the kernel is set, and the remedy."""
     remedies = [remedy for name, value, remedy in _SYSCTLS if _sysctl(name) == value]
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        remedies.append(
-            "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined, for the container"
-        )
-    remedy = "; ".join(remedies) or "allow user namespaces to this user (user_namespaces(7))"
-    return UserError(f"the sandbox can't be made here: bubblewrap says {said!r}. Remedy: {remedy}. {OVERRIDE}")
+        remedies.append("docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined")
+    if os.geteuid() == 0 and any("Can't find source path" in text for text in said):
+        remedies.append("a Python that every user may read (not in /root), since root may not mount here")
+    remedy = ", ".join(remedies) or "allow user namespaces to this user (user_namespaces(7))"
+    reason = next((text for text in said if text.startswith("bwrap: ")), said[0].splitlines()[-1])
+    return UserError(f"the sandbox can't be made here: {reason!r}. Remedy: {remedy}. {OVERRIDE}")
 
 
 def _sysctl(name: str) -> str | None:
@@ -120,16 +123,21 @@ def _sysctl(name: str) -> str | None:
         return None
 
 
+def _is_machine_root() -> bool:
+    """Whether root here is root of the whole machine, not that of a container of some user's."""
+    return _uid_map()[:2] == [0, 0]
+
+
 @functools.cache
-def user_slots() -> bool:
-    """Whether every user id can be used here, so that each sandbox made by root can have one of its own."""
+def _uid_map() -> list[int]:
+    """First user id here, what it is outside, how many follow it; all of them where there is no such file."""
     try:
-        first, _, count = Path("/proc/self/uid_map").read_text().split()[:3]
-    except (OSError, ValueError):
-        return False
-    return int(first) == 0 and int(count) > 2**31
+        return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
+    except OSError:
+        return [0, 0, 2**32 - 1]
 
 
 def own_user(number: int) -> int:
-    """The user id of sandbox `number` of this process: one that nobody has, or nobody's."""
-    return 2**30 + os.getpid() * 64 + number % 64 if user_slots() else NOBODY
+    """The user id of sandbox `number` of this process: one that nobody has, or nobody's where not all can be taken."""
+    first, _, count = _uid_map()
+    return 3 * 2**30 + os.getpid() * 64 + number % 64 if first == 0 and count >= 2**32 - 1 else NOBODY
