@@ -80,11 +80,13 @@ def _supervise(given, child):
         os.close(fd)
     _thread.start_new_thread(end, (os.read, (given["go"], 1)))
     _thread.start_new_thread(end, (time.sleep, (given["clock"],)))
-    while True:
-        pid, status = os.wait()  # also of those that lost their parent
-        if pid == child:
-            os.write(given["report"], b"%d\n" % os.waitstatus_to_exitcode(status))
-            _signal.pause()
+    try:
+        while True:
+            pid, status = os.wait()  # also of those that lost their parent
+            if pid == child:
+                os.write(given["report"], b"%d\n" % os.waitstatus_to_exitcode(status))
+    except ChildProcessError:  # all have ended
+        _signal.pause()
 
 
 def _show(error, traceback):

@@ -104,8 +104,8 @@ class Started:
 
     def end(self) -> None:
         """Ends the whole tree, and returns when it is gone."""
-        if self._way is None and self.tree is not None:
-            self.tree.kill_each()  # also those that have left the group
+        if self._way is None and self.tree is not None and self.process.returncode is None:
+            self.tree.kill_below()  # also those that have left the group
         if self.tree is not None:
             self.tree.kill_root()  # of a namespace of processes: the kernel ends the others with it
         if self.process.returncode is None:

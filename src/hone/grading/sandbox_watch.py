@@ -115,11 +115,14 @@ class Tree:
                 return None
         return kib << 10
 
-    def kill_each(self) -> None:
-        """Tells each of them to end."""
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    def kill_below(self) -> None:
+        """Ends all but the root, which must be there to take care of those that lose their parent."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (others := self.pids()[1:]) and time.monotonic() < deadline:
+            for pid in others:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
 
     def kill_root(self) -> None:
         """Tells the root to end; if it is the first of a namespace of processes, all in that end with it."""
