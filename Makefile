@@ -51,7 +51,7 @@ test-contracts: install
 test-sandbox: install
 	@command -v bwrap >/dev/null || \
 		{ echo "error: the tests of the sandbox need bubblewrap: apt-get install bubblewrap" >&2; exit 2; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m sandbox tests/sandbox --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m sandbox --durations=5
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py
