@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,7 +74,8 @@ class PlainLoops:
         ]
 
     def __call__(self, pairs: Pairs) -> tuple[float, list[float]]:
-        shares = [pairs[i :: len(self.loops)] for i in range(len(self.loops))]
+        cuts = [len(pairs) * i // len(self.loops) for i in range(len(self.loops) + 1)]
+        shares = [pairs[start:end] for start, end in pairwise(cuts)]
         for loop, share in zip(self.loops, shares, strict=True):
             self._say(loop, json.dumps(share))
         for loop in self.loops:
@@ -82,8 +84,7 @@ class PlainLoops:
         for loop in self.loops:
             self._say(loop, "")
         rewards = [json.loads(self._hear(loop)) for loop in self.loops]
-        seconds = time.perf_counter() - began
-        return seconds, [rewards[i % len(self.loops)][i // len(self.loops)] for i in range(len(pairs))]
+        return time.perf_counter() - began, list(chain.from_iterable(rewards))
 
     def close(self) -> None:
         for loop in self.loops:
@@ -316,7 +317,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     workers = cores()
     result: dict[str, Any] = {}
     if "math" in args.cases:
-        count, rounds = (24, 1) if args.quick else (600, args.rounds)
+        count, rounds = (24, 1) if args.quick else (400, args.rounds)
         result["math"] = measure_math(count, rounds, workers)
     if "hostile" in args.cases:
         count, each = (40, 1) if args.quick else (1000, 10)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import grading
 import pytest
 import sampling
 import serving
@@ -75,6 +76,30 @@ def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:
         "hone_bf16_vs_vllm_no_logprobs": 1.25,
     }
     assert sampling.speedups(rounds, "hone_bf16", "transformers") == {}
+
+
+def test_grading(run) -> None:
+    result = run(grading.main, "--quick")
+    math, hostile, traces = result["math"], result["hostile"], result["traces"]["pool"]
+    (row,) = math["rounds"]
+    assert math["answers_per_second"] == row and min(row.values()) > 0
+    assert math["one_worker_vs_plain"] == row["pool_one"] / row["plain_one"]
+    assert math["speedup_vs_plain"] == row["pool_all"] / row["plain_all"]
+    assert (hostile["bad"], hostile["wrong"], hostile["processes_left"], hostile["processes_forked"]) == (5, 0, 0, 1)
+    assert [hostile["outcomes"][kind] for kind in ("hang", "crash", "fork", "allocate")] == [
+        {"grader_timeout": 1},
+        {"grader_error": 1},
+        {"wrong": 1},
+        {"grader_error": 1},
+    ]
+    assert result["startup"]["pool"]["round_trip_microseconds"] > 0
+    assert traces["leave_grandchildren"]["failed"] and traces["leave_grandchildren"]["left"] == 0
+    assert traces["hear_nothing"]["failed"]
+
+
+def test_grading_compares_each_answer_once() -> None:
+    pairs = [pair for turn in range(3) for pair in grading.workload(100, turn)]
+    assert len(set(pairs)) == 300
 
 
 def test_serving(run) -> None:
