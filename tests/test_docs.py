@@ -136,6 +136,28 @@ def test_every_command_on_the_order_of_prompts_runs(tmp_path, monkeypatch, capfd
     assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
 
 
+def test_the_task_on_the_grading_page_and_every_command_run_in_order(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "guarded", raising=False)
+    (code,) = blocks(ROOT / "docs" / "grading.md", "python")
+    (tmp_path / "guarded.py").write_text(code)
+    evaluate, train, debug = shell_commands(ROOT / "docs" / "grading.md")
+    assert run(evaluate, ["--no-save"]) == 0, capfd.readouterr().err
+    assert "grader_timeout" in capfd.readouterr().out
+    assert run(train, ["--max-steps", "2", "--display", "plain"]) == 0, capfd.readouterr().err
+    assert run(debug, ["--no-save"]) == 0, capfd.readouterr().err
+
+
+def test_the_settings_on_the_grading_page_are_those_of_the_config():
+    from hone.config.shared import GradingConfig
+
+    lines = (ROOT / "docs" / "grading.md").read_text().splitlines()
+    rows = [line.split("|")[1:3] for line in lines if line.startswith("| `")]
+    told = {name.strip(" `"): default.strip().removesuffix(" s") for name, default in rows}
+    defaults = {name: field.default for name, field in GradingConfig.model_fields.items()}
+    assert told == {n: "one per core" if d is None else f"{d:g}" for n, d in defaults.items()}
+
+
 def test_every_command_on_tasks_of_mathematics_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for argv in shell_commands(ROOT / "docs" / "math_tasks.md"):

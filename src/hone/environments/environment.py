@@ -109,7 +109,7 @@ class Environment:
 
     def start_workers(self, samples: int) -> None:
         """Starts as many processes as so many samples need, without waiting for them."""
-        if not self.rubric.inline and (workers := self._processes()):
+        if not self._runs_here and (workers := self._processes()):
             workers.pool.start(samples)
 
     def close_workers(self) -> None:
@@ -266,6 +266,11 @@ class Environment:
             sample.sample_id,
             sample.state,
         )
+
+    @property
+    def _runs_here(self) -> bool:
+        """Whether nothing of this task needs a worker."""
+        return self.rubric.inline
 
     def _processes(self) -> Workers | None:
         """The workers; None where there are to be none, and where they would load another environment than this."""

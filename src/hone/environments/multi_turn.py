@@ -46,6 +46,10 @@ class MultiTurnEnv(Environment):
         return is_inline(self.env_response)
 
     @property
+    def _runs_here(self) -> bool:
+        return super()._runs_here and self.responds_inline
+
+    @property
     def responds_async(self) -> bool:
         """Whether `env_response` waits, so that many conversations can do so together."""
         return is_async(self.env_response)
