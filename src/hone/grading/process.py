@@ -30,6 +30,9 @@ _LONGEST = 17 * 2**20
 """Bytes of an answer's line, which `process_main` keeps shorter."""
 _END_SECONDS = 10.0
 """How long the keeper is given to end what it keeps, before it is ended itself."""
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
+_ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
+"""One thread each, for there is a process per core, and threads take address space that is limited."""
 _numbers = itertools.count()
 
 
@@ -97,7 +100,7 @@ class Process:
                     bufsize=0,
                     pass_fds=[status],
                     start_new_session=True,  # Ctrl-C is not for it
-                    env=os.environ | {"PYTHONHASHSEED": "0", name: value},
+                    env=os.environ | _ENVIRONMENT | {name: value},
                 )
             finally:
                 os.close(status)
