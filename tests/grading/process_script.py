@@ -199,6 +199,16 @@ class Ways:
         self.child = subprocess.Popen(["true"])
         time.sleep(0.1)
 
+    def leave_what_is_about_to_end(self) -> int:
+        """Orphans, which the keeper gets: one has ended, two are about to. The answer is who answered."""
+        for seconds in (0, 0.002, 0.015):
+            if os.fork() == 0:
+                if os.fork() == 0:
+                    time.sleep(seconds)
+                os._exit(0)
+            os.wait()
+        return os.getpid()
+
     def work_in_threads(self) -> int:
         found: list[int] = []
         threads = [threading.Thread(target=lambda i=i: found.append(i)) for i in range(4)]

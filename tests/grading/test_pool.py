@@ -91,6 +91,12 @@ def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
     assert all(map(gone, forked))
 
 
+def test_what_is_about_to_end_is_not_left_behind(pids):
+    """As what a sandbox ends: the process answers the next question, too."""
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        assert len(set(pool.ask_all(["leave what is about to end"] * 5, 5.0, 20.0))) == 1
+
+
 def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
     """Its own answer comes or not, whichever is faster."""
     questions = [1, "kill its parent and answer", 2, "kill its parent and answer", 3, 4]

@@ -34,6 +34,9 @@ IS_HONE_WORKER = True
 """What `hone.grading.process.inside` looks for."""
 MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
+PAUSES = (0.001, 0.004, 0.02, 0.05)
+"""Seconds after which it is looked again whether a process that code has left behind has ended, as one that was killed
+does."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
 """Signals whose handlers are put back between questions."""
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
@@ -196,8 +199,12 @@ class Traces:
         self._at_first, self._most = self._processes(), taken(self._size) + memory / 2
 
     def left(self) -> bool:
-        """Whether there is more than at first."""
-        return bool(self._processes() - self._at_first) or taken(self._size) > self._most
+        """Whether there is more than at first, also a moment later: what is about to end is not left behind."""
+        for pause in PAUSES:
+            if not any(map(_lives, self._processes() - self._at_first)):
+                return taken(self._size) > self._most
+            time.sleep(pause)
+        return True
 
     def _processes(self) -> set[int]:
         """Those that this one started: its children, and what their end left to the keeper."""
@@ -207,6 +214,20 @@ class Traces:
                 pass
             mine = _numbers(self._lists[0]) or {0}
         return mine | (_numbers(self._lists[1]) - {self._own})
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended: one that has may wait for the keeper to take leave of it."""
+    if pid == 0:  # stands for children that can't be listed
+        return True
+    if (fd := _opened(f"/proc/{pid}/stat")) < 0:
+        return False
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:  # it ended meanwhile
+        return False
+    finally:
+        os.close(fd)
 
 
 def taken(statm: int | None = None) -> int:
