@@ -7,13 +7,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import adding
 import guessing
 import numpy as np
 import pytest
 
 from hone import rng
+from hone.cli import call
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
-from hone.errors import Halt
+from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
@@ -21,7 +23,7 @@ from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.model.tokenizer import ENDOFTEXT_ID
 from hone.orchestrator.colocated import EnginePolicy, trajectory
-from hone.orchestrator.conversations import roll_out
+from hone.orchestrator.conversations import check_turns, roll_out
 from hone.orchestrator.groups import grade_groups
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
@@ -217,6 +219,29 @@ def test_a_server_that_changes_the_prompt_of_a_later_turn_is_found_out():
 
     with pytest.raises(Halt, match="turn 2 of rollout 9-4-0 was sampled from other tokens"):
         rolled(Prepends(["1", "5"]), game(), 1)
+
+
+FORGETS = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and not loop.last and messages[loop.index0 + 1].role == 'user' %}
+{{- m.content.split('</think>')[-1] }}{% else %}{{- m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A template that leaves out what was thought before a message of the user, as Qwen3's does."""
+
+
+def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is_sampled(tiny_model_dir, capsys):
+    template = load_renderer(tiny_model_dir, FORGETS)
+    single = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"question": "Guess", "answer": "5"}])
+    env = guessing.load_environment()
+    for fine in (single, guessing.load_environment(max_turns=1)):
+        check_turns(fine, template, fine.split("train")[0])
+    for fine in (env, adding.load_environment()):
+        check_turns(fine, RENDERER, fine.split("train")[0])
+    with pytest.raises(UserError, match="guessing is a task of several turns, but the chat template rewrites earlier"):
+        check_turns(env, template, env.split("train")[0])
+    words = ["guessing", "-m", str(tiny_model_dir), "--chat-template", FORGETS, "--no-save"]
+    assert call("eval", words, "hone eval") == 2 and "rewrites earlier turns" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

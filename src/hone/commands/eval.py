@@ -33,6 +33,7 @@ from hone.model.chat import load_renderer
 from hone.model.files import TINY
 from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
 
 
@@ -191,6 +192,7 @@ def evaluate_weights(
     split = env.split("eval")
     used = range(min(num_examples, len(split)))
     remedy = "shorten the row, or evaluate a model of longer context"
+    check_turns(env, policy.renderer, split[0])
     words = f"the model's context of {context} tokens"
     check_prompts(split, used, policy.renderer, context, words, remedy, tools=env.tool_schemas)
     return evaluate(

@@ -33,6 +33,7 @@ from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary
+from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import GroupSampler, check_prompts
@@ -61,6 +62,7 @@ def run(config: RLConfig) -> int:
     overlap = check_overlap(config, env)
     dropped = left_out(config, overlap)
     curriculum = Curriculum.of_run(config, len(env.split("train")), dropped)
+    check_turns(env, renderer, env.split("train")[0])
     check_lengths(config, env, renderer, model, curriculum)
     server = reached(config, renderer, model.num_parameters)
 

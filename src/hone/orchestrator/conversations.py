@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from hone.environments import Environment, MultiTurnEnv
-from hone.errors import Halt
+from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
 from hone.inference.types import SamplingParams
+from hone.model.chat import ChatRenderer
 from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Message, Outcome, Trajectory
@@ -50,6 +51,24 @@ def roll_out(
         answers = env.respond_many([(c.messages, c.state) for c in live]) if live else []
         live = [c for c, answer in zip(live, answers, strict=True) if c.hear(answer, env)]
     return [c.trajectory() for c in conversations]
+
+
+def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> None:
+    """UserError if the model's chat template cannot go on with a conversation of this task as it was sampled.
+
+    Tried with turns in which the model thought, for it may: some templates leave thoughts out of earlier turns.
+    """
+    if not isinstance(env, MultiTurnEnv) or env.max_turns == 1:
+        return
+    role = "tool" if env.tool_schemas else "user"
+    turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
+    answer = {"role": role, "content": "c"} | ({"name": "d", "tool_call_id": "1"} if env.tool_schemas else {})
+    begun = [*example.prompt, turn]
+    for conversation in (begun, [*begun, answer, turn])[: env.max_turns - 1]:
+        try:
+            renderer.bridge_ids(conversation, [answer], env.tool_schemas)
+        except UserError as error:
+            raise UserError(f"{env.id} is a task of several turns, but {error}") from None
 
 
 Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
