@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -158,6 +159,12 @@ class Ways:
             sys.getrecursionlimit() == 1000,
             sys.stdout is not None,
         ]
+
+    def tell_its_limits(self) -> list[Any]:
+        limits = [
+            resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
+        ]
+        return [signal.getitimer(signal.ITIMER_PROF)[0], time.process_time(), *limits]
 
     def read(self) -> str:
         return sys.stdin.read() + subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout

@@ -125,6 +125,19 @@ def test_what_a_question_changes_is_put_back_for_the_next(pids):
         assert spun.detail == "testing took 0.5 seconds of processor time"
 
 
+def test_the_kernel_holds_the_limits_and_each_question_has_its_own(pids):
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1, memory_bytes=2**30) as pool:
+        pool.ask_all(["take 8 gib"], 5.0, 20.0)
+        for (timer, used, cpu, memory, core), seconds in (
+            (pool.ask_all(["tell its limits"], 0.5, 20.0)[0], 0.5),
+            (pool.ask_all(["tell its limits"], 30.0, 20.0)[0], 30.0),
+        ):
+            assert seconds - 0.1 < timer < seconds + 0.1 and used + seconds + 1 <= cpu < used + seconds + 2.1
+            assert 2**30 < memory < 2 * 2**30 and core == 0
+        timer, _, cpu, *_ = pool.ask_all(["tell its limits"], None, 20.0)[0]
+        assert timer == 0 and cpu == -1
+
+
 def test_answers_come_in_the_order_of_their_questions_whatever_comes_first(pool):
     questions = [n if n % 7 else "exit at once" for n in range(1, 200)]
     answers = pool.ask_all(questions, 5.0, 20.0)
