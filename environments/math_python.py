@@ -21,9 +21,8 @@ from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.environments.data import Row
 from hone.environments.parsers import message_text
 from hone.environments.problems import MATH_HINT, MathParser, answer_of, correctness, own_problems, prompt_of, splits
-from hone.environments.tools import ERROR
+from hone.environments.tools import ERROR, arguments_of
 from hone.errors import UserError
-from hone.model.strict_json import read_object
 from hone.types import Example, Message
 
 if TYPE_CHECKING:
@@ -89,12 +88,8 @@ def tool_use(completion: list[Message]) -> float:
 
 def code_of(call: dict[str, Any]) -> str | None:
     """The code of a call, None if it is not a well-formed one of the tool."""
-    function = call.get("function")
-    if not isinstance(function, dict) or function.get("name") != "python":
-        return None
-    arguments = function.get("arguments")
-    given = read_object(arguments) if isinstance(arguments, str) else arguments
-    code = given.get("code") if isinstance(given, dict) and given.keys() == {"code"} else None
+    name, given = arguments_of(call)
+    code = given.get("code") if name == "python" and given is not None and given.keys() == {"code"} else None
     return code if isinstance(code, str) and code.strip() else None
 
 

@@ -8,7 +8,7 @@ from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
 from hone.environments.parsers import Parser, TagParser
 from hone.environments.rubric import Range, Rubric, inline
-from hone.environments.tools import ToolEnv, calls_of
+from hone.environments.tools import ToolEnv, arguments_of, calls_of
 from hone.types import Example, Outcome, Score
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "TagParser",
     "ToolEnv",
     "answer_rubric",
+    "arguments_of",
     "calls_of",
     "generated_rows",
     "hold_out",

@@ -130,15 +130,13 @@ class ToolEnv(MultiTurnEnv):
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:
         """The tool that a call names, and its arguments. ValueError says what is wrong with it."""
-        function = call.get("function")
-        name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else ("", "")
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"the call cannot be read: {str(arguments)[:200]!r}")
+        name, given = arguments_of(call)
+        if not name:
+            raise ValueError(f"the call cannot be read: {_raw(call)!r}")
         if name not in self.tools:
             raise ValueError(f"there is no tool {name[:100]!r}; there is {', '.join(self.tools)}")
-        given = read_object(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(given, dict):
-            raise ValueError(f"the arguments of {name} are no JSON object: {str(arguments)[:200]!r}")
+        if given is None:
+            raise ValueError(f"the arguments of {name} are no JSON object: {_raw(call)!r}")
         return self.tools[name], self.tools[name].check(given)
 
     def _text(self, value: Any) -> str:
@@ -166,6 +164,22 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
     if isinstance(given, list) and given:
         return [call if isinstance(call, dict) else {"function": None} for call in given]
     return tool_calls(message_text(message), HERMES)
+
+
+def arguments_of(call: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """The name of the function that a call names ("": malformed), and the arguments (None: they are no JSON object)."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return "", None
+    given = function.get("arguments")
+    given = read_object(given) if isinstance(given, str) else given
+    return function["name"], given if isinstance(given, dict) else None
+
+
+def _raw(call: dict[str, Any]) -> str:
+    """The beginning of a call's arguments as they were written."""
+    function = call.get("function")
+    return str(function.get("arguments") if isinstance(function, dict) else "")[:200]
 
 
 def _message(call: dict[str, Any], text: Any) -> Message:
