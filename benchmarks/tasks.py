@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(task: str, seed: int, folder: Path, examples: int, max_steps: int | None) -> dict[str, Any]:
-    """SFT, RL and the accuracy after each; seconds, also of the processor, are those of the commands, start-up included."""
+    """SFT, RL and the accuracy after each; seconds, of the clock and the processor, are those of the whole commands."""
     files = {"sft": ROOT / f"examples/{task}/tiny_sft.toml", "rl": ROOT / f"examples/{task}/tiny.toml"}
     configs = {kind: tomllib.loads(file.read_text()) for kind, file in files.items()}
     record: dict[str, Any] = {"task": task, "seed": seed}
