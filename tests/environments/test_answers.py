@@ -105,12 +105,13 @@ def test_hostile_text_is_read_in_linear_time():
 
 
 def test_totals_of_a_rubric_for_tags():
-    def correctness(completion, answer, parser):
+    def right(completion, answer, parser):  # whatever it is called
         return float(parser.parse_answer(completion) == answer)
 
     from hone.environments import SingleTurnEnv
 
-    env = SingleTurnEnv(rubric=answer_rubric(correctness), parser=PARSER)
+    env = SingleTurnEnv(rubric=answer_rubric(right), parser=PARSER)
+    assert env.rubric.correctness == "right" and set(env.rubric.ranges) == {"format", "right"}
     example = env.example(question="?", answer="b")
     graded = [env.grade(example, f"<answer>{answer}</answer>") for answer in ("b", "a", "4")]
     assert [(score.reward, str(score.outcome)) for score in graded] == [
@@ -118,5 +119,5 @@ def test_totals_of_a_rubric_for_tags():
         (0.1, "wrong"),
         (0.0, "unparsable"),
     ]
-    assert graded[1].components == {"format": 1.0, "correctness": 0.0}
+    assert graded[1].components == {"format": 1.0, "right": 0.0}
     assert isinstance(PARSER, Parser) and "no answer in <answer> tags in" in graded[2].detail

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from hone.environments.parsers import Parser, completion_text
-from hone.environments.rubric import Range, RewardFunc, Rubric, inline
+from hone.environments.rubric import Range, RewardFunc, Rubric, component_name, inline
 from hone.types import Message
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def answer_rubric(correctness: RewardFunc) -> Rubric:
     """Reward 0 without a well-formed answer, 0.1 for a wrong one, 1 for a right one. `correctness` returns 0 or 1."""
     ranges = {
         "format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
-        "correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
+        component_name(correctness): Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
     }
     return Rubric([format, correctness], [0.1, 0.9], correctness=correctness, ranges=ranges)
 

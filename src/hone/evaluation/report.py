@@ -41,7 +41,8 @@ def show_sample(console: Console, sample: EvalSample) -> None:
         parts = [f"{score.weights[name]:g} x {name} {value:.3g}" for name, value in score.components.items()]
         line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
     console.print(line.append(", ").append(str(score.outcome), OUTCOME_STYLES[score.outcome]))
-    console.print(Text(f"  {printable(score.detail)}", "dim"))
+    if not score.outcome.is_failure:  # why grading failed is told once, below the result
+        console.print(Text(f"  {printable(score.detail)}", "dim"))
 
 
 def show_result(console: Console, result: EvalResult) -> None:
@@ -58,8 +59,9 @@ def show_result(console: Console, result: EvalResult) -> None:
     if not result.samples:
         _show_failures(console, result)
         return
-    _table(console, ("", "mean ± std", "95 % interval of the mean"), rows)
-    _table(console, ("component", "weight", "mean", "std", "completions"), _component_rows(result))
+    if len(rewards):
+        _table(console, ("", "mean ± std", "95 % interval of the mean"), rows)
+        _table(console, ("component", "weight", "mean", "std", "completions"), _component_rows(result))
     _table(console, ("outcome", "completions", "share"), _outcome_rows(result))
     _show_cost(console, result)
     for failure in result.failures[:1]:

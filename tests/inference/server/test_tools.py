@@ -129,7 +129,7 @@ def test_without_tools_nothing_is_read(calling: Served) -> None:
     ("fields", "words"),
     [
         ({"tools": [{"type": "retrieval"}]}, r"tools\[0\] is no function"),
-        ({"tool_choice": "required"}, "tool_choice is not supported here"),
+        ({"tool_choice": "required"}, 'tool_choice is not supported here but for "none" or "auto"'),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, r"messages\[0\].tool_calls has a call"),
     ],
 )

@@ -11,6 +11,7 @@ A sample's randomness has one address. Sample i of prompt p of a request with `s
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -99,7 +100,8 @@ class GenerationRequest(Strict):
     def check(self) -> None:
         for name, values in self.off.items():
             if getattr(self, name) not in values:
-                raise ApiError(400, f"{name} is not supported here: leave it out", name)
+                known = " or ".join(json.dumps(value) for value in values if value is not None)
+                raise ApiError(400, f"{name} is not supported here but for {known}: leave it out", name)
         if any(not stop for stop in self.stops):
             raise ApiError(400, "a stop string is empty: give at least one character", "stop")
 
