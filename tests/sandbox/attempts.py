@@ -238,6 +238,8 @@ if pid > 0: escaped()
         plain=False,
     ),
     Attempt("faults of its own memory", _call("userfaultfd", 1), plain=False),
+    Attempt("the disks of all", "if call('sync') == 0: escaped()"),
+    Attempt("a disk of another", "if call('syncfs', os.open('/', os.O_RDONLY)) == 0: escaped()"),
     Attempt("another personality", _call("personality", 0x0400000)),
     Attempt("memory that is a file", "f = call('memfd_create', ctypes.c_char_p(b'x'), 0)\nif f >= 0: escaped()"),
     Attempt("a kernel module", _call("init_module", 0, 0, 0), plain=False),
