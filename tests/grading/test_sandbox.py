@@ -61,6 +61,20 @@ def test_the_remedy_is_that_of_the_setting_found(
     assert f"Remedy: {remedy}" in str(bubblewrap.refusal(["bwrap: no"]))
 
 
+def test_an_older_bubblewrap_is_named_as_the_reason() -> None:
+    said = str(bubblewrap.refusal(["bwrap: Unknown option --disable-userns", "bwrap: Unknown option --size"]))
+    assert "Remedy: bubblewrap 0.7 or newer." in said
+
+
+@pytest.mark.parametrize("ids", [2**16, 2**32 - 1])
+def test_no_two_sandboxes_share_a_user(ids: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "_uid_map", lambda: [0, 100000, ids])
+    users = [bubblewrap.own_user(number) for number in range(64)]
+    assert len(set(users)) == 64 and ids * 3 // 4 <= min(users) and max(users) < ids
+    monkeypatch.setattr(bubblewrap, "_uid_map", lambda: [0, 1000, 1])
+    assert bubblewrap.own_user(0) == bubblewrap.NOBODY
+
+
 def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
     script = (
         "from hone.grading import Sandbox\nfor _ in range(3): s = Sandbox(isolation='none')\n"
@@ -135,5 +149,7 @@ def test_the_folder_of_a_plain_process_is_removed(plain: Sandbox) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(UserError, match="limit processes is 0: give a positive number"):
         Limits(processes=0)
+    with pytest.raises(UserError, match="limit cpu_seconds is inf: give a positive number"):
+        Limits(cpu_seconds=float("inf"))
     with pytest.raises(UserError, match="memory_mib is 32: the interpreter needs 64"):
         Limits(memory_mib=32)

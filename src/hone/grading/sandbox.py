@@ -56,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise UserError(f"the sandbox's limit {name} is {value}: give a positive number")
         if self.memory_mib < 64:
             raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
@@ -146,7 +146,7 @@ def _ran(seen: Watched) -> Ran:
         return Ran(output, errors, seen.killed, None, seen.seconds)
     if exit_code == -signal.SIGXCPU:
         return Ran(output, errors, "timeout", None, seen.seconds)
-    if exit_code == NO_MEMORY:
+    if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may end with this number by itself
         return Ran(output, errors, "memory", 1, seen.seconds)
     if exit_code is None:
         errors += "\nended from outside\n"

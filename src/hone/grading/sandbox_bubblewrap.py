@@ -53,7 +53,7 @@ def executable() -> str:
             "the sandbox needs bubblewrap, and there is no bwrap on the PATH: install it (apt-get install bubblewrap, "
             f"or dnf install bubblewrap); {OVERRIDE}"
         )
-    return found
+    return os.path.abspath(found)
 
 
 def command(
@@ -111,6 +111,8 @@ def refusal(said: Sequence[str]) -> UserError:
         remedies.append("docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined")
     if os.geteuid() == 0 and any("Can't find source path" in text for text in said):
         remedies.append("a Python that every user may read (not in /root), since root may not mount here")
+    if any("Unknown option" in text for text in said):
+        remedies = ["bubblewrap 0.7 or newer"]
     remedy = ", ".join(remedies) or "allow user namespaces to this user (user_namespaces(7))"
     reason = next((text for text in said if text.startswith("bwrap: ")), said[0].splitlines()[-1])
     return UserError(f"the sandbox can't be made here: {reason!r}. Remedy: {remedy}. {OVERRIDE}")
@@ -138,6 +140,9 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """The user id of sandbox `number` of this process: one that nobody has, or nobody's where not all can be taken."""
+    """The user id of sandbox `number` of this process: of the last quarter, which nobody has and no two share at a
+    time; nobody's where there are but a few.
+    """
     first, _, count = _uid_map()
-    return 3 * 2**30 + os.getpid() * 64 + number % 64 if first == 0 and count >= 2**32 - 1 else NOBODY
+    last = count // 4
+    return count - last + (os.getpid() * 64 + number % 64) % last if first == 0 and count >= 2**16 else NOBODY
