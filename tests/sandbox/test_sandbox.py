@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hone.errors import UserError
-from hone.grading import Limits, Sandbox
+from hone.grading import Limits, Sandbox, sandbox_start, sandbox_watch
 from hone.grading import sandbox as module
 from hone.grading.sandbox_files import base_executable, readable
 
@@ -80,6 +81,20 @@ def test_nothing_stays_from_one_call_to_the_next(sandbox: Sandbox) -> None:
         sandbox.run("import os; print(os.listdir('/scratch'), os.listdir('/tmp'))").output
         == "['main.py'] ['main.py']\n"
     )
+
+
+def test_any_name_of_a_process_can_be_looked_at(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) \\n(')\ntime.sleep(0.3)\nprint('seen')"
+    assert sandbox.run(code).output == "seen\n"
+    monkeypatch.setattr(sandbox_watch, "_KERNEL_KNOWS_CHILDREN", False)
+    assert sandbox.run(code).output == "seen\n"
+
+
+def test_an_exit_code_of_its_own_is_no_verdict(sandbox: Sandbox) -> None:
+    ran = sandbox.run(f"import sys; sys.exit({sandbox_start.NO_MEMORY})")
+    assert (ran.status, ran.exit_code) == ("error", sandbox_start.NO_MEMORY)
+    ran = sandbox.run("raise MemoryError")
+    assert (ran.status, ran.exit_code) == ("memory", 1)
 
 
 def test_the_same_code_says_the_same(sandbox: Sandbox) -> None:
@@ -147,6 +162,30 @@ def test_no_file_stays_open(sandbox: Sandbox) -> None:
     for code in ("print(1)", "1 / 0", "print('x' * 10**7)"):
         sandbox.run(code)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_may_have_high_numbers(sandbox: Sandbox) -> None:
+    """As in a server with many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.dup(0) for _ in range(1100)]
+    try:
+        assert sandbox.run("print(1)").output == "1\n"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_first_process_of_a_container_is_left_no_dead_ones() -> None:
+    """It becomes the parent of what loses its own, as any process that asks for that."""
+    script = (
+        "import ctypes, os\nfrom hone.grading import Sandbox\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "s = Sandbox()\nfor code in ('1', 'print(\"x\" * 10**6)') * 5: s.run(code)\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert said.stdout == "[]\n", said
 
 
 def of_the_sandbox() -> set[int]:

@@ -12,6 +12,7 @@ it. The code comes from an open file, so no list of processes shows it.
 def _prepare(given):
     """Everything up to the word to go. Returns the code as bytes."""
     import os
+    import resource  # noqa: F401 - `_supervise` will need it, when the code has files of its own
 
     uid = given["uid"]
     if uid:  # from here on nothing is left of the rights with which the file system was made
@@ -59,8 +60,10 @@ def _limit(given):
         resource.setrlimit(kind, (soft, hard))
 
 
-def _supervise(given, child):
+def _supervise(given, child, ready):
     """Waits for the child and tells how it ended; ends itself, with all others, when hone is gone.
+
+    Closes `ready` when the child may begin: its own threads must be there before the code can take all that may be.
 
     With what is built into the interpreter: what is read from files now delays the answer.
     """
@@ -80,11 +83,15 @@ def _supervise(given, child):
         os.close(fd)
     _thread.start_new_thread(end, (os.read, (given["go"], 1)))
     _thread.start_new_thread(end, (time.sleep, (given["clock"],)))
+    os.close(ready)
     try:
         while True:
-            pid, status = os.wait()  # also of those that lost their parent
+            pid, status, used = os.wait3(0)  # also of those that lost their parent
             if pid == child:
-                os.write(given["report"], b"%d\n" % os.waitstatus_to_exitcode(status))
+                code = os.waitstatus_to_exitcode(status)
+                if code == -_signal.SIGKILL and used.ru_utime + used.ru_stime >= given["cpu"]:
+                    code = -_signal.SIGXCPU  # it would not hear that, and the kernel's last limit ended it
+                os.write(given["report"], b"%d\n" % code)
     except ChildProcessError:  # all have ended
         _signal.pause()
 
@@ -134,10 +141,13 @@ def _main():
     pairs = (word.split("=") for word in words)
     given = {key: int(value) for key, value in pairs}
     text = _prepare(given)
+    begin, ready = os.pipe()
     child = os.fork()
     if child:
-        _supervise(given, child)
-    for fd in (given["report"], given["go"]):
+        _supervise(given, child, ready)
+    os.close(ready)
+    os.read(begin, 1)
+    for fd in (given["report"], given["go"], begin):
         os.close(fd)
     _limit(given)
     sys.argv = [name]

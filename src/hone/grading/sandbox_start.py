@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.grading import sandbox_bubblewrap as bubblewrap
+from hone.grading.process import readable
 from hone.grading.sandbox_bubblewrap import Way
 from hone.grading.sandbox_files import PACKAGES, Readable, base_executable, package_roots
 from hone.grading.sandbox_watch import Tree
@@ -33,6 +33,8 @@ OWN_TASKS = 3
 """Process and threads of `sandbox_main.py` itself."""
 _START_SECONDS = 60.0
 """How long a sandbox may take to be made, on a machine that is busy."""
+_REAP_SECONDS = 1.0
+"""How long bubblewrap may take to end after its child."""
 _BACKSTOP_SECONDS = 5
 """How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
@@ -82,6 +84,8 @@ class Started:
                 inherited += [self._status, filter_fd]
             self.process = self._open(command, environment, folder, stdin_fd, inherited)
             self._stack.callback(self._leave)
+            self.ended = os.pidfd_open(self.process.pid)
+            self._fds.add(self.ended)
             for fd in {*inherited, stdin_fd} - {self._status}:
                 self._drop(fd)
             self._await()
@@ -106,13 +110,18 @@ class Started:
         """Ends the whole tree, and returns when it is gone."""
         if self._way is None and self.tree is not None and self.process.returncode is None:
             self.tree.kill_below()  # also those that have left the group
+        gone = True
         if self.tree is not None:
             self.tree.kill_root()  # of a namespace of processes: the kernel ends the others with it
+            gone = self.tree.wait()
+            # bubblewrap takes leave of its child, and ends; killed before, it would leave a dead process to this one
+            # where that is the first of a container.
+            readable(self.ended, _REAP_SECONDS)
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        if self.tree is not None and not self.tree.wait():
+        if not gone:
             raise OSError("the sandbox's processes don't end")
 
     def _plain(self, place: Place, given: dict[str, int]) -> tuple[list[str], dict[str, str], str]:
@@ -166,6 +175,8 @@ class Started:
         if not ready:
             raise OSError(f"{NOT_STARTED}{self._failed()}")
         self.tree = Tree(root)
+        with contextlib.suppress(OSError):  # if the machine runs out of memory, the kernel is to end this, not hone
+            Path(f"/proc/{root}/oom_score_adj").write_text("1000")
         if self._way is not None:
             with contextlib.suppress(OSError):
                 self.scratch = os.open(f"/proc/{root}/root/scratch", os.O_PATH | os.O_DIRECTORY)
@@ -250,7 +261,7 @@ def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> li
 def _line(source: int, deadline: float) -> bytes:
     """The first line of a pipe; what there is of it, if it ends or the time is over."""
     line = b""
-    while not line.endswith(b"\n") and select.select([source], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while not line.endswith(b"\n") and readable(source, max(0.0, deadline - time.monotonic())):
         part = os.read(source, 1)
         if not part:
             break

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import signal
 import subprocess
@@ -17,13 +16,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from hone.grading.process import readable
+
 Reason = Literal["timeout", "memory", "output", "processes"]
 INTERVAL = 0.05
 """Seconds between two looks at what a tree uses."""
 GONE_SECONDS = 10.0
 """How long the kernel is given to end a killed tree."""
 _TICK = os.sysconf("SC_CLK_TCK")
-_RESIDENT = ("RssAnon", "RssShmem", "VmSwap")
+_RESIDENT = (b"RssAnon", b"RssShmem", b"VmSwap")
 _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
 """Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
@@ -94,12 +95,12 @@ class Tree:
         ticks = kib = tasks = 0
         for pid in self.pids():
             with contextlib.suppress(OSError, IndexError):
-                with open(f"/proc/{pid}/stat") as file:
-                    ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
-                with open(f"/proc/{pid}/status") as file:
-                    said = dict(line.split(":", 1) for line in file)
+                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process gives itself any name it likes
+                    ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+                with open(f"/proc/{pid}/status", "rb") as file:
+                    said = dict(line.split(b":", 1) for line in file)
                 kib += sum(int(said[name].split()[0]) for name in _RESIDENT if name in said)
-                tasks += int(said["Threads"])
+                tasks += int(said[b"Threads"])
         return Usage(ticks / _TICK, kib << 10, tasks)
 
     def memory_bytes(self) -> int | None:
@@ -132,7 +133,7 @@ class Tree:
 
     def wait(self, seconds: float = GONE_SECONDS) -> bool:
         """Whether the root ended within these seconds; a namespace's first process ends last of all in it."""
-        return self._root is None or bool(select.select([self._root], [], [], seconds)[0])
+        return self._root is None or readable(self._root, seconds)
 
     def close(self) -> None:
         """Lets go of the root."""
@@ -142,11 +143,12 @@ class Tree:
 
 
 class Watchable(Protocol):
-    """A process that is about to begin, its tree, an open folder of the tree's own file system, if it has one, and a
-    pipe that gets the exit code in one line.
+    """A process that is about to begin, a file that can be read once it has ended, its tree, an open folder of the
+    tree's own file system, if it has one, and a pipe that gets the exit code in one line.
     """
 
     process: subprocess.Popen[bytes]
+    ended: int
     tree: Tree | None
     scratch: int | None
     report: int
@@ -166,18 +168,17 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
     assert process.stdout is not None and process.stderr is not None
     seen = Watched()
     began = looked = time.monotonic()
-    ended = os.pidfd_open(process.pid)
     started.go()
     try:
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ, seen.output)
             ready.register(process.stderr, selectors.EVENT_READ, seen.errors)
             ready.register(started.report, selectors.EVENT_READ)
-            ready.register(ended, selectors.EVENT_READ)
+            ready.register(started.ended, selectors.EVENT_READ)
             running = True
             while running and seen.killed is None:
                 for key, _ in ready.select(INTERVAL):
-                    if key.fd in (started.report, ended):
+                    if key.fd in (started.report, started.ended):
                         running = False
                     elif not _read(key.fd, key.data, bounds.output_bytes):
                         ready.unregister(key.fileobj)
@@ -189,7 +190,6 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
                     seen.killed = _passed(started, now - began, bounds)
         seen.seconds = time.monotonic() - began
     finally:
-        os.close(ended)
         started.end()
     if seen.killed is None:
         seen.exit_code = _number(started.report)
@@ -208,8 +208,8 @@ def _families() -> dict[int, list[int]]:
     """The children of each process of the machine, from every process's parent."""
     families: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-            families.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(pid))
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            families.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(pid))
     return families
 
 
@@ -242,5 +242,5 @@ def _passed(started: Watchable, seconds: float, bounds: Bounds) -> Reason | None
 
 def _number(report: int) -> int | None:
     """The number that stands in the pipe, as a line of its own."""
-    line = os.read(report, 64) if select.select([report], [], [], 0)[0] else b""
+    line = os.read(report, 64) if readable(report, 0) else b""
     return int(line) if line.endswith(b"\n") else None
