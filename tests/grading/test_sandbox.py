@@ -6,6 +6,7 @@ The sandbox itself is tested in tests/sandbox.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +145,15 @@ def test_a_daemon_of_a_plain_process_ends_with_it(plain: Sandbox) -> None:
 def test_the_folder_of_a_plain_process_is_removed(plain: Sandbox) -> None:
     folder = plain.run("import os; open('a', 'w').write('x'); print(os.getcwd())").output.strip()
     assert "hone-scratch-" in folder and not Path(folder).exists()
+
+
+def test_a_process_that_hears_of_no_child_is_refused(plain: Sandbox) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(UserError, match="ignores SIGCHLD"):
+            plain.run("print(1)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_limits_are_checked() -> None:

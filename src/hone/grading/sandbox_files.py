@@ -1,7 +1,8 @@
 """The files of this machine that code in the sandbox may read: the interpreter, its standard library, the shared
 libraries of these, and packages that were asked for.
 
-They lie elsewhere in the sandbox than on the machine (`/python`, `/lib`, `/packages`), so paths tell nothing about it.
+They lie elsewhere in the sandbox than on the machine (`/python`, `/lib`, `/packages`), so the paths of a traceback tell
+nothing about it.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading.process import readable
 from hone.grading.sandbox_bubblewrap import Way
@@ -57,10 +58,15 @@ class Place:
 class Started:
     """A process that stands right before the code; `go` lets it begin, and leaving the context ends all of its tree.
 
-    Raises OSError, with what was said, if it didn't come that far.
+    Raises OSError, with what was said, if it didn't come that far; UserError where no process can be waited for.
     """
 
     def __init__(self, place: Place, settings: dict[str, int], clock_seconds: float, code: bytes, stdin: bytes) -> None:
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would do so too, and may not stop it
+            raise UserError(
+                "the sandbox learns how code ended from its parent, which a process that ignores SIGCHLD cannot be: "
+                "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
+            )
         self._way = place.way
         self._stack = contextlib.ExitStack()
         self._fds: set[int] = set()
