@@ -164,6 +164,16 @@ def test_no_file_stays_open(sandbox: Sandbox) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+def test_no_file_stays_open_where_the_processes_do_not_end(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what waits for a disk that does not answer."""
+    sandbox.run("1")
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sandbox_watch.Tree, "wait", lambda *_: False)
+    with pytest.raises(OSError, match="don't end"):
+        sandbox.run("1")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_files_may_have_high_numbers(sandbox: Sandbox) -> None:
     """As in a server with many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -103,9 +103,11 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        for fd in tuple(self._fds):
-            self._drop(fd)
+        try:
+            self._stack.close()
+        finally:
+            for fd in tuple(self._fds):
+                self._drop(fd)
 
     def go(self) -> None:
         """Lets the code begin."""
@@ -209,12 +211,14 @@ class Started:
         """Ends what still runs, and closes the pipes."""
         if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
             self._withdraw()
-        self.end()
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
-        if self.tree is not None:
-            self.tree.close()
+        try:
+            self.end()
+        finally:
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if self.tree is not None:
+                self.tree.close()
 
     def _file(self, content: bytes) -> int:
         """A file in memory, open at its beginning."""
