@@ -23,6 +23,8 @@ _SYSCTLS = (
     ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
+_FIRST_USER = int.from_bytes(os.urandom(4), "big")
+"""Containers of one machine count users together, and have the same process ids."""
 
 
 @dataclass(frozen=True)
@@ -144,5 +146,7 @@ def own_user(number: int) -> int:
     time; nobody's where there are but a few.
     """
     first, _, count = _uid_map()
+    if first != 0 or count < 2**16:
+        return NOBODY
     last = count // 4
-    return count - last + (os.getpid() * 64 + number % 64) % last if first == 0 and count >= 2**16 else NOBODY
+    return count - last + (_FIRST_USER + os.getpid() * 64 + number % 64) % last
