@@ -117,6 +117,19 @@ def test_mistral_keeps_its_special_token_and_takes_calls_as_such(tmp_path: Path)
     assert whole.endswith(f'{said[:-2]}, "id": "{call["id"]}"}}]</s>' + text_of(renderer, bridge))
 
 
+def test_the_name_of_a_tool_does_not_change_the_bridge(tmp_path: Path) -> None:
+    """Also of one whose name is the word that stands for what was said, in a template that writes names of tools."""
+    named = QWEN3.replace("'\\n<tool_response>\\n' + content", "'\\n<tool_response>\\n' + message.name + content")
+    assert named != QWEN3
+    renderer = renderer_of(tmp_path, named)
+    message = {"role": "assistant", "content": CALL}
+    one, two = (
+        text_of(renderer, renderer.bridge_ids([USER, message], [{"role": "tool", "name": name, "content": "2"}], TOOLS))
+        for name in ("add", "said")
+    )
+    assert two == one.replace("add", "said") and "<tool_response>\nsaid2" in two
+
+
 def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, QWEN3)
     bridges = set()

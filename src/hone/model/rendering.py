@@ -211,7 +211,7 @@ def stand_ins(
     their messages, for templates that want to see them.
     """
     marker = "said"
-    while any(marker in str(message.get("content")) for message in (*conversation, *answers)):
+    while any(marker in str(message) for message in (*conversation, *answers)):
         marker += " on"
     turns: list[Message] = []
     messages = [*conversation, *answers]
