@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _HOPELESS = (401, 403, 404)
-CALL_FIELDS = ("id", "type", "function")
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class ChatClient:
             return Failure("the server's content filter withheld the completion")
         said: Message = {"role": "assistant", "content": message.content or ""}
         if message.tool_calls:
-            said["tool_calls"] = [call.model_dump(include=set(CALL_FIELDS)) for call in message.tool_calls]
+            said["tool_calls"] = [_call(call.model_dump(warnings=False)) for call in message.tool_calls]
         extra = message.model_extra or {}
         said |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
         return Reply(
@@ -233,6 +232,18 @@ async def gather(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return [results[index] for index in range(len(jobs))]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call as OpenAI has it; some servers give the arguments as an object, or leave them out."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function.get("name") or "", "arguments": text},
+    }
 
 
 def _may_pass(error: Any) -> bool:
