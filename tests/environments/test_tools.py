@@ -230,9 +230,11 @@ def test_a_broken_tool_fails_the_sample_and_others_are_told() -> None:
         {"role": "tool", "name": n, "tool_call_id": i, "content": "error: it took too long and was stopped"}
         for n, i in (("add", "a"), ("wait", "b"))
     ]
-    ended = GraderFailure(Outcome.GRADER_ERROR, "the process ended by signal 9")
+    ended = GraderFailure(Outcome.GRADER_ERROR, "the process ended by signal 9", lost=True)
     assert ENV.failed_response([two], ended)[0]["content"] == "error: it ended without an answer"
     assert ENV.failed_response([{"role": "assistant", "content": "x"}], late) is None
+    odd = GraderFailure(Outcome.GRADER_ERROR, "env_response left what is no JSON in its state")
+    assert ENV.failed_response([two], odd) is None, "a mistake in the task is not told as one of the model's"
 
 
 def test_tools_are_inline_if_all_are_and_async_if_any_is() -> None:

@@ -73,6 +73,8 @@ class Chat(MultiTurnEnv):
             raise RuntimeError("no answer")
         if text == "odd":
             state["set"] = {1}
+        if text in ("text", "number"):
+            return "go on" if text == "text" else 5
         state["turns"] = state.get("turns", 0) + 1
         messages.append("what this function adds is its own")
         return [{"role": "user", "content": f"{text} {state['turns']}"}]
@@ -219,13 +221,26 @@ def test_conversations_are_answered_in_workers_too():
         assert answers[0] == ([{"role": "user", "content": "a 1"}], {"turns": 1})
         assert answers[3] == ([{"role": "user", "content": "b 4"}], {"turns": 4})
         assert isinstance(answers[1], GraderFailure) and answers[1].detail.endswith("RuntimeError: no answer")
-    assert answers[2] == GraderFailure(Outcome.GRADER_ERROR, "the process that was answering the model ended with 0")
+    ended = "the process that was answering the model ended with 0"
+    assert answers[2] == GraderFailure(Outcome.GRADER_ERROR, ended, lost=True)
     assert turns[0] == ([{"role": "assistant", "content": "a"}], {"turns": 0})
 
 
 def test_a_state_that_is_no_json_is_a_failure_that_says_so():
     (answer,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "odd"}], {})])  # type: ignore[attr-defined]
     assert answer.outcome is Outcome.GRADER_ERROR and "env_response left what is no JSON" in answer.detail
+    assert not answer.lost
+    with pytest.raises(UserError, match=r"state of a conversation is no JSON.*type set.*initial_state"):
+        load(1, chat=True).respond_many([([{"role": "assistant", "content": "a"}], {"seen": {1}})])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_no_list_of_messages_is_a_failure(workers):
+    turns = [([{"role": "assistant", "content": text}], {}) for text in ("a", "text", "number")]
+    said, *wrong = load(workers, chat=True).respond_many(turns)  # type: ignore[attr-defined]
+    assert said[0] == [{"role": "user", "content": "a 1"}]
+    for answer, value in zip(wrong, ("'go on'", "5"), strict=True):
+        assert answer.detail == f"env_response returned {value}; it must return a list of messages"
 
 
 def test_an_edited_task_is_not_mixed_in(task):

@@ -116,6 +116,28 @@ def test_a_conversation_that_outgrows_the_context_is_truncated_there():
     assert roles(sample.row()["completion"]) == ["a"] and sample.score.components["guesses"] == 1.0
 
 
+def test_a_server_that_fails_while_it_speaks_of_a_context_has_not_truncated_anything():
+    gone = Status(500, "context deadline exceeded")
+    with FakeOpenAI(lambda body: gone if len(body["messages"]) > 1 else Say("7")) as server:
+        result = evaluated(server, guessing.load_environment())
+    assert not result.samples and "context deadline exceeded" in result.failed[0].reason
+
+
+def test_arguments_that_a_server_gives_as_an_object_are_read():
+    odd = {"id": None, "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+
+    def script(body: dict[str, Any]) -> Any:
+        if body["messages"][-1]["role"] == "tool":
+            return Say("3")
+        return Say(None, "tool_calls", extra={"tool_calls": [odd]})
+
+    with FakeOpenAI(script) as server:
+        (sample,) = evaluated(server, adding.load_environment()).samples
+    assert sample.score.outcome is Outcome.CORRECT
+    (call_,) = sample.trajectory.messages[1]["tool_calls"]
+    assert call_ == {"id": None, "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
 def test_what_the_server_does_not_deliver_fails_that_rollout_alone():
     def script(body: dict[str, Any]) -> Any:
         text = body["messages"][0]["content"]

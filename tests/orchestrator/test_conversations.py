@@ -175,26 +175,28 @@ def test_a_failing_environment_costs_its_own_sample_only():
 
 
 class Returns(MultiTurnEnv):
-    """Answers with whatever it was given."""
+    """Answers with whatever it was given; to what came late with `instead`."""
 
     answer: object = None
+    instead: object = "error: late"
 
     def respond_many(self, turns):
         return [self.answer for _ in turns]
 
     def failed_response(self, messages, failure):
-        return [{"role": "user", "content": f"error: {failure.detail}"}] if failure.detail == "late" else None
+        return [{"role": "user", "content": self.instead}] if failure.detail == "late" else None
 
 
-def returning(answer: object) -> tuple[Trajectory, Outcome]:
+def returning(answer: object, instead: object = "error: late") -> tuple[Trajectory, Outcome]:
     env = Returns(rubric=Rubric([guessing.correctness]), dataset=[{"question": "Guess", "answer": "5"}], max_turns=2)
-    env.answer = answer
+    env.answer, env.instead = answer, instead
     (example,), (t,) = rolled(Script(["1", "5"]), env, 1)
     return t, env.grade(example, t).outcome
 
 
 def test_what_is_no_message_is_the_environments_failure():
-    for said in (["higher"], [{"role": "user"}], [{"role": "user", "content": None}]):
+    own = {"role": "assistant", "content": "6"}
+    for said in (["higher"], [{"role": "user"}], [{"role": "user", "content": None}], [own]):
         t, outcome = returning((said, {}))
         assert outcome is Outcome.GRADER_ERROR and t.failure is not None and "env_response returned" in t.failure[1]
 
@@ -205,6 +207,8 @@ def test_an_environment_may_answer_for_a_tool_that_was_ended_which_makes_the_run
     assert outcome is Outcome.CORRECT and t.late and t.failure is None
     t, outcome = returning(GraderFailure(Outcome.GRADER_TIMEOUT, "too late"))
     assert outcome is Outcome.GRADER_TIMEOUT and t.turns == 1
+    t, outcome = returning(GraderFailure(Outcome.GRADER_TIMEOUT, "late"), instead=None)
+    assert outcome is Outcome.GRADER_ERROR and t.failure is not None and "env_response returned" in t.failure[1]
 
 
 def test_half_a_surrogate_pair_that_a_tool_prints_becomes_text():

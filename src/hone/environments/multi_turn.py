@@ -11,7 +11,7 @@ from hone.environments.environment import Environment
 from hone.environments.rubric import is_async, is_inline
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, attempt, together
-from hone.types import Example, Message
+from hone.types import Example, Message, Outcome
 
 
 class MultiTurnEnv(Environment):
@@ -79,4 +79,9 @@ class MultiTurnEnv(Environment):
         """One turn of `respond_many`, in whatever process this is."""
         messages, state = copy.deepcopy(messages), copy.deepcopy(state)
         said = yield from attempt(self.env_response, messages, state)
-        return said if isinstance(said, GraderFailure) else (list(said or []), state)
+        if isinstance(said, GraderFailure):
+            return said
+        if said is not None and not isinstance(said, list | tuple):
+            what = f"env_response returned {said!r:.200}; it must return a list of messages"
+            return GraderFailure(Outcome.GRADER_ERROR, what)
+        return list(said or []), state

@@ -27,7 +27,6 @@ from hone.types import Message, Outcome, content_hash
 
 ERROR = "error:"
 """How the answer to a call begins that did not work."""
-TRACEBACK = "Traceback (most recent call last)"
 
 
 class ToolEnv(MultiTurnEnv):
@@ -94,12 +93,12 @@ class ToolEnv(MultiTurnEnv):
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
         """A tool that was ended at its deadline, or took its process with it, is told to the model like any error.
 
-        An exception that left `env_response` is none of the model's: the sample fails.
+        What else went wrong, such as an exception that left `env_response`, is none of the model's: the sample fails.
         """
         calls = calls_of(messages[-1])
-        if not calls or TRACEBACK in failure.detail:
-            return None
         late = failure.outcome is Outcome.GRADER_TIMEOUT
+        if not calls or not (late or failure.lost):
+            return None
         text = f"{ERROR} it took too long and was stopped" if late else f"{ERROR} it ended without an answer"
         return [_message(call, text) for call in calls]
 

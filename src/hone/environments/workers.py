@@ -104,7 +104,9 @@ class Workers:
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """What the environment says to each conversation, and its state then."""
+        """What the environment says to each conversation, and its state then. UserError for a state that is no JSON."""
+        for _, state in turns:
+            _check_json(state)
         answers = self._ask("respond", [list(turn) for turn in turns], int(waits), "answering the model")
         return [answer if isinstance(answer, GraderFailure) else (answer[0], answer[1]) for answer in answers]
 
@@ -156,6 +158,16 @@ def _packed(sample: Sample) -> str:
         raise UserError(
             f"example {sample.example.id} can't be sent to a grading process ({error}): keep plain values in its info, "
             "or set grading.workers = 0"
+        ) from None
+
+
+def _check_json(state: dict[str, Any]) -> None:
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"the state of a conversation is no JSON, so it can't be sent to the processes that answer ({error}): let "
+            "initial_state keep numbers, texts, lists and tables in it, or set grading.workers = 0"
         ) from None
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from hone.environments import MultiTurnEnv
 from hone.evaluation.client import ChatClient, ChatRequest, Failure
-from hone.grading import GraderFailure
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
-from hone.orchestrator.conversations import Answer, checked_answer
+from hone.orchestrator.conversations import Answer, settled
 from hone.types import Example, Message, Reply
 
 Body = Callable[[int], dict[str, Any]]
@@ -43,7 +42,7 @@ class Dialogues:
         while True:
             reply = await self._complete(ChatRequest(list(sent), body(len(replies)), sample_id))
             if isinstance(reply, Failure):
-                if not replies or "context" not in reply.reason:
+                if not replies or not _outgrown(reply.reason):
                     return reply
                 # The answer left no room: what was said before it is the conversation.
                 messages, stop_reason = messages[: _last_turn(messages) + 1], "length"
@@ -54,12 +53,8 @@ class Dialogues:
             messages.append(self._with_calls(said))
             if stop_reason == "length" or len(replies) == self.env.max_turns:
                 break
-            answer = checked_answer(await self._responder.answer(messages, state))
-            if isinstance(answer, GraderFailure):
-                answers = self.env.failed_response(messages, answer)
-                failure = None if answers is not None else (answer.outcome, answer.detail)
-            else:
-                answers, state = answer
+            answer = await self._responder.answer(messages, state)
+            answers, state, failure = settled(answer, self.env, messages, state)
             if not answers:
                 break
             messages, sent = messages + answers, sent + answers
@@ -124,6 +119,11 @@ class Responder:
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():  # cancelled by Ctrl-C
                     future.set_result(answer)
+
+
+def _outgrown(reason: str) -> bool:
+    """Whether a request was refused for the length of its conversation, by the server's words."""
+    return reason.startswith("status 4") and "context" in reason
 
 
 def _last_turn(messages: list[Message]) -> int:

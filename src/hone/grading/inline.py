@@ -32,10 +32,14 @@ _LATE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class GraderFailure:
-    """A reward function gave no usable value. `detail` says why: the traceback, or what it returned."""
+    """A reward function gave no usable value. `detail` says why: the traceback, or what it returned.
+
+    `lost`: the process that ran it gave no answer, because it ended, was ended, or wrote something else.
+    """
 
     outcome: Outcome
     detail: str
+    lost: bool = False
 
     def __post_init__(self) -> None:
         assert self.outcome.is_failure

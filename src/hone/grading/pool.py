@@ -265,7 +265,7 @@ class _Round:
     def fail(self, worker: _Worker, outcome: Outcome, detail: str) -> None:
         """The question that a process was at failed; the others that it has are for other processes."""
         if worker.given:
-            self.answers[worker.given.popleft()] = GraderFailure(outcome, detail)
+            self.answers[worker.given.popleft()] = GraderFailure(outcome, detail, lost=True)
         self.give_back(worker)
 
     def give_back(self, worker: _Worker) -> None:

@@ -75,17 +75,29 @@ Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
 """What the environment says, and the state after it; or why it failed."""
 
 
-def checked_answer(answer: Answer) -> Answer:
-    """The answer, with text that every file and tokenizer takes; a failure if it is no list of messages."""
+def settled(
+    answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
+) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
+    """What is said to a conversation, its state then, and what it failed of: `answer`, or what `env` says in its place.
+
+    The texts are such as every file and tokenizer takes. What is no message of the environment's is a failure.
+    """
     if isinstance(answer, GraderFailure):
-        return answer
-    said, state = answer
+        said = env.failed_response(messages, answer)
+        if said is None:
+            return [], state, (answer.outcome, answer.detail)
+    else:
+        said, state = answer
     for message in said:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            what = f"env_response returned {message!r:.200}; it must return messages with a text as role and content"
-            return GraderFailure(Outcome.GRADER_ERROR, what)
+            needed = "messages with a text as role and content"
+        elif message["role"] == "assistant":
+            needed = "messages of other roles than the model's"
+        else:
+            continue
+        return [], state, (Outcome.GRADER_ERROR, f"env_response returned {message!r:.200}; it must return {needed}")
     # A tool may print half a surrogate pair.
-    return [m | {"content": m["content"].encode("utf-8", "replace").decode()} for m in said], state
+    return [m | {"content": m["content"].encode("utf-8", "replace").decode()} for m in said], state, None
 
 
 class Conversation:
@@ -119,15 +131,9 @@ class Conversation:
 
     def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
         """Takes the environment's answer; True if the policy has another turn, for which `request` asks."""
-        answer = checked_answer(answer)
-        if isinstance(answer, GraderFailure):
-            said = env.failed_response(self.messages, answer)
-            if said is None:
-                self._failure = answer.outcome, answer.detail
-            else:
-                self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
-        else:
-            said, self.state = answer
+        said, self.state, self._failure = settled(answer, env, self.messages, self.state)
+        if self._failure is None and isinstance(answer, GraderFailure):
+            self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
         if not said:
             return False
         bridge = self._bridge(said)
