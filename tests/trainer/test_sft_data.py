@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from chat_templates import QWEN3
 
 from hone.config.sft import SFTDataConfig
 from hone.environments.data import Rows, load_rows
@@ -100,6 +101,33 @@ def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(ren
     mute = load_renderer("hone/tiny", CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]"))
     with pytest.raises(UserError, match="row 0: the chat template does not write the assistant's tool calls"):
         tokenize(mute, messages, 1, "row 0", tools)
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\nhm\n</think>\n\n"])
+def test_a_turn_that_tools_answer_stays_as_it_was_learned(thought, renderer):
+    """Qwen3's template writes an empty thought into the last turn only, and keeps others until a user speaks."""
+    qwen = load_renderer("hone/tiny", QWEN3)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    tool = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": thought, "tool_calls": [call]},
+        tool,
+        {"role": "assistant", "content": thought, "tool_calls": [call]},
+        tool,
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    sequence = tokenize(qwen, messages, 1, "row 0", tools)
+    empty = "<think>\n\n</think>\n\n"
+    said = f'{thought or empty}<tool_call>\n{{"name": "add", "arguments": {{"a": 1}}}}\n</tool_call><|im_end|>'
+    assert text(qwen, sequence, True) == said + said + f"{empty}It is 2.<|im_end|>"
+    between = "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    prompt = qwen.tokenizer.decode(qwen.prompt_ids(messages[:1], tools), skip_special_tokens=False)
+    assert text(qwen, sequence, False) == prompt + between + between
+    told = [*messages[:3], {"role": "user", "content": "Sure?"}, messages[-1]]
+    with pytest.raises(UserError, match=r"row 0: the chat template rewrites earlier assistant messages"):
+        tokenize(qwen, told, 1, "row 0", tools)
 
 
 def test_assistant_messages_of_the_prompt_carry_no_loss(renderer):

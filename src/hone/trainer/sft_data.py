@@ -62,14 +62,16 @@ def tokenize(
     """The conversation as tokens; loss on every assistant message from index `start` on, with its end-of-turn token.
 
     What follows the last assistant message carries no loss and is left out. `tools` are those that the prompt lists; an
-    assistant message may call them by `tool_calls`. `where` names the example in errors.
+    assistant message may call them by `tool_calls`. `where` names the example in errors. Where the template writes a
+    turn otherwise once tools have answered it (Qwen3's leaves out an empty thought), the turn stays as it was learned,
+    as that of a rollout stays as it was sampled.
     """
     turns = [i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"]
     if not turns:
         raise UserError(f"{where} has no assistant message to learn from: add one, or remove it from the data.")
     ids: list[int] = []
     mask: list[bool] = []
-    for turn in turns:
+    for last, turn in zip([None, *turns], turns, strict=False):
         calls = messages[turn].get("tool_calls")
         text = messages[turn].get("content")
         text = "" if text is None and calls else text
@@ -79,6 +81,8 @@ def tokenize(
             prompt = renderer.prompt_ids(messages[:turn], tools)
             said = {"role": "assistant", "content": text, "tool_calls": calls} if calls else text
             completion = renderer.completion_ids(messages[:turn], said, tools)
+            if last is not None and prompt[: len(ids)] != ids and _by_tools(messages[last + 1 : turn]):
+                prompt = ids + renderer.bridge_ids(messages[: last + 1], messages[last + 1 : turn], tools)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         if prompt[: len(ids)] != ids:
@@ -90,6 +94,10 @@ def tokenize(
         mask += [False] * (len(prompt) - len(ids)) + [True] * len(completion)
         ids = prompt + completion
     return Sequence(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_))
+
+
+def _by_tools(answers: list[Message]) -> bool:
+    return bool(answers) and all(message["role"] == "tool" for message in answers)
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
