@@ -95,7 +95,7 @@ def run(config: RLConfig) -> int:
                 policy.load(version)
                 return watch.published(version)
 
-            evaluation = make_evaluate(config, env, renderer, policy, recorder.phase)
+            evaluation = make_evaluate(config, env, renderer, policy, recorder.phase, recorder.met_deadline)
             return train(config, sampler, trainer, ledger, recorder, publish, evaluation)
 
         ending, code = run_loop(config, writer, trainer, renderer, lambda step: card(config, step), ledger.state, loop)
@@ -159,8 +159,12 @@ def make_evaluate(
     renderer: ChatRenderer,
     policy: Policy,
     phase: Callable[[str], AbstractContextManager[None]],
+    met_deadline: Callable[[int], None] = lambda version: None,
 ) -> Evaluate:
-    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`."""
+    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`.
+
+    `met_deadline` is told the version in whose evaluation a deadline decided something.
+    """
     settings = config.orchestrator.eval
     if settings is None:
         return lambda version, last: {}
@@ -183,6 +187,8 @@ def make_evaluate(
                 seed=config.seed,
                 renderer=renderer,
             )
+        if result.met_deadline:
+            met_deadline(version)
         return result.metrics()
 
     return evaluation

@@ -34,6 +34,10 @@ class RunRecorder:
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
+    def met_deadline(self, version: int) -> None:
+        """Marks the run as inexact from the step of this version on, whose evaluation another time may differ."""
+        self.run.mark_inexact(version, "a grader or a tool was ended at its deadline in an evaluation")
+
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], weights: str) -> None:
         """Writes a step; `weights` is the fingerprint of the version that it sampled from.
 
