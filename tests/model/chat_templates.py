@@ -143,6 +143,41 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}
 """
+DEEPSEEK = """\
+{%- set ns = namespace(tool=false, first=true) %}
+{{- bos_token }}
+{%- for tool in tools or [] %}
+    {{- tool | tojson + '\\n' }}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- set ns.tool = false %}
+        {{- '<｜User｜>' + message.content }}
+    {%- elif message.role == 'tool' %}
+        {{- ('<｜tool▁outputs▁begin｜>' if ns.first else '\\n') }}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+        {%- set ns.tool, ns.first = true, false %}
+    {%- else %}
+        {{- '<｜tool▁outputs▁end｜>' if ns.tool else '<｜Assistant｜>' }}
+        {{- message.content }}
+        {%- set ns.tool = false %}
+        {%- if message.tool_calls %}
+            {%- set ns.first = true %}
+            {{- '<｜tool▁calls▁begin｜>' }}
+            {%- for call in message.tool_calls %}
+                {{- ('' if loop.first else '\\n') + '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' }}
+                {{- call.function.name + '\\n```json\\n' }}
+                {{- (call.function.arguments | tojson) + '\\n```<｜tool▁call▁end｜>' }}
+            {%- endfor %}
+            {{- '<｜tool▁calls▁end｜>' }}
+        {%- endif %}
+        {{- '<｜end▁of▁sentence｜>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<｜tool▁outputs▁end｜>' if ns.tool else '<｜Assistant｜>' }}
+{%- endif %}
+"""
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}

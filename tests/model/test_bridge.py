@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
+from chat_templates import CHATML, DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
 
 from hone import rng
 from hone.errors import UserError
@@ -26,10 +26,15 @@ TOOLS = [
 USER = {"role": "user", "content": "1 + 1?"}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CODER_CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+DEEPSEEK_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
 LLAMA_CALL = '{"name": "add", "parameters": {"a": 1}}'
 THOUGHT = "<think>\nhm\n</think>\n\n"
 SPECIALS = {
     "llama": ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+    "deepseek": (
+        *("<s>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
+        *(f"<｜tool▁{name}▁{end}｜>" for name in ("calls", "call", "outputs", "output") for end in ("begin", "end")),
+    ),
     "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 }
 
@@ -68,6 +73,12 @@ CASES = {
     "qwen3 thinking": (QWEN3_THINKING, "", IM_END, "hm\n</think>\n\n" + CALL),
     "coder": (QWEN3_CODER, "", IM_END, CODER_CALL),
     "llama": (LLAMA3, "llama", "<|eot_id|>", LLAMA_CALL),
+    "deepseek": (
+        DEEPSEEK,
+        "deepseek",
+        "<｜end▁of▁sentence｜>",
+        f"So.<｜tool▁calls▁begin｜>{DEEPSEEK_CALL}\n{DEEPSEEK_CALL}<｜tool▁calls▁end｜>",
+    ),
     "no tools": (CHATML, "", IM_END, CALL),
 }
 

@@ -112,6 +112,12 @@ def test_xml(text, expected):
     assert calls(XML, text, [ADD]) == expected
 
 
+@pytest.mark.parametrize("parameters", [None, "none", {"properties": []}, {"properties": {"a": True}}])
+def test_a_schema_that_declares_no_types_leaves_arguments_as_text(parameters):
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    assert calls(XML, hermes("<function=add><parameter=a>7</parameter></function>"), [tool]) == [("add", {"a": "7"})]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -162,7 +168,8 @@ def test_mistral(text, expected):
 )
 def test_deepseek(body, expected):
     one = f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>"
-    assert calls(DEEPSEEK, f"ok<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>") == [expected] * 2
+    text = f"ok<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
+    assert calls(DEEPSEEK, text) == [expected] * 2 and DEEPSEEK.before_calls(text) == "ok"
 
 
 def test_the_format_is_read_from_the_template():

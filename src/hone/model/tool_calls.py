@@ -183,8 +183,10 @@ def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {key: schema.get("type", "any") for key, schema in properties.items()}
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            schemas = properties.items() if isinstance(properties, dict) else ()
+            return {key: schema.get("type", "any") for key, schema in schemas if isinstance(schema, dict)}
     return {}
 
 
@@ -237,13 +239,14 @@ def _read_mistral(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call]
     return [Call(None, {}, text[start:end].strip())], end
 
 
+_DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED = re.compile(r"\s*function\s*" + _DEEPSEEK_SEP + r"([^\n<]+)\n```json\n")
 _NAMED = re.compile(r"\s*([^\n<]+)" + _DEEPSEEK_SEP)
 
 
 def _read_deepseek(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    body = at + len(_DEEPSEEK_BEGIN)
+    body = text.index(_DEEPSEEK_BEGIN, at) + len(_DEEPSEEK_BEGIN)
     for head, fence in ((_FENCED, "```"), (_NAMED, "")):
         if match := head.match(text, body):
             value, end = read_json(text, skip_space(text, match.end()))
@@ -273,10 +276,11 @@ MISTRAL = Format(
 )
 DEEPSEEK = Format(
     "deepseek",
-    re.compile(_DEEPSEEK_BEGIN),
+    re.compile(rf"(?:{_DEEPSEEK_CALLS}\s*)?{_DEEPSEEK_BEGIN}"),
     _read_deepseek,
     (_DEEPSEEK_BEGIN,),
-    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, _DEEPSEEK_CALLS, "<｜tool▁calls▁end｜>"),
+    structured=True,
 )
 GLM_SIGN = "<arg_key>"
 """GLM writes something else between the tags of Hermes."""
