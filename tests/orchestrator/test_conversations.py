@@ -195,8 +195,8 @@ def returning(answer: object, instead: object = "error: late") -> tuple[Trajecto
 
 
 def test_what_is_no_message_is_the_environments_failure():
-    own = {"role": "assistant", "content": "6"}
-    for said in (["higher"], [{"role": "user"}], [{"role": "user", "content": None}], [own]):
+    own, odd = {"role": "assistant", "content": "6"}, {"role": "user", "content": "6", "seen": {6}}
+    for said in (["higher"], [{"role": "user"}], [{"role": "user", "content": None}], [own], [odd]):
         t, outcome = returning((said, {}))
         assert outcome is Outcome.GRADER_ERROR and t.failure is not None and "env_response returned" in t.failure[1]
 
@@ -212,8 +212,8 @@ def test_an_environment_may_answer_for_a_tool_that_was_ended_which_makes_the_run
 
 
 def test_half_a_surrogate_pair_that_a_tool_prints_becomes_text():
-    t, _ = returning(([{"role": "user", "content": "a\ud800"}], {}))
-    assert t.messages[-2]["content"] == "a?"
+    t, _ = returning(([{"role": "user", "content": "a\ud800é", "name": "\udfff"}], {}))
+    assert t.messages[-2] == {"role": "user", "content": "a?é", "name": "?"}
 
 
 def test_a_server_that_changes_the_prompt_of_a_later_turn_is_found_out():

@@ -10,6 +10,7 @@ for the environment's answer is appended to them: nothing is tokenised twice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,8 @@ def settled(
 ) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
     """What is said to a conversation, its state then, and what it failed of: `answer`, or what `env` says in its place.
 
-    The texts are such as every file and tokenizer takes. What is no message of the environment's is a failure.
+    Messages are copied as JSON that every file and tokenizer takes. What is no message of the environment's is a
+    failure.
     """
     if isinstance(answer, GraderFailure):
         said = env.failed_response(messages, answer)
@@ -88,16 +90,24 @@ def settled(
             return [], state, (answer.outcome, answer.detail)
     else:
         said, state = answer
-    for message in said:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            needed = "messages with a text as role and content"
-        elif message["role"] == "assistant":
-            needed = "messages of other roles than the model's"
-        else:
-            continue
-        return [], state, (Outcome.GRADER_ERROR, f"env_response returned {message!r:.200}; it must return {needed}")
-    # A tool may print half a surrogate pair.
-    return [m | {"content": m["content"].encode("utf-8", "replace").decode()} for m in said], state, None
+    try:
+        return [_copied(message) for message in said], state, None
+    except ValueError as error:
+        return [], state, (Outcome.GRADER_ERROR, str(error))
+
+
+def _copied(message: Any) -> Message:
+    """The message as JSON; ValueError says why it is none of the environment's."""
+    needed = "messages with a text as role and content"
+    if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
+        needed = "messages of other roles than the model's"
+        if message["role"] != "assistant":
+            try:
+                # A tool may print half a surrogate pair.
+                return json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
+            except (TypeError, ValueError):
+                needed = "messages that are JSON"
+    raise ValueError(f"env_response returned {message!r:.200}; it must return {needed}")
 
 
 class Conversation:
