@@ -56,6 +56,8 @@ def crash(how: str) -> None:
         raise SystemExit(3)
     if how == "broken":
         raise OSError("no disk")
+    if how == "object":
+        raise KeyError(object())
     raise KeyError(how)
 
 
@@ -179,6 +181,7 @@ def test_functions_that_are_no_tools_are_refused() -> None:
         (call("wait", {"seconds": 0, "state": {}}), "error: wait has no argument 'state'; it takes seconds"),
         (call("crash", {"how": "x"}), "error: KeyError: 'x'"),
         (call("crash", {"how": "exit"}), "error: SystemExit: 3"),
+        (call("crash", {"how": "object"}), "error: KeyError: <object object at 0x…>"),
     ],
 )
 def test_answers(one, answer) -> None:
@@ -206,6 +209,14 @@ def test_calls_in_the_text_count_where_a_message_has_no_others() -> None:
     ]
     assert texts(ENV, says(call("add", {"a": 5})) | {"content": text}) == ["6"]
     assert calls_of({"role": "tool", "content": text}) == []
+
+
+def test_what_json_does_not_know_is_written_the_same_in_every_run() -> None:
+    def odd(n: int) -> list:
+        return [{"b", "a", "c"}, object(), frozenset({2, 1}), (1, None)]
+
+    answer = '[["a", "b", "c"], "<object object at 0x…>", [1, 2], [1, null]]'
+    assert texts(make(odd), says(call("odd", {"n": 1}))) == [answer]
 
 
 def test_long_answers_are_cut() -> None:

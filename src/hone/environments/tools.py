@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from hone.types import Message, Outcome, content_hash
 
 ERROR = "error:"
 """How the answer to a call begins that did not work."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class ToolEnv(MultiTurnEnv):
@@ -139,13 +141,13 @@ class ToolEnv(MultiTurnEnv):
         return self.tools[name], self.tools[name].check(given)
 
     def _text(self, value: Any) -> str:
-        return self._cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        return self._cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain))
 
     def _error(self, error: BaseException) -> str:
         """The exception as an answer; raised again if it is not the model's to know."""
         if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, *self.stop_errors)):
             raise error
-        return self._cut(f"{ERROR} {type(error).__name__}: {error}".rstrip(": "))
+        return self._cut(_ADDRESS.sub(" at 0x…>", f"{ERROR} {type(error).__name__}: {error}".rstrip(": ")))
 
     def _cut(self, text: str) -> str:
         more = len(text) - self.max_chars
@@ -179,6 +181,11 @@ def _raw(call: dict[str, Any]) -> str:
     """The beginning of a call's arguments as they were written."""
     function = call.get("function")
     return str(function.get("arguments") if isinstance(function, dict) else "")[:200]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know, such that another run writes the same: sets in order, objects without their address."""
+    return sorted(value, key=repr) if isinstance(value, set | frozenset) else _ADDRESS.sub(" at 0x…>", str(value))
 
 
 def _message(call: dict[str, Any], text: Any) -> Message:
