@@ -11,6 +11,7 @@ import adding
 import guessing
 import numpy as np
 import pytest
+from chat_templates import DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN3_THINKING
 
 from hone import rng
 from hone.cli import call
@@ -33,7 +34,7 @@ from hone.trainer.logprobs import loss_indices, token_logprobs
 from hone.types import Outcome, Trajectory
 
 RENDERER = load_renderer("hone/tiny")
-END = RENDERER.end_of_turn_id
+END, END_TEXT = RENDERER.end_of_turn_id, "<|im_end|>"
 SAMPLING = SamplingParams()
 
 
@@ -242,6 +243,9 @@ def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is
         check_turns(fine, template, fine.split("train")[0])
     for fine in (env, adding.load_environment()):
         check_turns(fine, RENDERER, fine.split("train")[0])
+    for of_family in (QWEN3, QWEN3_THINKING, LLAMA3, MISTRAL, DEEPSEEK):
+        ended = of_family.replace("<|eot_id|>", END_TEXT).replace("<｜end▁of▁sentence｜>", END_TEXT)
+        check_turns(fine, load_renderer("hone/tiny", ended), fine.split("train")[0])
     with pytest.raises(UserError, match="guessing is a task of several turns, but the chat template rewrites earlier"):
         check_turns(env, template, env.split("train")[0])
     words = ["guessing", "-m", str(tiny_model_dir), "--chat-template", FORGETS, "--no-save"]

@@ -101,7 +101,8 @@ class TemplateRendering:
         ends: Sequence[int],
     ) -> list[int]:
         structured = self.format is not None and self.format.structured
-        turns, marker = stand_ins(conversation, answers, opened, structured)
+        only_calls = self.format is not None and self.format.only_calls
+        turns, marker = stand_ins(conversation, answers, opened, structured, only_calls)
         full = self._render([*turns, *answers], True, tools)
         check_history(self._render(turns[:-1], True, tools), turns[-1], full, opened, answers)
         at = full.rfind(marker)
@@ -202,13 +203,13 @@ def for_template(message: Message, form: Format | None) -> Message:
 
 
 def stand_ins(
-    conversation: Sequence[Message], answers: Sequence[Message], opened: str, structured: bool
+    conversation: Sequence[Message], answers: Sequence[Message], opened: str, structured: bool, only_calls: bool = False
 ) -> tuple[list[Message], str]:
     """The conversation with something short in place of what the model said, and the text that ends the last turn.
 
     What was sampled is never rendered again: no text of a model decides how the template writes what follows, nor
     whether it can. Kept is whether there was thought. `structured`: a turn that tools answer gets a call for each of
-    their messages, for templates that want to see them.
+    their messages, for templates that want to see them; `only_calls`: it has no thought beside them.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
@@ -224,7 +225,7 @@ def stand_ins(
         answered = itertools.takewhile(lambda later: later.get("role") == "tool", messages[i + 1 :])
         calls = [_stand_in_call(answer, marker) for answer in answered] if structured else []
         if calls:
-            turns.append({"role": "assistant", "content": thought, "tool_calls": calls})
+            turns.append({"role": "assistant", "content": "" if only_calls else thought, "tool_calls": calls})
         else:
             turns.append({"role": "assistant", "content": thought + marker})
     assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"

@@ -47,7 +47,8 @@ class Format:
 
     `opening` is the regular expression of what a call starts with, `read` reads from where that starts: (calls, where
     they end). `signs`: a chat template that holds one of these texts writes this format. `tokens`: special tokens of
-    the format, which decoding must keep. `structured`: the template wants calls as `tool_calls`, not in the text.
+    the format, which decoding must keep. `structured`: the template wants calls as `tool_calls`, not in the text;
+    `only_calls`: of a turn that calls tools it writes no text.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Format:
     signs: tuple[str, ...]
     tokens: tuple[str, ...] = ()
     structured: bool = False
+    only_calls: bool = False
 
     def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
         """The calls in a text, in order."""
@@ -273,6 +275,7 @@ MISTRAL = Format(
     ("[TOOL_CALLS]",),
     tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     structured=True,
+    only_calls=True,
 )
 DEEPSEEK = Format(
     "deepseek",

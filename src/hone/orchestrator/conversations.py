@@ -63,7 +63,8 @@ def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> N
         return
     role = "tool" if env.tool_schemas else "user"
     turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
-    answer = {"role": role, "content": "c"} | ({"name": "d", "tool_call_id": "1"} if env.tool_schemas else {})
+    # Mistral's templates want ids of nine characters.
+    answer = {"role": role, "content": "c"} | ({"name": "d", "tool_call_id": "123456789"} if env.tool_schemas else {})
     begun = [*example.prompt, turn]
     for conversation in (begun, [*begun, answer, turn])[: env.max_turns - 1]:
         try:
