@@ -23,6 +23,7 @@ from hone.trainer.sft_data import (
     next_batch,
     prepare,
     row_messages,
+    row_tools,
     tokenize,
     validation_demonstrations,
     validation_set,
@@ -101,6 +102,29 @@ def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(ren
     mute = load_renderer("hone/tiny", CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]"))
     with pytest.raises(UserError, match="row 0: the chat template does not write the assistant's tool calls"):
         tokenize(mute, messages, 1, "row 0", tools)
+
+
+def test_the_tools_of_a_row_are_listed_in_its_prompt(renderer):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "enum": None}, "b": None}}
+    tools = [{"type": "function", "function": {"name": "add", "description": None, "parameters": schema}}]
+    user, said = {"role": "user", "content": "1?"}, {"role": "assistant", "content": None, "tool_calls": [call]}
+    bare = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    bare[0]["function"]["parameters"]["properties"] = {"a": {"type": "integer"}}
+    for given in (tools, json.dumps(tools)):
+        source, _ = source_of(table([{"messages": [user, said], "tools": given}]), renderer)
+        sequence = source.sequence(0, 0, 0)
+        assert sequence is not None
+        prompt = renderer.prompt_ids([user], bare)
+        assert sequence.token_ids[: len(prompt)].tolist() == prompt
+        assert text(renderer, sequence, True).startswith('<tool_call>\n{"name": "add"')
+    assert row_tools({"tools": []}, "row 0") is row_tools({"tools": None}, "") is row_tools({"tools": ""}, "") is None
+    for wrong in ("add", ["add"]):
+        with pytest.raises(UserError, match="row 0: the tool_calls of message 1 of column `messages` must be a list"):
+            row_messages({"messages": [user, said | {"tool_calls": wrong}]}, "row 0")
+    for wrong in ("add(a)", [{"name": "add"}], {"add": {}}, ["add"], "{}["):
+        with pytest.raises(UserError, match=r"row 0: column `tools` must be a list of .*, or such a list as JSON"):
+            row_tools({"tools": wrong}, "row 0")
 
 
 @pytest.mark.parametrize("thought", ["", "<think>\nhm\n</think>\n\n"])

@@ -21,7 +21,8 @@ class SFTDataConfig(BaseConfig):
     split: str = "train"
     """Split of the data set."""
     template: dict[str, Any] | None = None
-    """How these columns are made of others: `prompt = "{question}"`, `completion = "{answer}"`, or `messages`."""
+    """How these columns are made of others: `prompt = "{question}"`, `completion = "{answer}"`, or `messages`, and, if
+    there are any, `tools`."""
     env: EnvConfig | None = None
     """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
     seq_len: int = Field(default=4096, ge=2)
@@ -84,7 +85,7 @@ class SFTConfig(RunConfig):
             return self
         if self.data.env is not None:
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")
-        if set(template) not in ({"messages"}, {"prompt", "completion"}):
+        if set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
             made = " and ".join(template) or "nothing"
             raise UserError(f"data.template makes {made}; SFT learns from messages, or from prompt and completion")
         return self

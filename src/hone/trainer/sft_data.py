@@ -8,6 +8,7 @@ first-fit and stops at the first example that fits in none of them, which then o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,14 +103,15 @@ def _by_tools(answers: list[Message]) -> bool:
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
     """Row `index` of a data set as tokens; None if it is dropped for its length."""
-    messages, start = row_messages(rows[index], rows.where(index))
-    return limit.apply(tokenize(renderer, messages, start, rows.where(index)), rows.where(index))
+    row, where = rows[index], rows.where(index)
+    messages, start = row_messages(row, where)
+    return limit.apply(tokenize(renderer, messages, start, where, row_tools(row, where)), where)
 
 
 def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:
     """A data set's row as messages, and the index of the first one that may carry loss.
 
-    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages).
+    Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages); `tools` is `row_tools`'.
     """
     if row.get("messages") is not None:
         return _messages(row["messages"], "messages", "user", where), 0
@@ -126,6 +128,29 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
     return prompt + _messages(row["completion"], "completion", "assistant", where), len(prompt)
 
 
+def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
+    """The tools that the prompt lists: the column `tools`, if there is one, a list in OpenAI's form or that as JSON."""
+    given = row.get("tools")
+    try:
+        given = json.loads(given) if isinstance(given, str) and given.strip() else given
+    except ValueError:
+        given = ...
+    if not given:
+        return None
+    functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)] if isinstance(given, list) else []
+    if not functions or not all(isinstance(function, Mapping) and function.get("name") for function in functions):
+        form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+        raise UserError(f"{where}: column `tools` must be a list of {form}, or such a list as JSON.")
+    return _without_nulls(given)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the keys that are null, as Parquet fills them up where tools differ."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
     if isinstance(value, str) and column != "messages":
         return [{"role": role, "content": value}]
@@ -137,6 +162,9 @@ def _messages(value: Any, column: str, role: str, where: str) -> list[Message]:
         text = "a string or " if column != "messages" else ""
         raise UserError(f"{where}: column `{column}` must be {text}a list of messages with `role` and `content`.")
     messages: list[Any] = list(value)
+    for i, calls in enumerate(message.get("tool_calls") or [] for message in messages):
+        if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+            raise UserError(f"{where}: the tool_calls of message {i} of column `{column}` must be a list of calls.")
     return [{name: part for name, part in message.items() if part is not None} for message in messages]
 
 
