@@ -14,7 +14,7 @@ from fake_openai import FakeOpenAI, Raw, Say, Status
 
 from hone import rng
 from hone.cli import call
-from hone.environments import Environment
+from hone.environments import Environment, Rubric, SingleTurnEnv, calls_of
 from hone.evaluation import client
 from hone.evaluation.remote import evaluate_url
 from hone.inference.endpoint import Endpoint
@@ -83,6 +83,21 @@ def test_calls_that_it_does_not_read_are_read_here_and_go_back_as_text():
     assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": adding.SAID}
     (read,) = sample.trajectory.messages[1]["tool_calls"]
     assert json.loads(read["function"]["arguments"]) == adding.CALL["arguments"]
+
+
+def test_a_task_of_a_single_turn_can_have_tools_too():
+    env = SingleTurnEnv(
+        rubric=Rubric([lambda completion: float(calls_of(completion[0])[0]["function"]["name"] == "add")]),
+        eval_dataset=[{"question": "1 + 2?"}],
+    )
+    env.tool_schemas = [adding.SCHEMA]
+    for said in (Say(adding.SAID), calling({"messages": [{"role": "user"}]})):
+        with FakeOpenAI(lambda body, said=said: said) as server:
+            (sample,) = evaluated(server, env).samples
+        (body,) = server.bodies
+        assert body["tools"] == [adding.SCHEMA] and sample.score.reward == 1.0
+        assert sample.trajectory.messages[1]["tool_calls"] and sample.trajectory.state is None
+        assert "turns" not in sample.row()
 
 
 def test_a_server_that_offers_tools_but_reads_no_calls_is_asked_not_to():

@@ -132,6 +132,16 @@ def test_a_task_of_one_turn_is_sampled_as_ever():
     assert all(t.state is None for t in made)
 
 
+def test_a_task_of_one_turn_that_has_tools_is_told_the_calls():
+    env = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"question": "1 + 2?", "answer": "3"}])
+    env.tool_schemas = [adding.SCHEMA]
+    _, made = rolled(Script([adding.SAID], ["none"]), env, 2, max_tokens=300, seq_len=900)
+    assert [m["content"] for t in made for m in t.messages[1:]] == [adding.SAID, "none"]
+    (call_,) = made[0].messages[1]["tool_calls"]
+    assert call_["function"]["name"] == "add" and "tool_calls" not in made[1].messages[1]
+    assert made[0].token_ids[made[0].sampled_mask].tolist() == [*encode(adding.SAID), END] and made[0].state is None
+
+
 def test_max_turns_ends_without_asking_the_environment():
     (_,), (t,) = rolled(Script(["1", "2", "3"]), game(max_turns=2), 1)
     assert t.turns == 2 and t.state is not None and t.state["guesses"] == [1]

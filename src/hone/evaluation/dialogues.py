@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hone.environments import MultiTurnEnv
+from hone.environments import Environment, MultiTurnEnv
 from hone.evaluation.client import ChatClient, ChatRequest, Failure
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
 from hone.orchestrator.conversations import Answer, settled
@@ -26,16 +26,17 @@ Body = Callable[[int], dict[str, Any]]
 
 
 class Dialogues:
-    """Conversations of one environment with one model."""
+    """Conversations of one environment with one model; of a task of a single turn they end with that."""
 
-    def __init__(self, client: ChatClient, model: str, env: MultiTurnEnv) -> None:
+    def __init__(self, client: ChatClient, model: str, env: Environment) -> None:
         self.client, self.model, self.env = client, model, env
-        self._responder = Responder(env)
+        self._responder = Responder(env) if isinstance(env, MultiTurnEnv) else None
         self._tools: dict[str, Any] = {"tools": env.tool_schemas} if env.tool_schemas else {}
 
     async def hold(self, example: Example, seed: int, sample_id: str, body: Body) -> Reply | Failure:
         """The whole conversation; a Failure if a turn of it is not delivered. `seed` is the environment's."""
-        state = self.env.initial_state(example, seed)
+        env, responder = self.env, self._responder
+        state = env.initial_state(example, seed) if isinstance(env, MultiTurnEnv) else None
         messages, sent = list(example.prompt), list(example.prompt)
         replies: list[Reply] = []
         failure, stop_reason = None, "stop"
@@ -51,10 +52,10 @@ class Dialogues:
             said, stop_reason = reply.messages[-1], reply.stop_reason
             sent.append(said)
             messages.append(self._with_calls(said))
-            if stop_reason == "length" or len(replies) == self.env.max_turns:
+            if not isinstance(env, MultiTurnEnv) or stop_reason == "length" or len(replies) == env.max_turns:
                 break
-            answer = await self._responder.answer(messages, state)
-            answers, state, failure = settled(answer, self.env, messages, state)
+            assert responder is not None and state is not None
+            answers, state, failure = settled(await responder.answer(messages, state), env, messages, state)
             if not answers:
                 break
             messages, sent = messages + answers, sent + answers

@@ -59,7 +59,7 @@ def evaluate_url(
     examples = {index: split[index] for index, _ in places}
 
     def jobs(client: ChatClient) -> list[Job]:
-        dialogues = Dialogues(client, model, env) if isinstance(env, MultiTurnEnv) else None
+        dialogues = Dialogues(client, model, env) if isinstance(env, MultiTurnEnv) or env.tool_schemas else None
         return [_job(client, model, dialogues, examples[i], i, r, body, seed, exact_keys) for i, r in places]
 
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ def roll_out(
     """`maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
-        return policy.sample(requests, sampling)
+        made = policy.sample(requests, sampling)
+        return [_with_calls(trajectory, maker) for trajectory in made] if maker.tools else made
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     states = [
         env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
@@ -109,6 +111,12 @@ def _copied(message: Any) -> Message:
             except (TypeError, ValueError):
                 needed = "messages that are JSON"
     raise ValueError(f"env_response returned {message!r:.200}; it must return {needed}")
+
+
+def _with_calls(trajectory: Trajectory, maker: RequestMaker) -> Trajectory:
+    """The rollout of a single turn, with the calls of tools that are in it."""
+    said = trajectory.token_ids[trajectory.sampled_mask].tolist()
+    return replace(trajectory, messages=[*trajectory.messages[:-1], maker.renderer.message(said, maker.tools)])
 
 
 class Conversation:
