@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from hone import digests
 from hone.errors import UserError
 from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
-from hone.model.rendering import Rendering, TemplateRendering, named_rendering
+from hone.model.rendering import END_THINK, Rendering, TemplateRendering, named_rendering, squeeze
 from hone.model.template import find_template, read_override, special_tokens
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.model.tool_calls import Tool, openai_call, tool_calls
@@ -37,7 +37,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-THINK, END_THINK = "<think>", "</think>"
+THINK = "<think>"
 PROBE = "probe"
 
 
@@ -121,7 +121,7 @@ class ChatRenderer:
         ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
         ids = ids[: ends[-1] + 1] if ends else [*ids, self.end_of_turn_id]
         written = self.opened_by_template + self.tokenizer.decode(ids, skip_special_tokens=False)
-        if _squeeze(text) not in _squeeze(written):
+        if squeeze(text) not in squeeze(written):
             raise UserError(
                 f"the chat template leaves out a part of the assistant's text ({text[:60]!r} became "
                 f"{written[:60]!r}): give a template that keeps it with model.chat_template"
@@ -256,8 +256,3 @@ def _called(call: dict[str, Any]) -> Any:
     """The function that a call names, and its arguments as an object."""
     function = with_objects(call).get("function") or {}
     return function.get("name"), function.get("arguments")
-
-
-def _squeeze(text: str) -> str:
-    """Templates may move white space around a turn, never anything else."""
-    return "".join(text.split())

@@ -240,13 +240,13 @@ def _stand_in_call(answer: Message, marker: str) -> dict[str, Any]:
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
     """Raises UserError unless `full` goes on from `prompt`, after which `turn` was said. White space may move."""
     said = turn["content"].removeprefix(opened)
-    begun = _squeeze(prompt + said)
-    if not _squeeze(full).startswith(begun):
+    begun = squeeze(prompt + said)
+    if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
         raise UserError(
             f"the chat template rewrites earlier turns once a message of {roles} follows, so the model would be "
             "trained on a conversation that it never sees in use: "
-            + _difference(begun, _squeeze(full), "it was sampled from", "the template writes")
+            + _difference(begun, squeeze(full), "it was sampled from", "the template writes")
         )
 
 
@@ -258,7 +258,7 @@ def _difference(before: str, after: str, one: str, other: str) -> str:
     return f"{one} {before[start : at + 40]!r} where {other} {after[start : at + 40]!r}; {REMEDY}"
 
 
-def _squeeze(text: str) -> str:
+def squeeze(text: str) -> str:
     """Templates may move white space around a turn, never anything else."""
     return "".join(text.split())
 
