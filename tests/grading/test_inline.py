@@ -46,6 +46,19 @@ def test_attempt_awaits_whatever_is_awaitable_and_a_cancelled_task_is_a_failure(
     assert isinstance(result(attempt(cancelled)), GraderFailure)
 
 
+def test_a_traceback_begins_with_the_function():
+    def plain():
+        raise ValueError("no such answer")
+
+    async def waiting():
+        raise ValueError("no such answer")
+
+    for func in (plain, waiting):
+        lines = result(attempt(func)).detail.splitlines()
+        assert lines[1].endswith(f"in {func.__name__}") and lines[-1] == "ValueError: no such answer"
+        assert lines[0] == "Traceback (most recent call last):" and len(lines) == 4
+
+
 def test_long_tracebacks_are_cut_in_the_middle():
     def chatty():
         raise ValueError("x" * 10_000 + " the end")
@@ -98,6 +111,63 @@ def test_plain_functions_run_outside_an_event_loop_even_after_async_ones():
         return first, second
 
     assert together([both(), both()]) == [(1.0, 1.0)] * 2
+
+
+def waiting():
+    """A function that keeps something of its event loop, as the client of a judge does, and how many wait for it."""
+    one_at_a_time = asyncio.Semaphore(1)
+
+    async def judged(n):
+        async with one_at_a_time:
+            await asyncio.sleep(0.001)
+        return n
+
+    return judged
+
+
+def test_what_a_function_keeps_of_its_event_loop_is_of_use_the_next_time():
+    judged = waiting()
+    for _ in range(3):
+        assert together([run_reward(judged, {"n": n}) for n in range(3)]) == [0, 1, 2]
+
+
+def test_beside_a_running_event_loop_it_is_one_other_loop():
+    judged = waiting()
+
+    async def notebook():
+        return [together([run_reward(judged, {"n": n}) for n in range(3)]) for _ in range(3)]
+
+    assert asyncio.run(notebook()) == [[0, 1, 2]] * 3
+
+
+def test_what_a_function_leaves_running_is_cancelled():
+    ended = []
+
+    async def background():
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append(True)
+
+    async def leaves(tasks):
+        tasks.append(asyncio.create_task(background()))
+        await asyncio.sleep(0)
+        return 1.0
+
+    assert together([run_reward(leaves, {"tasks": []})]) == [1.0] and ended == [True]
+
+
+def test_after_an_interruption_the_next_is_answered():
+    async def interrupted():
+        raise KeyboardInterrupt
+
+    async def fine():
+        await asyncio.sleep(0)
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        together([run_reward(fine, {}), run_reward(interrupted, {})])
+    assert together([run_reward(fine, {})]) == [1.0]
 
 
 def test_details_can_be_written_to_any_file():

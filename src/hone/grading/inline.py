@@ -9,12 +9,15 @@ result; `together` runs many. So plain functions never meet an event loop, and a
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
+import os
 import re
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
@@ -28,6 +31,7 @@ Work = Generator[Awaitable[Any], Any, T]
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
+_of_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -145,27 +149,40 @@ def _wait(
     """Their results; on a thread of its own where an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
-        return await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
+        results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return results
 
+    return _beside(os.getpid()).submit(_run, main).result() if _loop_runs() else _run(main)
+
+
+def _loop_runs() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(main())
-    results: list[Any] = []
-    failure: list[BaseException] = []
+        return False
+    return True
 
-    def target() -> None:
-        try:
-            results.extend(asyncio.run(main()))
-        except BaseException as error:
-            failure.append(error)
 
-    thread = threading.Thread(target=target, name="hone-reward")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return results
+def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """As asyncio.run, but always in the same event loop of this thread: the clients and locks that a reward function
+    keeps belong to the loop in which they were first used."""
+    runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
+    runner = runners.setdefault(os.getpid(), asyncio.Runner())
+    try:
+        return runner.run(main())
+    except BaseException:
+        runners.pop(os.getpid()).close()  # with what was left running
+        raise
+
+
+@functools.cache
+def _beside(process: int) -> ThreadPoolExecutor:
+    """The thread for reward functions beside one whose event loop runs; a forked process has one of its own."""
+    return ThreadPoolExecutor(1, "hone-reward")
 
 
 async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Callable[[], None]) -> Any | GraderFailure:
