@@ -164,6 +164,11 @@ def test_an_async_function_that_does_not_wait_harms_no_other():
     assert [score.outcome for score in scores] == ["correct"] * 4
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_nothing_to_grade_is_no_question(kind):
+    assert grades(load(2, kind=kind), []) == []
+
+
 def test_a_chunk_whose_process_died_is_asked_again_one_by_one(task):
     task.write_text(
         TASK.replace(

@@ -115,7 +115,7 @@ class Workers:
 
         Of a chunk without an answer each item is asked about once more by itself, so that only the guilty one fails.
         """
-        size = min(CHUNK, math.ceil(len(items) / self.pool.workers)) if waits else 1
+        size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
         answers: list[Any] = []
         again: list[int] = []
         for chunk in self._asked(kind, _chunks(items, size), waits, doing):
