@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -29,6 +30,8 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     if broken == "dies":
         print("no such library", file=sys.stderr, flush=True)
         os._exit(7)
+    if broken == "writes":
+        os.write(answers_pipe(), b"hello\n")
     Ways.pids = Path(pids)
     ways = Ways()
 
@@ -44,6 +47,7 @@ class Ways:
     """The ways; what they return, if anything, is the answer."""
 
     pids: Path
+    threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def spin(self) -> NoReturn:
         while True:
@@ -224,6 +228,24 @@ class Ways:
         for thread in threads:
             thread.join()
         return sum(found)
+
+    def leave_a_thread(self) -> None:
+        threading.Thread(target=self.spin, daemon=True).start()
+
+    def leave_an_end(self) -> None:
+        """Ends the process soon, but not before it has answered."""
+        threading.Thread(target=lambda: (time.sleep(0.2), os._exit(5)), daemon=True).start()
+
+    def keep_a_pool(self) -> int:
+        """Threads that wait for more; the id of the process."""
+        Ways.threads = Ways.threads or concurrent.futures.ThreadPoolExecutor(4)
+        list(Ways.threads.map(time.sleep, [0.001] * 8))
+        return os.getpid()
+
+    def spin_a_while(self) -> None:
+        end = time.thread_time() + 0.4
+        while time.thread_time() < end:
+            pass
 
     def _fork(self) -> bool:
         """True in the process that was forked."""

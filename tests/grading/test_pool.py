@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -109,6 +111,31 @@ def test_a_process_that_keeps_half_of_its_memory_is_replaced(pids):
         assert pool.ask_all(["keep 300 mib"] * 4, 5.0, 20.0) == ["keep 300 mib"] * 4
 
 
+def test_a_process_whose_thread_goes_on_is_replaced(pids):
+    """The thread would take the time of the next question, or end it."""
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        questions = ["leave a thread", "spin a while", "leave an end", "sleep a little", "spin a while"]
+        assert pool.ask_all(questions, 0.7, 20.0) == questions
+
+
+def test_threads_that_wait_for_work_stay(pids):
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        assert len(set(pool.ask_all(["keep a pool"] * 20, 5.0, 20.0))) == 1
+
+
+def test_failures_leave_no_file_open(pids):
+    """A thousand of them in one round would be more than a process may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+            answers = pool.ask_all(["leave a child", "close everything"] * 30, 5.0, 20.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers[::2] == ["leave a child"] * 30 and all(isinstance(answer, GraderFailure) for answer in answers[1::2])
+
+
 def test_deep_recursion_ends_its_process_or_itself(pool):
     answers = pool.ask_all([1, "recurse", 2], 0.5, 20.0)
     assert answers[::2] == [1, 2]
@@ -180,7 +207,12 @@ def test_a_keeper_that_is_stopped_is_ended_with_its_process(pool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [("raises", "ValueError: the data is not there"), ("dies", "ended with 7: no such library")]
+    ("broken", "said"),
+    [
+        ("raises", "ValueError: the data is not there"),
+        ("dies", "ended with 7: no such library"),
+        ("writes", "it wrote to the pipe of the answers while it started"),
+    ],
 )
 def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, said, pids):
     with (
@@ -189,6 +221,22 @@ def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, said,
     ):
         pool.ask_all(list(range(1000)), 5.0, 20.0)
     assert str(error.value).endswith(said) and pool.pids == []
+
+
+def test_a_forked_process_has_processes_of_its_own(pool):
+    """Its answers would else be taken for those of the process that it was forked from."""
+    pool.ask_all([1, 2], 5.0, 20.0)
+    keepers = pool.pids
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            right = pool.pids == [] and pool.ask_all(list(range(300)), 5.0, 20.0) == list(range(300))
+            pool.close()
+            os._exit(0 if right else 1)
+        os._exit(2)
+    assert pool.ask_all(list(range(1000, 1300)), 5.0, 20.0) == list(range(1000, 1300))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.pids == keepers and pool.ask_all([3], 5.0, 20.0) == [3]
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):

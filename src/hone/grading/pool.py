@@ -10,10 +10,12 @@ started, takes 4 seconds more for code that hears no signal, limits neither memo
 
 from __future__ import annotations
 
+import os
 import selectors
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,7 +62,7 @@ class Pool:
     They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
     have when they are ready. They are started when there are questions for them, and end with the pool. Questions,
     answers and `arguments` are JSON. `doing` says in a failure what a process was at: "grading". Safe to use from
-    several threads, one after another.
+    several threads, one after another; a process that is forked from this one has none of them and starts its own.
     """
 
     def __init__(
@@ -75,6 +77,11 @@ class Pool:
     ) -> None:
         self._script, self._arguments, self._python = script, list(arguments), python
         self.doing, self.workers, self._memory = doing, workers, memory_bytes
+        self._forget()
+        _pools.add(self)
+
+    def _forget(self) -> None:
+        """Has no processes, whatever there were."""
         self._lock = threading.RLock()
         self._workers: list[_Worker] = []
         self._selector: selectors.BaseSelector | None = None
@@ -116,13 +123,14 @@ class Pool:
     def close(self) -> None:
         """Ends the processes. The next question starts others."""
         with self._lock:
-            for worker in self._workers:
+            workers, self._workers = self._workers, []  # none is known any more if this is interrupted
+            selector, self._selector = self._selector, None
+            if selector is not None:
+                selector.close()
+            for worker in workers:
                 worker.process.let_go()
-            while self._workers:
-                self._dismiss(self._workers[-1])
-            if self._selector is not None:
-                self._selector.close()
-                self._selector = None
+            for worker in workers:
+                worker.process.finish()
 
     def _hire(self) -> None:
         process = Process(self._python, self._script, self._arguments, self._memory)
@@ -148,6 +156,19 @@ class Pool:
                 self._selector.unregister(fd)
 
 
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a process that was forked: the answers of these processes are for the one that asked."""
+    for pool in list(_pools):
+        pool._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class _Round:
     """One call of `ask_all`."""
 
@@ -166,10 +187,17 @@ class _Round:
                 self.pool.start(len(self.questions) - len(self.answers))
                 self.give()
                 self.listen()
+                self.bury()
         finally:
             for process in self.gone:
                 process.finish()
         return [self.answers[index] for index in range(len(self.questions))]
+
+    def bury(self) -> None:
+        """Takes leave of those let go that have ended: there may be more of them than a process can have files open."""
+        for process in [process for process in self.gone if readable(process.status, 0)]:
+            process.finish()
+            self.gone.remove(process)
 
     def give(self) -> None:
         """A question to each process that has none, then one more to those that answer quickly."""
@@ -214,6 +242,8 @@ class _Round:
                     return
         except Garbled:
             self.let_go(worker)
+            if not worker.ready:
+                raise _start_failure(self.doing, "it wrote to the pipe of the answers while it started") from None
             self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except Closed:
             worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS

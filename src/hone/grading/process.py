@@ -187,6 +187,8 @@ def _reply(line: bytes) -> Reply:
 def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:
     """Has the keeper end everything, and itself; kills what it cannot. Nothing in a process forked from the owner."""
     if os.getpid() != owner:
+        os.close(status)
+        os.close(words)
         return None
     assert popen.stdin is not None and popen.stdout is not None
     with contextlib.suppress(OSError):

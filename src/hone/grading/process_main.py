@@ -36,9 +36,12 @@ MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)
 """Seconds after which it is looked again whether a process that code has left behind has ended, as one that was killed
-does."""
+does, or a thread."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
 """Signals whose handlers are put back between questions."""
+_IDLE = {"threading", "queue", "selectors", "multiprocessing.pool"}
+_IDLE |= {"concurrent.futures.thread", "concurrent.futures._base"}
+"""Modules in which a thread waits for something to do."""
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 """PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
@@ -190,21 +193,28 @@ def _limit_memory(size: int) -> None:
 
 
 class Traces:
-    """What code leaves behind that no restoring undoes: processes, and memory beyond half of what it may take."""
+    """What code leaves behind that no restoring undoes: processes, threads at work, and memory beyond half of what it
+    may take."""
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._own = os.getpid()
         self._lists = [_opened(f"/proc/{pid}/task/{pid}/children") for pid in (self._own, keeper)]
         self._size = _opened("/proc/self/statm")
         self._at_first, self._most = self._processes(), taken(self._size) + memory / 2
+        self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
         """Whether there is more than at first, also a moment later: what is about to end is not left behind."""
         for pause in PAUSES:
-            if not any(map(_lives, self._processes() - self._at_first)):
+            if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken(self._size) > self._most
             time.sleep(pause)
         return True
+
+    def _threads_at_work(self) -> bool:
+        """Whether threads of Python code that was started go on; those of a pool that wait for work do not."""
+        frames = sys._current_frames()
+        return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 
     def _processes(self) -> set[int]:
         """Those that this one started: its children, and what their end left to the keeper."""
