@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import json
 import os
 import resource
@@ -32,6 +33,7 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
         os._exit(7)
     if broken == "writes":
         os.write(answers_pipe(), b"hello\n")
+    print("a warning while it starts", file=sys.stderr, flush=True)
     Ways.pids = Path(pids)
     ways = Ways()
 
@@ -78,6 +80,9 @@ class Ways:
 
     def crash(self) -> None:
         ctypes.string_at(0)
+
+    def import_numpy(self) -> None:
+        importlib.import_module("numpy")
 
     def recurse(self) -> None:
         sys.setrecursionlimit(10**9)

@@ -118,6 +118,14 @@ def test_a_process_whose_thread_goes_on_is_replaced(pids):
         assert pool.ask_all(questions, 0.7, 20.0) == questions
 
 
+def test_what_is_said_of_a_crash_does_not_depend_on_what_ran_before(pids):
+    with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+        [alone] = pool.ask_all(["crash"], 5.0, 20.0)
+        _, after_others, left = pool.ask_all(["import numpy", "crash", "exit at once"], 5.0, 20.0)
+    assert alone == after_others and alone.detail.splitlines()[2].startswith("Stack (most recent call first)")
+    assert left.detail == "the process that was testing ended with 0"
+
+
 def test_threads_that_wait_for_work_stay(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
         assert len(set(pool.ask_all(["keep a pool"] * 20, 5.0, 20.0))) == 1

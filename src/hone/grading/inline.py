@@ -127,7 +127,7 @@ def describe_exception(error: BaseException) -> str:
     """The traceback from the reward function on, without memory addresses, so that two runs write the same text."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
-    return _cut(_ADDRESS.sub("0x…", text), _MAX_DETAIL)
+    return cut(_ADDRESS.sub("0x…", text), _MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:
@@ -210,6 +210,6 @@ def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def _cut(text: str, limit: int) -> str:
+def cut(text: str, limit: int) -> str:
     """At most `limit` characters: of a longer text the beginning and, where a traceback says what happened, the end."""
     return text if len(text) <= limit else text[: limit // 4] + "\n…\n" + text[-3 * limit // 4 :]

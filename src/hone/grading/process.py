@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.grading.inline import GraderFailure
+from hone.grading.inline import GraderFailure, cut
 from hone.types import Outcome
 
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
 """Bytes of an answer's line, which `process_main` keeps shorter."""
+_WORDS = 2**16
+"""Bytes of what a process said that are looked at."""
 _END_SECONDS = 10.0
 """How long the keeper is given to end what it keeps, before it is ended itself."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
@@ -198,11 +200,12 @@ def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, ma
         popen.kill()
         _kill_marked(marker.encode())
     popen.wait()
-    said = os.pread(words, 4000, max(0, os.fstat(words).st_size - 4000))
+    said = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
+    said = said.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
     popen.stdout.close()
     os.close(status)
     os.close(words)
-    return Ended(json.loads(told or b"null"), said.decode("utf-8", "replace").strip()[-2000:])
+    return Ended(json.loads(told or b"null"), cut(said.strip(), 2000))
 
 
 def _kill_marked(marker: bytes) -> None:

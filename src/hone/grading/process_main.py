@@ -114,6 +114,9 @@ def work(keeper: int) -> None:
         say(setting["number"], True, error=traceback.format_exc())
         os._exit(0)
     logging.disable(logging.CRITICAL)
+    with contextlib.suppress(OSError):  # what it said while it started tells nothing of how it ends
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
     faulthandler.enable(os.dup(2), all_threads=False)
     os.dup2(nowhere, 2)
     _limit_memory(setting["memory"])
