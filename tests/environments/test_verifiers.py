@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +95,18 @@ def test_tasks_are_loaded_again_after_ctrl_c(env: Environment):
     example = env.example(index=1)
     env._served._worker.close()  # type: ignore[attr-defined]
     assert env.grade(example, "Rome").outcome is Outcome.CORRECT
+
+
+def test_tasks_are_loaded_again_after_the_process_was_killed(env: Environment):
+    """As by a system that is short of memory, between two gradings."""
+    example = env.example(index=3)
+    assert env.grade(example, "Cairo").outcome is Outcome.CORRECT
+    [keeper] = env._served._worker._pool.pids  # type: ignore[attr-defined]
+    [process] = map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())
+    os.kill(process, signal.SIGKILL)
+    readable = env._served._worker._pool._workers[0].process.status  # type: ignore[attr-defined]
+    assert select.select([readable], [], [], 10)[0]
+    assert env.grade(example, "Cairo").outcome is Outcome.CORRECT
 
 
 def test_other_tasks_after_a_process_was_ended_are_not_scored(here: Path, monkeypatch):

@@ -33,11 +33,10 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     ],
 )
 def test_what_goes_wrong_has_no_verdict_and_ends_the_process(question, outcome, said, worker):
-    assert not worker.running
     with pytest.raises(NoVerdict) as nothing:
         worker.ask(question, 0.5, 60.0)
     assert (nothing.value.failure.outcome, nothing.value.failure.detail) == (outcome, said)
-    assert not worker.running and worker.ask("next", 1, 60.0) == "next" and worker.running
+    assert worker._pool.pids == [] and worker.ask("next", 1, 60.0) == "next"
 
 
 def test_an_exception_leaves_the_process_as_it_is(worker):

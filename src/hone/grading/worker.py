@@ -40,11 +40,6 @@ class Worker:
             raise NoVerdict(answer)
         return answer
 
-    @property
-    def running(self) -> bool:
-        """Whether there is a process, which remembers what it was asked."""
-        return bool(self._pool.pids)
-
     def close(self) -> None:
         """Ends the process, if there is one."""
         self._pool.close()

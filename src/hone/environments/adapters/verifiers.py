@@ -14,7 +14,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ SCORE_CLOCK, LOAD_CLOCK = 60.0, 3600.0
 
 
 class Served:
-    """A taskset in its process: it is loaded when its tasks are asked for, and again if the process had to be ended.
+    """A taskset in its process: it is loaded when its tasks are asked for, and again in a process that lacks them, for
+    the one before it has ended.
 
     UserError for a taskset that is refused.
     """
@@ -47,7 +48,6 @@ class Served:
         script = Path(__file__).with_name("verifiers_worker.py")
         arguments = [taskset_id, config, os.getcwd()]
         self._worker = Worker(script, arguments, f"scoring by {env_id}", str(_python(env_id)))
-        self._loaded = False
         self._keys: list[str] | None = None
         said = self._admitted(["describe"])
         self.weights: dict[str, float] = said["weights"]
@@ -57,7 +57,6 @@ class Served:
 
     def keys(self) -> list[str]:
         """Loads the tasks: a digest of the prompt of each. UserError if they are not those of the first time."""
-        self._loaded = False
         self._admitted(["describe"])
         keys = self._admitted(["load", self._limit])["keys"]
         if self._keys is not None and self._keys != keys:
@@ -65,25 +64,28 @@ class Served:
                 f"{self._env_id} has other tasks than when it was loaded first, which would score the wrong answers: "
                 "its load() must give the same tasks in the same order each time"
             )
-        self._keys, self._loaded = keys, True
+        self._keys = keys
         return keys
 
     def row(self, index: int) -> dict[str, Any]:
         """Prompt, answer and key of a task."""
-        self._load()
-        return self._asked(["row", index])
+        return self._about_tasks(lambda: self._asked(["row", index]))
 
     def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:
         """The score of each reward function."""
-        self._load()
+        question = ["score", index, text, stop_reason]
         try:
-            return self._worker.ask(["score", index, text, stop_reason], SCORE_SECONDS, SCORE_CLOCK)
+            return self._about_tasks(lambda: self._worker.ask(question, SCORE_SECONDS, SCORE_CLOCK))
         except NoVerdict as nothing:
             return nothing.failure
 
-    def _load(self) -> None:
-        if not (self._loaded and self._worker.running):  # Ctrl-C ends the process too
+    def _about_tasks(self, ask: Callable[[], Any]) -> Any:
+        """The answer to a question about the tasks, which are loaded if it is null."""
+        answer = ask()
+        if answer is None:
             self.keys()
+            answer = ask()
+        return answer
 
     def _admitted(self, question: list[Any]) -> dict[str, Any]:
         said = self._asked(question)

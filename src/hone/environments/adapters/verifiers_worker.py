@@ -19,8 +19,8 @@ def start(taskset_id: str, config: dict[str, Any], folder: str) -> Callable[[lis
 
     - `["describe"]`: {"weights": of each reward function, "sources": what scores} or {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
-    - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key};
-    - `["score", index, text, stop_reason]`: {reward function: its score}.
+    - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
+    - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
     sys.path.append(folder)
     served = Served(taskset_id, config)
@@ -59,7 +59,9 @@ class Served:
             return {"refused": str(why)}
         return {"keys": [hashlib.blake2b(repr(messages(t)).encode(), digest_size=8).hexdigest() for t in self.tasks]}
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> dict[str, Any] | None:
+        if not self.tasks:
+            return None
         task = self.tasks[index]
         answer = getattr(task.data, "answer", None)
         return {
@@ -68,7 +70,9 @@ class Served:
             "key": task.key,
         }
 
-    def score(self, index: int, text: str, stop_reason: str) -> dict[str, float]:
+    def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | None:
+        if not self.tasks:
+            return None
         task = self.tasks[index]
         trace = trace_of(task, text, stop_reason)
         asyncio.run(_score(task, trace))
