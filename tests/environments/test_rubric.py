@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
 from hone.rng import stream
 from hone.types import Outcome, Trajectory
@@ -255,6 +255,19 @@ def test_details_are_for_people():
     env = make(right, length, weights=[1.0, 0.1])
     assert grade(env, "<t>5</t>").detail == "expected '4', got '5'; right 0; length 0.8"
     assert grade(env, "five").detail == "no <t>…</t> pair in 'five'; right 0; length 0.4"
+
+
+def test_an_answer_that_cannot_be_shown_is_graded():
+    class Power(Parser):
+        def parse(self, text):
+            return 10 ** int(text)
+
+    def tall(completion):
+        return 0.5
+
+    env = SingleTurnEnv(rubric=Rubric([tall]), parser=Power())
+    score = env.grade(env.example(question="q", answer="4"), "5000")
+    assert (score.outcome, score.detail) == ("wrong", "expected '4', got a value of type int; tall 0.5")
 
 
 def test_numbers_of_other_kinds_are_taken():

@@ -226,6 +226,9 @@ def _explain(
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """The value's repr; of a long text both ends."""
-    text = value if isinstance(value, str) else str(value)
+    """The value's repr; of a long text both ends, of what has no text (a number of 5,000 digits) its type."""
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception:
+        return f"a value of type {type(value).__name__}"
     return repr(text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}")
