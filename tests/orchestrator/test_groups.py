@@ -120,3 +120,14 @@ def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
     assert metrics["completion/length/mean"] == 3.0 and metrics["completion/truncated"] == 0.0
     assert metrics["staleness/mean"] == 1.0
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["groups/failed"]) == (1, 1, 1)
+
+
+def test_what_a_failed_grading_had_before_it_failed_is_in_no_mean():
+    def length(completion) -> float:
+        return float(len(completion[-1]["content"]))
+
+    env = SingleTurnEnv(rubric=Rubric([length, number]), dataset=[{"question": "q"}])
+    example = Example([{"role": "user", "content": "q"}])
+    groups = grade_groups(env, [example], [0], [trajectory("1"), trajectory("none")], normalize_std=False)
+    assert groups[0].scores[1].components == {"length": 4.0}
+    assert step_metrics(groups, version=0)["reward/length/mean"] == 1.0

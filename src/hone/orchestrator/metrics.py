@@ -24,7 +24,7 @@ def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     if len(graded):
         metrics["reward/mean"] = float(graded.mean())
         metrics["reward/std"] = float(graded.std())
-        metrics |= component_means([score.components for score in scores])
+        metrics |= component_means([score.components for score in scores if not score.outcome.is_failure])
     metrics["frac_reward_zero_std"] = states.count("filtered") / len(groups)
     metrics |= outcome_shares([score.outcome for score in scores])
     metrics["completion/length/mean"] = float(lengths.mean())
