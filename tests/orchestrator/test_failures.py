@@ -134,3 +134,13 @@ def test_what_failed_before_a_resume_counts(make):
             watch.step(7, scores(13, 115))
         watch.tell_total()
     assert "104 of 1,024 completions could not be graded" in out.getvalue()
+
+
+def test_after_too_many_failures_a_resumed_run_counts_anew(make):
+    watch, out, writer = make()
+    lines = [{"step": s, "outcome/grader_error": 64 / 128, "outcome/grader_timeout": 0.0} for s in range(2)]
+    with writer:
+        watch.restore(lines, 128)
+        assert steps_until_halt(watch, 13, 115) == 7
+        watch.tell_total()
+    assert "232 of 1,280 completions could not be graded" in out.getvalue()

@@ -33,10 +33,16 @@ class FailureWatch:
         self._failed = self._all = 0
 
     def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
-        """Counts the steps that a run took before it was resumed: their metrics, of so many `completions` each."""
+        """Counts the steps that a run took before it was resumed: their metrics, of so many `completions` each.
+
+        If too many of them failed, that ended the run and has been mended since: counting begins anew.
+        """
         for line in metrics:
             if (names := [f"outcome/{outcome}" for outcome in _FAILURES])[0] in line:
                 self._count(round(sum(line[name] for name in names) * completions), completions)
+        failed, _, of = self._shares()
+        if failed > self._max_failed * of:
+            self._steps.clear()
 
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Counts a step's scores, and tells of the first failure of each kind.
@@ -76,14 +82,18 @@ class FailureWatch:
             )
 
     def _judge(self, first: str) -> None:
-        failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
-        of = max(self._of, seen)
+        failed, seen, of = self._shares()
         if failed > self._max_failed * of:
             raise Halt(
                 f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
                 f"{self._max_failed:.0%} of {of} (--orchestrator.grading.max-failed); mend the reward "
                 f"function, which said at last: {first.splitlines()[-1]}"
             )
+
+    def _shares(self) -> tuple[int, int, int]:
+        """How many of the last completions failed, how many these are, and how many the share is taken of."""
+        failed, seen = (sum(step[i] for step in self._steps) for i in (0, 1))
+        return failed, seen, max(self._of, seen)
 
     def _count(self, failed: int, total: int) -> None:
         self._failed += failed
