@@ -92,6 +92,25 @@ def load_environment():
     assert captured.err.strip().endswith("no completion could be graded, so there is no result")
 
 
+def test_when_too_many_completions_cannot_be_graded_the_exit_code_is_1(here: Path, tiny_model_dir: Path, capsys):
+    task = """
+from hone.environments import Rubric, SingleTurnEnv
+
+def brittle(completion, answer):
+    return 1 / int(answer)
+
+def load_environment():
+    rows = [{"question": "q", "answer": str(i % 4)} for i in range(8)]
+    return SingleTurnEnv(rubric=Rubric([brittle]), eval_dataset=rows)
+"""
+    (here / "environments").mkdir()
+    (here / "environments" / "brittle_task.py").write_text(task)
+    words = ("brittle-task", "-m", str(tiny_model_dir), "-n", "8", "-r", "1", "-t", "2", "--no-save")
+    assert hone_eval(*words) == 1
+    assert "2 of 8 completions could not be graded, more than 10% (--grading.max-failed)" in capsys.readouterr().err
+    assert hone_eval(*words, "--grading.max-failed", "0.25") == 0
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

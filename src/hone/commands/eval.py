@@ -46,7 +46,7 @@ class Counts(TypedDict):
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluates and reports. Returns 0, or 1 if rollouts failed or no completion could be graded."""
+    """Evaluates and reports. Returns 0, or 1 if rollouts failed or too many completions could not be graded."""
     config, exact_keys = _with_model(config)
     folder = results_folder(config) if config.save else None
     env = configured(config.env, config.env_args, config.template, "template")
@@ -72,10 +72,10 @@ def run(config: EvalConfig) -> int:
         save_results(folder, config, result, sys.argv)
         console.print(Text(f"saved       {folder}/results.jsonl and metadata.json"), soft_wrap=True)
     console.print(Text(f"next        {_next_command(config, available, result)}"), soft_wrap=True)
-    return _exit_code(result)
+    return _exit_code(result, config.grading.max_failed)
 
 
-def _exit_code(result: EvalResult) -> int:
+def _exit_code(result: EvalResult, max_failed: float) -> int:
     failed, total = len(result.failed), len(result.failed) + len(result.samples)
     if failed == total:
         print(f"error: all {total} rollouts failed, so there is no result", file=sys.stderr)
@@ -84,6 +84,9 @@ def _exit_code(result: EvalResult) -> int:
     elif failed:
         words = f"{failed} of {total} rollouts failed: the averages are over the other {total - failed}"
         print(f"error: {words}", file=sys.stderr)
+    elif len(result.failures) > max_failed * total:
+        words = f"{len(result.failures)} of {total} completions could not be graded, more than {max_failed:.0%}"
+        print(f"error: {words} (--grading.max-failed): the averages are over the others", file=sys.stderr)
     else:
         return 0
     return 1

@@ -206,8 +206,8 @@ class GradingConfig(BaseConfig):
     memory_gib: float = Field(default=4.0, gt=0)
     """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
-    """A run ends when more than this share of its last 1,000 completions could not be graded; in a shorter one, of all,
-    but of no fewer than 256."""
+    """A run ends when more than this share of its last 1,000 completions could not be graded (in a shorter one of all,
+    but of no fewer than 256); an evaluation of which more could not has the exit code 1."""
 
 
 class RunConfig(BaseConfig):
