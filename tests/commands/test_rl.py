@@ -213,6 +213,37 @@ def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert {row["outcome"] for row in Run(out).rollouts(0).to_pylist()} == {"grader_error"}
 
 
+EDITED = """
+import os
+from pathlib import Path
+
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def load_environment():
+    return SingleTurnEnv(rubric=Rubric([graded]), dataset=[{"question": f"q{i}"} for i in range(8)])
+
+
+def graded(completion) -> float:
+    with open("graded", "a") as file:
+        file.write("x")
+        if file.tell() == 12:
+            Path(__file__).write_text("# another task")
+            os._exit(1)
+    return file.closed * 0.5
+"""
+
+
+def test_a_run_whose_task_was_edited_saves_what_it_has_when_it_needs_another_worker(rl, tmp_path, monkeypatch, capsys):
+    (tmp_path / "edited.py").write_text(EDITED)
+    monkeypatch.chdir(tmp_path)
+    assert rl("--orchestrator.env.id", "edited", "--orchestrator.grading.workers", "1") == 2
+    said = capsys.readouterr().err
+    assert "the process for grading could not start: " in said and "edited.py" in said
+    assert f"Saved: {tmp_path}/out/checkpoints/step_1; go on with: " in said
+    assert [line["step"] for line in metrics(tmp_path / "out")] == [0]
+
+
 BRITTLE = """
 from hone.environments import Rubric, SingleTurnEnv
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
+from hone.errors import Halt, UserError
 from hone.grading.inline import GraderFailure
 from hone.grading.process import Closed, Ended, Garbled, Process, Reply, readable
 from hone.types import Outcome
@@ -38,8 +38,8 @@ _QUICK_SECONDS = 0.1
 """A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
 
 
-class StartFailure(UserError):
-    """A process could not be started; the last line says why."""
+class StartFailure(Halt):
+    """A process could not be started; the last line says why. A run that had others before saves what it has."""
 
 
 @dataclass(eq=False)
