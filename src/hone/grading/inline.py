@@ -156,7 +156,13 @@ def _wait(
         await asyncio.gather(*left, return_exceptions=True)
         return results
 
-    return _beside(os.getpid()).submit(_run, main).result() if _loop_runs() else _run(main)
+    if not _loop_runs():
+        return _run(main)
+    try:
+        return _beside(os.getpid()).submit(_run, main).result()
+    except KeyboardInterrupt:
+        _beside.cache_clear()  # what was interrupted may still be waiting there
+        raise
 
 
 def _loop_runs() -> bool:
