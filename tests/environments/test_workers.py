@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ class Chat(MultiTurnEnv):
             state["set"] = {1}
         if text in ("text", "number"):
             return "go on" if text == "text" else 5
+        if text == "keys":
+            state["board"] = [{1: "x"}]
         state["turns"] = state.get("turns", 0) + 1
         messages.append("what this function adds is its own")
         return [{"role": "user", "content": f"{text} {state['turns']}"}]
@@ -246,6 +249,23 @@ def test_what_is_no_list_of_messages_is_a_failure(workers):
     assert said[0] == [{"role": "user", "content": "a 1"}]
     for answer, value in zip(wrong, ("'go on'", "5"), strict=True):
         assert answer.detail == f"env_response returned {value}; it must return a list of messages"
+
+
+def test_keys_that_would_become_text_are_a_failure_that_says_so():
+    (answer,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "keys"}], {})])  # type: ignore[attr-defined]
+    assert answer.outcome is Outcome.GRADER_ERROR and "the key 1 is no text" in answer.detail
+
+
+def test_a_state_that_cannot_be_sent_or_copied():
+    turns = [([{"role": "assistant", "content": "a"}], {"lock": threading.Lock()})]
+    with pytest.raises(UserError, match=r"initial_state keep numbers.* or set grading\.workers = 0"):
+        load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
+    env = load(0, chat=True)
+    (answer,) = env.respond_many(turns)  # type: ignore[attr-defined]
+    assert answer.outcome is Outcome.GRADER_ERROR and "cannot pickle" in answer.detail
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    score = env.grade(env.example(question="q", answer="a"), Reply(messages, "stop", "0-0-0", state=turns[0][1]))
+    assert score.outcome is Outcome.GRADER_ERROR and "cannot pickle" in score.detail
 
 
 def test_an_edited_task_is_not_mixed_in(task):

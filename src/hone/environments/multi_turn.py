@@ -77,11 +77,13 @@ class MultiTurnEnv(Environment):
         self, messages: list[Message], state: dict[str, Any]
     ) -> Work[tuple[list[Message], dict[str, Any]] | GraderFailure]:
         """One turn of `respond_many`, in whatever process this is."""
-        messages, state = copy.deepcopy(messages), copy.deepcopy(state)
-        said = yield from attempt(self.env_response, messages, state)
+        copied = yield from attempt(copy.deepcopy, (messages, state))
+        if isinstance(copied, GraderFailure):
+            return copied
+        said = yield from attempt(self.env_response, *copied)
         if isinstance(said, GraderFailure):
             return said
         if said is not None and not isinstance(said, list | tuple):
             what = f"env_response returned {said!r:.200}; it must return a list of messages"
             return GraderFailure(Outcome.GRADER_ERROR, what)
-        return list(said or []), state
+        return list(said or []), copied[1]

@@ -107,7 +107,9 @@ class Rubric:
         changes nothing, and grading again gives the same.
         """
         started = time.perf_counter()
-        offered = _arguments(example, completion, parser, stop_reason, kept or {})
+        offered = yield from attempt(_arguments, example, completion, parser, stop_reason, kept or {})
+        if isinstance(offered, GraderFailure):
+            return Score(math.nan, {}, self.weights, offered.outcome, offered.detail)
         offered["rng"] = functools.partial(stream, seed, "grader", example.id, sample_id)
         answer = yield from attempt(parser.parse_answer, completion)
         components: dict[str, float] = {}

@@ -84,10 +84,21 @@ def _as_json(answer: Any) -> Any:
 
     try:
         json.dumps(answer)
+        _check_keys(answer)
     except (TypeError, ValueError, RecursionError) as error:
         detail = f"env_response left what is no JSON in its messages or its state: {error}"
         return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
     return answer
+
+
+def _check_keys(value: Any) -> None:
+    """TypeError for a key that JSON would make text of, so that it is not found any more."""
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r} is no text")
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_keys(part)
 
 
 def _failed(failure: Any) -> dict[str, Any]:
