@@ -173,33 +173,18 @@ def test_a_grader_that_was_ended_at_its_deadline_makes_the_run_inexact(rl, tmp_p
     assert (info["exact"], info["inexact"]) == (False, [{"step": 1, "cause": "a grader was ended at its deadline"}])
 
 
-LATE_OUT = """
-from hone.environments import Rubric, SingleTurnEnv, inline
-from hone.grading import GraderFailure
-from hone.types import Outcome
-
-
-def load_environment():
-    rows = [[{"question": f"{split}{i}"} for i in range(6)] for split in "te"]
-    return SingleTurnEnv(rubric=Rubric([late]), dataset=rows[0], eval_dataset=rows[1])
-
-
-@inline
-def late(completion, prompt) -> float | GraderFailure:
-    if prompt[0]["content"] == "e3":
-        return GraderFailure(Outcome.GRADER_TIMEOUT, "too late")
-    return len(completion[0]["content"]) % 2
-"""
-
-
-def test_so_does_one_in_an_evaluation(rl, tmp_path, monkeypatch):
-    (tmp_path / "late_out.py").write_text(LATE_OUT)
+def test_a_deadline_in_an_evaluation_makes_the_run_inexact_too(rl, tmp_path, monkeypatch, capsys):
+    late = LATE.replace("SingleTurnEnv(", 'SingleTurnEnv(eval_dataset=[{"question": "q"}] * 8, ')
+    (tmp_path / "late_there.py").write_text(late.replace("len(graded) > 8", "len(graded) < 8"))
     monkeypatch.chdir(tmp_path)
-    assert rl("--orchestrator.env.id", "late_out", "--orchestrator.eval.num-examples", "3") == 0
-    assert Run(tmp_path / "out").info["exact"] is True
-    assert rl("--orchestrator.env.id", "late_out", "--orchestrator.eval.num-examples", "4") == 0
-    cause = "a grader or a tool was ended at its deadline in an evaluation"
-    assert Run(tmp_path / "out").info["inexact"] == [{"step": 0, "cause": cause}]
+    flags = ("--orchestrator.eval.num-examples", "8", "--orchestrator.eval.rollouts-per-example", "1")
+    assert rl("--orchestrator.env.id", "late-there", *flags) == 0
+    info, said = Run(tmp_path / "out").info, capsys.readouterr().out
+    assert (info["exact"], info["inexact"]) == (False, [{"step": 0, "cause": "a grader was ended at its deadline"}])
+    assert (
+        "1 of 8 completions of the evaluation at step 0 could not be graded and are in no average; the first: " in said
+    )
+    assert "0 of 24" not in said and "of 24 completions" not in said
 
 
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):

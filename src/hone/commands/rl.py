@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
@@ -47,6 +48,7 @@ from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
+from hone.types import Score, Trajectory
 
 
 def run(config: RLConfig) -> int:
@@ -95,7 +97,7 @@ def run(config: RLConfig) -> int:
                 policy.load(version)
                 return watch.published(version)
 
-            evaluation = make_evaluate(config, env, renderer, policy, recorder.phase, recorder.met_deadline)
+            evaluation = make_evaluate(config, env, renderer, policy, recorder.phase, recorder.evaluated)
             return train(config, sampler, trainer, ledger, recorder, publish, evaluation)
 
         ending, code = run_loop(config, writer, trainer, renderer, lambda step: card(config, step), ledger.state, loop)
@@ -159,11 +161,10 @@ def make_evaluate(
     renderer: ChatRenderer,
     policy: Policy,
     phase: Callable[[str], AbstractContextManager[None]],
-    met_deadline: Callable[[int], None] = lambda version: None,
+    evaluated: Callable[[int, Sequence[Trajectory], Sequence[Score]], None] = lambda *_: None,
 ) -> Evaluate:
-    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`.
-
-    `met_deadline` is told the version in whose evaluation a deadline decided something.
+    """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`, and
+    `evaluated` is told what came of it.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -187,8 +188,8 @@ def make_evaluate(
                 seed=config.seed,
                 renderer=renderer,
             )
-        if result.met_deadline:
-            met_deadline(version)
+        samples: list[Any] = result.samples
+        evaluated(version, [sample.trajectory for sample in samples], [sample.score for sample in samples])
         return result.metrics()
 
     return evaluation

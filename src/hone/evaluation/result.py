@@ -160,14 +160,6 @@ class EvalResult:
         """The samples whose grading failed."""
         return [s for s in self.samples if not s.graded]
 
-    @property
-    def met_deadline(self) -> bool:
-        """Whether a grader or a tool was ended at its deadline, so that another time the numbers may be others."""
-        return any(
-            s.score.outcome is Outcome.GRADER_TIMEOUT or (isinstance(s.trajectory, Trajectory) and s.trajectory.late)
-            for s in self.samples
-        )
-
     @cached_property
     def reward_interval(self) -> Interval | None:
         """95 % interval of the mean reward, clustered by example; None with fewer than two graded examples."""

@@ -15,6 +15,7 @@ WINDOW = 1000
 """Completions over which the share of failures is taken: so many that 5 % do not pass for 10 % by chance."""
 LEAST = 256
 """The same in a run that has fewer altogether."""
+_DEADLINE = "a grader was ended at its deadline"
 _FAILURES = [outcome for outcome in Outcome if outcome.is_failure]
 
 
@@ -30,6 +31,7 @@ class FailureWatch:
         self._of = max(LEAST, min(WINDOW, planned))
         self._steps: deque[tuple[int, int]] = deque()
         self._told: set[Outcome] = set()
+        self._told_of_evaluation = False
         self._failed = self._all = 0
 
     def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
@@ -55,7 +57,7 @@ class FailureWatch:
             return
         first, kinds = printable(failures[0].detail), Counter(score.outcome for score in failures)
         if Outcome.GRADER_TIMEOUT in kinds:
-            self._run.mark_inexact(step, "a grader was ended at its deadline")
+            self._run.mark_inexact(step, _DEADLINE)
         new = [outcome for outcome in kinds if outcome not in self._told]
         self._told |= kinds.keys()
         for outcome in new:
@@ -72,6 +74,18 @@ class FailureWatch:
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
             )
         self._judge(first)
+
+    def evaluated(self, step: int, scores: Sequence[Score]) -> None:
+        """Tells of the first failure in an evaluation. They are in none of its averages, and end no run."""
+        failures = [score for score in scores if score.outcome.is_failure]
+        if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
+            self._run.mark_inexact(step, _DEADLINE)
+        if failures and not self._told_of_evaluation:
+            self._told_of_evaluation = True
+            self._run.display.message(
+                f"{len(failures)} of {len(scores)} completions of the evaluation at step {step} could not be graded "
+                f"and are in no average; the first: {printable(failures[0].detail)}"
+            )
 
     def tell_total(self) -> None:
         """Says at the end how many there were, if any."""

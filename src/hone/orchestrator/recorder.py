@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hone.orchestrator.failures import FailureWatch
@@ -11,7 +11,7 @@ from hone.orchestrator.watch import GapWatch
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
-from hone.types import Group
+from hone.types import Group, Score, Trajectory
 
 
 class RunRecorder:
@@ -34,10 +34,6 @@ class RunRecorder:
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
-    def met_deadline(self, version: int) -> None:
-        """Marks the run as inexact from the step of this version on, whose evaluation another time may differ."""
-        self.run.mark_inexact(version, "a grader or a tool was ended at its deadline in an evaluation")
-
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], weights: str) -> None:
         """Writes a step; `weights` is the fingerprint of the version that it sampled from.
 
@@ -51,10 +47,18 @@ class RunRecorder:
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
         timings = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None
         self.run.log_step(step, metrics, timings, weights)
-        if any(trajectory.late for group in groups for trajectory in group.trajectories):
-            self.run.mark_inexact(step, "a tool was ended at its deadline")
+        self._look_at_tools(step, [trajectory for group in groups for trajectory in group.trajectories])
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
             self.failures.tell_total()
         self.watch.trained(step, metrics)
+
+    def evaluated(self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> None:
+        """Says what went wrong in an evaluation of that version."""
+        self._look_at_tools(step, trajectories)
+        self.failures.evaluated(step, scores)
+
+    def _look_at_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        if any(trajectory.late for trajectory in trajectories):
+            self.run.mark_inexact(step, "a tool was ended at its deadline")
