@@ -142,8 +142,8 @@ def test_what_goes_wrong_costs_its_own_completion():
     assert [score.outcome for score in scores] == ["grader_error", "grader_timeout", "grader_timeout"]
     assert [score.detail for score in scores] == [
         "the process that was grading ended with 0",
-        "grading took 0.5 seconds of processor time",
-        "grading took 3 seconds",
+        "grading took 0.5 seconds of processor time (grading.timeout allows 0.5 s of the processor, 3 s by the clock)",
+        "grading took 3 seconds (grading.timeout allows 0.5 s of the processor, 3 s by the clock)",
     ]
     assert all(score.reward != score.reward and score.components == {} for score in scores)
 
@@ -151,7 +151,20 @@ def test_what_goes_wrong_costs_its_own_completion():
 def test_without_determinism_the_clock_decides():
     env = load_environment("graded-task")
     env.use_workers(GradingConfig(timeout=1.0), deterministic=False)
-    assert [score.detail for score in grades(env, ["spin", "sleep"])] == ["grading took 1 seconds"] * 2
+    detail = "grading took 1 seconds (grading.timeout allows 1 s)"
+    assert [score.detail for score in grades(env, ["spin", "sleep"])] == [detail] * 2
+
+
+def test_it_is_told_how_far_grading_is_and_what_failed():
+    env, told = load(1), []
+    env.progress = told.append
+    grades(env, ["a", "exit", "raise", "b"])
+    assert told == [
+        "grading: 1 of 4 done",
+        "grading: 2 of 4 done, 1 failed, the latest: the process that was grading ended with 0",
+        "grading: 3 of 4 done, 2 failed, the latest: RuntimeError: no grade",
+        "grading: 4 of 4 done, 2 failed, the latest: RuntimeError: no grade",
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -122,6 +122,17 @@ def test_plain_says_what_a_long_step_is_busy_with():
     assert out.getvalue() == "step 1/100: sampling ...\nstep 1/100: training ...\n"
 
 
+def test_plain_says_how_far_a_long_part_has_come():
+    display, clock, out = plain("rl", 100)
+    display.phase("grade")
+    for done, seconds in ((1, 2.5), (2, 0.5), (3, 2.0)):
+        clock.now += seconds
+        display.doing(f"grading: {done} of 4 done")
+        display.tick()
+    display.close()
+    assert out.getvalue() == "step 1/100: grading: 1 of 4 done ...\nstep 1/100: grading: 3 of 4 done ...\n"
+
+
 def test_eta_leaves_out_the_slow_first_step():
     clock = Clock()
     progress = Progress("rl", 10, clock)

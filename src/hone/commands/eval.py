@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -35,6 +36,9 @@ from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
+
+_SILENCE_SECONDS = 5.0
+"""Least time between two lines that say how far grading is."""
 
 
 class Counts(TypedDict):
@@ -118,9 +122,24 @@ def _evaluate(config: EvalConfig, env: Environment, folder: Path | None, exact_k
             "rollouts_per_example": config.rollouts_per_example,
             "progress": lambda done, total: bar.update(task, completed=done, total=total),
         }
+        env.progress = _teller(console, lambda words: bar.update(task, description=words))
         if config.base_url is None:
             return _evaluate_here(config, env, folder, counts)
         return _evaluate_there(config, env, folder, counts, exact_keys)
+
+
+def _teller(console: Console, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Where to say how far grading is: in the bar or, where there is no terminal, in a line every few seconds."""
+    if console.is_terminal:
+        return show
+    said = [time.monotonic()]
+
+    def tell(words: str) -> None:
+        if time.monotonic() - said[0] >= _SILENCE_SECONDS:
+            said[0] = time.monotonic()
+            print(words, file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _evaluate_here(config: EvalConfig, env: Environment, folder: Path | None, counts: Counts) -> EvalResult:

@@ -76,6 +76,7 @@ def run(config: RLConfig) -> int:
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
         stack.callback(env.close_workers)
+        env.progress = writer.display.doing
         env.start_workers(config.orchestrator.batch_size)
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)

@@ -17,7 +17,7 @@ from hone.environments.order import Draws
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Rubric, is_async
 from hone.environments.template import Template
-from hone.environments.workers import Limits, Origin, Sample, Workers, score
+from hone.environments.workers import Limits, Origin, Progress, Sample, Workers, score
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.grading.process import inside
@@ -96,6 +96,8 @@ class Environment:
         self._template: Template | None = None
         self._limits = Limits()
         self._workers: Workers | None = None
+        self.progress: Progress = lambda words: None
+        """Is told what the processes are at, when they have come further."""
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
 
     def loaded_by(self, origin: Origin) -> None:
@@ -280,7 +282,7 @@ class Environment:
         if rubric is not self.rubric or parser is not self.parser or not origin.repeatable:
             return None
         if self._workers is None:
-            self._workers = Workers(origin, self._limits)
+            self._workers = Workers(origin, self._limits, lambda words: self.progress(words))
         return self._workers
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:

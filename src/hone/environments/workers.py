@@ -11,19 +11,21 @@ import json
 import math
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
-from hone.grading import GraderFailure
+from hone.grading import GraderFailure, printable
 from hone.grading.pool import Pool
 from hone.types import Example, Message, Outcome, Score
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
 
+Progress = Callable[[str], None]
+"""Is told what the processes are at, in words."""
 CHUNK = 64
 """Most samples of one question, where functions wait and do so together."""
 BACKSTOP = 6
@@ -87,7 +89,7 @@ class Origin:
 class Workers:
     """The processes of one environment. They are started when they are needed, or by `start`."""
 
-    def __init__(self, origin: Origin, limits: Limits) -> None:
+    def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
         self._limits = limits
         self.pool = Pool(
             _SCRIPT,
@@ -96,6 +98,7 @@ class Workers:
             workers=limits.workers or cores(),
             memory_bytes=int(limits.memory_gib * 2**30),
         )
+        self._progress = progress
 
     def grade(self, samples: Sequence[Sample], waits: int) -> list[dict[str, Any] | GraderFailure]:
         """What `grade` of worker.py says of each sample; `waits` is how many of the reward functions are async."""
@@ -129,7 +132,18 @@ class Workers:
 
     def _asked(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
         cpu, clock = self._limits.seconds(waits)
-        return self.pool.ask_all([[kind, chunk] for chunk in chunks], cpu, clock, doing)
+        failures: list[str] = []
+
+        def heard(done: int, answer: Any) -> None:
+            failures.extend([answer.detail] if isinstance(answer, GraderFailure) else filter(None, map(_why, answer)))
+            words = f"{doing}: {done} of {len(chunks)} done"
+            if failures:
+                words += f", {len(failures)} failed, the latest: {printable(failures[-1]).splitlines()[-1]:.100}"
+            self._progress(words)
+
+        answers = self.pool.ask_all([[kind, chunk] for chunk in chunks], cpu, clock, doing, heard)
+        allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
+        return [_with_setting(answer, allowed) for answer in answers]
 
 
 def score(answer: dict[str, Any] | GraderFailure, weights: dict[str, float]) -> Score:
@@ -175,6 +189,20 @@ def _failure(answer: Any) -> GraderFailure | None:
     """The failure that a worker reported for one item."""
     failed = answer.get("failure") if isinstance(answer, dict) else None
     return None if failed is None else GraderFailure(Outcome(failed[0]), failed[1])
+
+
+def _why(answer: Any) -> str | None:
+    """Why a worker reported a failure for one item, if it did."""
+    if (failed := _failure(answer)) is not None:
+        return failed.detail
+    return answer["detail"] if isinstance(answer, dict) and Outcome(answer["outcome"]).is_failure else None
+
+
+def _with_setting(answer: Any, allowed: str) -> Any:
+    """A failure that took too long, with the setting that says how long it may take."""
+    if not isinstance(answer, GraderFailure) or answer.outcome is not Outcome.GRADER_TIMEOUT:
+        return answer
+    return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})")
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:

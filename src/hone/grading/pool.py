@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from hone.types import Outcome
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
+Heard = Callable[[int, Any], None]
+"""Is told how many questions have their answer, and the latest of these."""
 _CLOSING_SECONDS = 1.0
 """How long a process that has closed its output may live on."""
 _RETRIES = 3
@@ -104,18 +106,24 @@ class Pool:
                 self._hire()
 
     def ask_all(
-        self, questions: Sequence[Any], cpu_seconds: float | None, clock_seconds: float, doing: str | None = None
+        self,
+        questions: Sequence[Any],
+        cpu_seconds: float | None,
+        clock_seconds: float,
+        doing: str | None = None,
+        heard: Heard = lambda done, answer: None,
     ) -> list[Any | GraderFailure]:
         """The answers, in the order of the questions, whichever comes first.
 
         A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
         processor time (None: no limit) are the verdict that does not depend on how busy the machine is, and
-        `clock_seconds` the backstop for a process that waits. `doing` stands in for the pool's own. StartFailure if a
-        process does not come to be ready. Whatever else is raised here, as by Ctrl-C, ends all processes.
+        `clock_seconds` the backstop for a process that waits. `doing` stands in for the pool's own. `heard` is
+        told how many answers there are, and the latest. StartFailure if a process does not come to be ready. Whatever
+        else is raised here, as by Ctrl-C, ends all processes.
         """
         with self._lock:
             try:
-                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing).run()
+                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing, heard).run()
             except BaseException:
                 self.close()
                 raise
@@ -172,8 +180,11 @@ if hasattr(os, "register_at_fork"):
 class _Round:
     """One call of `ask_all`."""
 
-    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str) -> None:
+    def __init__(
+        self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str, heard: Heard
+    ) -> None:
         self.pool, self.questions, self.cpu, self.clock, self.doing = pool, questions, cpu, clock, doing
+        self.heard = heard
         self.waiting = deque(range(len(questions)))
         self.answers: dict[int, Any] = {}
         self.again: Counter[int] = Counter()
@@ -262,13 +273,18 @@ class _Round:
         else:
             worker.numbers.popleft()
             failed = None if reply.error is None else GraderFailure(Outcome.GRADER_ERROR, reply.error)
-            self.answers[worker.given.popleft()] = reply.answer if failed is None else failed
+            self.enter(worker.given.popleft(), reply.answer if failed is None else failed)
             worker.quick = time.monotonic() - worker.began <= _QUICK_SECONDS
         self.begin(worker)
         if reply.last:
             self.let_go(worker)
             self.give_back(worker)
         return not reply.last
+
+    def enter(self, index: int, answer: Any) -> None:
+        """Notes the answer to a question."""
+        self.answers[index] = answer
+        self.heard(len(self.answers), answer)
 
     def ended(self, worker: _Worker, ended: Ended) -> None:
         """A process ended by itself: the question that it was at has no answer."""
@@ -295,7 +311,7 @@ class _Round:
     def fail(self, worker: _Worker, outcome: Outcome, detail: str) -> None:
         """The question that a process was at failed; the others that it has are for other processes."""
         if worker.given:
-            self.answers[worker.given.popleft()] = GraderFailure(outcome, detail, lost=True)
+            self.enter(worker.given.popleft(), GraderFailure(outcome, detail, lost=True))
         self.give_back(worker)
 
     def give_back(self, worker: _Worker) -> None:

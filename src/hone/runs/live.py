@@ -42,6 +42,9 @@ class LiveDisplay:
     def phase(self, name: str) -> None:
         self._progress.enter(name)
 
+    def doing(self, words: str) -> None:
+        self._progress.doing = words
+
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         self._progress.update(step, metrics, timings)
 
