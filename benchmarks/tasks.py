@@ -87,7 +87,7 @@ def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict
     from hone.environments import load_environment
     from hone.inference.types import SamplingParams
 
-    env = load_environment(orchestrator["env"]["id"], **orchestrator["env"]["args"])
+    env = load_environment(orchestrator["env"]["id"], **orchestrator["env"].get("args", {}))
     found = evaluate_weights(
         load_weights(str(weights), "bf16_linear"),
         env,
