@@ -115,3 +115,17 @@ def test_a_call_of_the_sandbox_costs_little_beside_bubblewrap():
     milliseconds = result["milliseconds"]
     assert milliseconds["sandbox"]["median"] <= 2 * milliseconds["bubblewrap"]["median"]
     assert result["calls_per_second"]["2"] >= 1.4 * result["calls_per_second"]["1"]
+
+
+def test_workers_cost_little_and_stand_hostile_graders():
+    result = json.loads((RESULTS / "grading.json").read_text())
+    math, hostile = result["math"], result["hostile"]
+    assert math["one_worker_vs_plain"] >= 0.9 and math["speedup_vs_plain"] >= 0.9
+    assert math["workload"]["workers"] == hostile["workers"] >= 2
+    assert (hostile["completions"], hostile["bad"], hostile["deadline_seconds"]) == (1000, 50, 1.0)
+    assert hostile["wrong"] == hostile["processes_left"] == 0 < hostile["processes_forked"]
+    assert hostile["wall_vs_bound"] <= 1.5
+    traces = result["traces"]  # why the pool is not Pebble's
+    assert traces["pool"]["leave_grandchildren"]["left"] == 0 < traces["pebble"]["leave_grandchildren"]["left"]
+    assert traces["pool"]["hear_nothing"]["seconds"] < traces["pebble"]["hear_nothing"]["seconds"] / 2
+    assert traces["pool"]["memory_limit_gib"] < 4.5 and traces["pebble"]["memory_limit_gib"] is None
