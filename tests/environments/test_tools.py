@@ -153,6 +153,23 @@ def test_functions_that_are_no_tools_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tools": add}, "tools is <function add"),
+        ({"tools": ["add"]}, r"tools is \['add'\]; it must be a list of functions"),
+        ({"max_turns": "3"}, "max_turns is '3'; it must be a whole number, at least 1"),
+        ({"max_turns": 1.5}, "max_turns is 1.5"),
+        ({"max_turns": 0}, "max_turns is 0"),
+        ({"max_chars": 0}, "max_chars is 0; it must be a whole number, at least 1"),
+        ({"stop_errors": ["ValueError"]}, r"stop_errors is \['ValueError'\]; it must be a list of exceptions"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_sentence(wrong: dict, words: str) -> None:
+    with pytest.raises(UserError, match=f"environment 'mine': {words}"):
+        ToolEnv(**{"id": "mine", "tools": [add], "rubric": Rubric([lambda completion: 0.0]), "dataset": [], **wrong})
+
+
+@pytest.mark.parametrize(
     ("one", "answer"),
     [
         (call("add", {"a": 2}), "3"),

@@ -163,3 +163,13 @@ def test_limits_are_checked() -> None:
         Limits(cpu_seconds=float("inf"))
     with pytest.raises(UserError, match="memory_mib is 32: the interpreter needs 64"):
         Limits(memory_mib=32)
+
+
+def test_what_is_no_text_is_refused(monkeypatch):
+    sandbox = Sandbox(isolation="none")
+    with pytest.raises(UserError, match="code is a NoneType; the sandbox takes text"):
+        sandbox.run(None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="stdin is a int; the sandbox takes text"):
+        sandbox.run("pass", 3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="limit clock_seconds is '3': give a positive number"):
+        Limits(clock_seconds="3")  # type: ignore[arg-type]

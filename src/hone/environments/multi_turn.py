@@ -19,8 +19,10 @@ class MultiTurnEnv(Environment):
 
     def __init__(self, *, max_turns: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if max_turns < 1:
-            raise UserError(f"environment {self.id!r}: max_turns is {max_turns}; it must be at least 1")
+        if not isinstance(max_turns, int) or max_turns < 1:
+            raise UserError(
+                f"environment {self.id!r}: max_turns is {max_turns!r}; it must be a whole number, at least 1"
+            )
         self.max_turns = max_turns
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:

@@ -51,6 +51,14 @@ class ToolEnv(MultiTurnEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
+        if callable(tools) or not all(callable(tool) for tool in tools):
+            raise UserError(f"environment {self.id!r}: tools is {tools!r:.100}; it must be a list of functions")
+        if not isinstance(max_chars, int) or max_chars < 1:
+            raise UserError(
+                f"environment {self.id!r}: max_chars is {max_chars!r}; it must be a whole number, at least 1"
+            )
+        if not all(isinstance(error, type) and issubclass(error, BaseException) for error in stop_errors):
+            raise UserError(f"environment {self.id!r}: stop_errors is {stop_errors!r}; it must be a list of exceptions")
         functions = [ToolFunction(tool) for tool in tools]
         self.tools = {function.name: function for function in functions}
         if not functions or len(self.tools) != len(functions):

@@ -56,8 +56,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 < value < math.inf:
-                raise UserError(f"the sandbox's limit {name} is {value}: give a positive number")
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise UserError(f"the sandbox's limit {name} is {value!r}: give a positive number")
         if self.memory_mib < 64:
             raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
 
@@ -91,7 +91,7 @@ class Sandbox:
     ) -> None:
         self.limits = limits or Limits()
         self.isolation = isolation
-        self.packages = tuple(packages)
+        self.packages = (packages,) if isinstance(packages, str) else tuple(packages)
         if isolation not in ("bubblewrap", "none"):
             raise UserError(f'isolation is "bubblewrap" or "none", not "{isolation}"')
         if sys.platform != "linux":
@@ -109,8 +109,11 @@ class Sandbox:
         """Runs `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
         Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
-        the code.
+        the code, and UserError for what is no text.
         """
+        for name, text in (("code", code), ("stdin", stdin)):
+            if not isinstance(text, str):
+                raise UserError(f"{name} is a {type(text).__name__}; the sandbox takes text")
         return self._run(code, stdin, self._place)
 
     def _run(self, code: str, stdin: str, place: Place) -> Ran:
