@@ -26,6 +26,8 @@ from graders import gone
 
 from hone.runs import Run
 
+pytestmark = pytest.mark.long
+
 TASK = '''
 import ctypes, os, subprocess, sys, time, zlib
 from pathlib import Path
