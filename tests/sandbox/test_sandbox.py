@@ -246,7 +246,9 @@ def test_a_thread_that_ends_takes_nothing_along(sandbox: Sandbox) -> None:
 
 def test_ctrl_c_ends_the_code(tmp_path: Path) -> None:
     script = (
-        "from hone.grading import Sandbox\ns = Sandbox()\nprint('go', flush=True)\ns.run('import time; time.sleep(60)')"
+        "import signal\nfrom hone.grading import Sandbox\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background of a shell it is ignored
+        "s = Sandbox()\nprint('go', flush=True)\ns.run('import time; time.sleep(60)')"
     )
     before = of_the_sandbox()
     hone = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
