@@ -259,7 +259,7 @@ def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
     assert f"POST /update_weights takes weights under {served.folder}\n" in said
     assert "sesame" not in said
     curl = next(line for line in served.said if line.startswith("try")).removeprefix("try")
-    words = shlex.split(curl.replace("KEY", "sesame"))
+    words = shlex.split(curl.replace("$KEY", "sesame"))
     answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
     assert '"object":"text_completion"' in answer.stdout, answer.stderr
 
