@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
+from quickstart_seeds import cpu_model
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 EXAMPLES = ROOT / "examples/reverse_text"
@@ -129,11 +131,6 @@ def shell(args: argparse.Namespace, *command: object) -> None:
 def words(command: object) -> list[str]:
     name, *rest = map(str, command)  # type: ignore[call-overload]
     return [str(BIN / name), *rest]
-
-
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

@@ -164,6 +164,7 @@ def test_it_is_told_how_far_grading_is_and_what_failed():
         "grading: 2 of 4 done, 1 failed, the latest: the process that was grading ended with 0",
         "grading: 3 of 4 done, 2 failed, the latest: RuntimeError: no grade",
         "grading: 4 of 4 done, 2 failed, the latest: RuntimeError: no grade",
+        "",
     ]
 
 

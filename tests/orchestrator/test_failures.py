@@ -56,6 +56,13 @@ def test_the_first_of_each_kind_is_told_and_the_total_at_the_end(make, tmp_path)
     assert Run(tmp_path / "run").info["inexact"] == [{"step": 4, "cause": "a grader was ended at its deadline"}]
 
 
+def test_a_failure_may_say_nothing(make):
+    watch, out, writer = make(max_failed=0.0)
+    with writer, pytest.raises(Halt, match="said at last: no reason was given"):
+        watch.step(0, scores(1, 99, detail=""))
+    assert "1 of 100 completions could not be graded" in out.getvalue()
+
+
 def test_nothing_is_said_where_nothing_fails(make):
     watch, out, writer = make()
     with writer:

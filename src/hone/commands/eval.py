@@ -116,13 +116,14 @@ def _evaluate(config: EvalConfig, env: Environment, folder: Path | None, exact_k
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         where = f" at {config.base_url}" if config.base_url else ""
-        task = bar.add_task(f"evaluating {config.model}{where} on {env.id}", total=None)
+        title = f"evaluating {config.model}{where} on {env.id}"
+        task = bar.add_task(title, total=None)
         counts: Counts = {
             "num_examples": config.num_examples,
             "rollouts_per_example": config.rollouts_per_example,
             "progress": lambda done, total: bar.update(task, completed=done, total=total),
         }
-        env.progress = _teller(console, lambda words: bar.update(task, description=words))
+        env.progress = _teller(console, lambda words: bar.update(task, description=words or title))
         if config.base_url is None:
             return _evaluate_here(config, env, folder, counts)
         return _evaluate_there(config, env, folder, counts, exact_keys)
@@ -135,7 +136,7 @@ def _teller(console: Console, show: Callable[[str], None]) -> Callable[[str], No
     said = [time.monotonic()]
 
     def tell(words: str) -> None:
-        if time.monotonic() - said[0] >= _SILENCE_SECONDS:
+        if words and time.monotonic() - said[0] >= _SILENCE_SECONDS:
             said[0] = time.monotonic()
             print(words, file=sys.stderr, flush=True)
 

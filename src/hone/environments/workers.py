@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
-from hone.grading import GraderFailure, printable
+from hone.grading import GraderFailure, last_line
 from hone.grading.pool import Pool
 from hone.types import Example, Message, Outcome, Score
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
 
 Progress = Callable[[str], None]
-"""Is told what the processes are at, in words."""
+"""Is told what the processes are at, in words; "" when they have nothing more to do."""
 CHUNK = 64
 """Most samples of one question, where functions wait and do so together."""
 BACKSTOP = 6
@@ -126,7 +126,8 @@ class Workers:
             if isinstance(chunk, GraderFailure) and here > 1:
                 again += range(len(answers), len(answers) + here)
             answers += [chunk] * here if isinstance(chunk, GraderFailure) else chunk
-        for index, chunk in zip(again, self._asked(kind, [[items[i]] for i in again], waits, doing), strict=True):
+        alone = self._asked(kind, [[items[i]] for i in again], waits, doing) if again else []
+        for index, chunk in zip(again, alone, strict=True):
             answers[index] = chunk if isinstance(chunk, GraderFailure) else chunk[0]
         return [_failure(answer) or answer for answer in answers]
 
@@ -135,13 +136,15 @@ class Workers:
         failures: list[str] = []
 
         def heard(done: int, answer: Any) -> None:
-            failures.extend([answer.detail] if isinstance(answer, GraderFailure) else filter(None, map(_why, answer)))
+            lost = isinstance(answer, GraderFailure)
+            failures.extend([answer.detail] if lost else [why for item in answer if (why := _why(item)) is not None])
             words = f"{doing}: {done} of {len(chunks)} done"
             if failures:
-                words += f", {len(failures)} failed, the latest: {printable(failures[-1]).splitlines()[-1]:.100}"
+                words += f", {len(failures)} failed, the latest: {last_line(failures[-1]):.100}"
             self._progress(words)
 
         answers = self.pool.ask_all([[kind, chunk] for chunk in chunks], cpu, clock, doing, heard)
+        self._progress("")
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
         return [_with_setting(answer, allowed) for answer in answers]
 

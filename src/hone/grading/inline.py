@@ -212,6 +212,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def last_line(text: str) -> str:
+    """The last line of a failure's detail, which of a traceback says what happened; printable."""
+    return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
+
+
 def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 

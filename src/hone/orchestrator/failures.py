@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hone.errors import Halt, UserError
-from hone.grading import printable
+from hone.grading import last_line, printable
 from hone.runs.writer import RunWriter
 from hone.types import Outcome, Score
 
@@ -55,21 +55,19 @@ class FailureWatch:
         self._count(len(failures), len(scores))
         if not failures:
             return
-        first, kinds = printable(failures[0].detail), Counter(score.outcome for score in failures)
+        first, kinds = failures[0].detail, Counter(score.outcome for score in failures)
         if Outcome.GRADER_TIMEOUT in kinds:
             self._run.mark_inexact(step, _DEADLINE)
-        new = [outcome for outcome in kinds if outcome not in self._told]
+        firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._told}
         self._told |= kinds.keys()
-        for outcome in new:
-            detail = next(score.detail for score in failures if score.outcome is outcome)
+        for outcome, detail in firsts.items():
             self._run.event(str(outcome), step, count=kinds[outcome], total=len(scores), detail=detail)
         if len(failures) == len(scores):
             text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
             if step == 0:
-                raise UserError(f"{text}: mend the reward function. The first:\n{first}")
-            raise Halt(f"{text} ({first.splitlines()[-1]}): mend the reward function")
-        for outcome in new:
-            detail = next(score.detail for score in failures if score.outcome is outcome)
+                raise UserError(f"{text}: mend the reward function. The first:\n{printable(first)}")
+            raise Halt(f"{text} ({last_line(first)}): mend the reward function")
+        for outcome, detail in firsts.items():
             self._run.display.message(
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
             )
@@ -101,7 +99,7 @@ class FailureWatch:
             raise Halt(
                 f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
                 f"{self._max_failed:.0%} of {of} (--orchestrator.grading.max-failed); mend the reward "
-                f"function, which said at last: {first.splitlines()[-1]}"
+                f"function, which said at last: {last_line(first)}"
             )
 
     def _shares(self) -> tuple[int, int, int]:

@@ -101,7 +101,7 @@ class PlainDisplay:
         self._progress.enter(name)
 
     def doing(self, words: str) -> None:
-        self._progress.doing = words
+        self._progress.tell(words)
 
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         progress = self._progress

@@ -43,7 +43,7 @@ class LiveDisplay:
         self._progress.enter(name)
 
     def doing(self, words: str) -> None:
-        self._progress.doing = words
+        self._progress.tell(words)
 
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         self._progress.update(step, metrics, timings)

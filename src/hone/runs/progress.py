@@ -39,6 +39,7 @@ class Progress:
     evals: dict[str, Any] = field(default_factory=dict)
     eval_step: int | None = None
     history: list[float] = field(default_factory=list)
+    phase: str = ""
     doing: str = ""
     doing_since: float = 0.0
 
@@ -50,7 +51,12 @@ class Progress:
         self.doing, self.doing_since = "", self.began
 
     def enter(self, phase: str) -> None:
-        self.doing, self.doing_since = _DOING.get(phase, phase), self.clock()
+        self.phase, self.doing_since = _DOING.get(phase, phase), self.clock()
+        self.doing = self.phase
+
+    def tell(self, words: str) -> None:
+        """How far the phase has come, in words; without any, the phase itself."""
+        self.doing = words or self.phase
 
     def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
