@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "hone"
 LEVELS = [
     {"cli"},
     {"commands"},
-    {"reproduce"},
+    {"reproduce", "audit"},
     {"evaluation"},
     {"orchestrator"},
     {"trainer", "inference"},

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,10 @@ class Environment:
 
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
+    answer_is_exact = False
+    """Whether every character of an answer counts, its case and punctuation too: an audit then changes none."""
+    audit_allows: Mapping[str, str] = MappingProxyType({})
+    """What an audit finds that is meant so, by the name of the finding ("false-negative:crlf"), and why."""
 
     def __init__(
         self,
@@ -95,6 +100,8 @@ class Environment:
         self._splits: dict[str, Split] = {}
         self._template: Template | None = None
         self._limits = Limits()
+        self.isolated = False
+        """Whether what is marked `inline` runs in worker processes too, where it can be ended."""
         self._workers: Workers | None = None
         self.progress: Progress = lambda words: None
         """Is told what the processes are at, when they have come further."""
@@ -251,7 +258,7 @@ class Environment:
         return [_failed(self.rubric, completion) or next(scores) for _, completion in pairs]
 
     def _grade(self, samples: list[Sample]) -> list[Score]:
-        workers = None if self.rubric.inline else self._processes()
+        workers = None if self.rubric.inline and not self.isolated else self._processes()
         if workers is None:
             return together([self.grading(sample) for sample in samples], self._limits.timeout)
         waits = sum(map(is_async, self.rubric.funcs.values()))
@@ -272,7 +279,7 @@ class Environment:
     @property
     def _runs_here(self) -> bool:
         """Whether nothing of this task needs a worker."""
-        return self.rubric.inline
+        return self.rubric.inline and not self.isolated
 
     def _processes(self) -> Workers | None:
         """The workers; None where there are to be none, and where they would load another environment than this."""

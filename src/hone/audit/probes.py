@@ -1,0 +1,132 @@
+"""Texts whose grading says something about a task, and what grading made of them.
+
+prober = Prober(env, subjects_of(env, 32, seed=0))
+probes = prober.grade([Text(subject, "empty", "") for subject in prober.subjects])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone import rng
+from hone.audit.playing import Script, play_many
+from hone.audit.report import Shown
+from hone.environments import Environment, MultiTurnEnv
+from hone.environments.parsers import completion_text
+from hone.errors import UserError
+from hone.types import Example, Message, Outcome, Score
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An example, and a completion of it that deserves full marks: None if the task declares none.
+
+    `text` is the last message of that completion, the one that is graded; `answer` is its answer as it stands in
+    `text`, by the task's own parser; None if it does not stand there word for word.
+    """
+
+    example: Example
+    reference: Script | None
+    text: str = ""
+    answer: str | None = None
+
+    def saying(self, text: str) -> Script:
+        """The reference with another last message."""
+        if self.reference is None or isinstance(self.reference, str):
+            return text
+        last = max(i for i, message in enumerate(self.reference) if message.get("role") == "assistant")
+        return [*self.reference[:last], {"role": "assistant", "content": text}]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A completion to be graded. `name` says how it was made, such as "crlf" or "empty"."""
+
+    subject: Subject
+    name: str
+    completion: Script
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A graded text."""
+
+    text: Text
+    score: Score
+
+    @property
+    def name(self) -> str:
+        return self.text.name
+
+    @property
+    def correct(self) -> bool:
+        return self.score.outcome is Outcome.CORRECT
+
+    @property
+    def failed(self) -> bool:
+        """Whether the grader failed, so that there is no reward."""
+        return self.score.outcome.is_failure
+
+    def shown(self, expected: str) -> Shown:
+        completion = self.text.completion
+        return Shown(
+            example_id=self.text.subject.example.id,
+            completion=completion if isinstance(completion, str) else [dict(message) for message in completion],
+            outcome=str(self.score.outcome),
+            reward=None if self.failed else self.score.reward,
+            expected=expected,
+            detail=self.score.detail,
+        )
+
+
+@dataclass
+class Prober:
+    """Grades texts by the task's real path. `hung` are the names of texts at which the grader was ended."""
+
+    env: Environment
+    subjects: Sequence[Subject]
+    seed: int = 0
+    hung: set[str] = field(default_factory=set)
+
+    def grade(self, texts: Sequence[Text]) -> list[Probe]:
+        """The probes of the texts, in order. One at which the grader hangs costs its whole deadline: texts of its name
+        are tried with one example first, and left out for the others if that hangs.
+        """
+        first: dict[str, int] = {}
+        for index, text in enumerate(texts):
+            first.setdefault(text.name, index)
+        ahead = sorted(first.values())
+        probes = dict(zip(ahead, self._grade([texts[i] for i in ahead]), strict=True))
+        self.hung |= {p.name for p in probes.values() if p.score.outcome is Outcome.GRADER_TIMEOUT}
+        rest = [i for i, text in enumerate(texts) if i not in probes and text.name not in self.hung]
+        probes |= zip(rest, self._grade([texts[i] for i in rest]), strict=True)
+        return [probes[i] for i in sorted(probes)]
+
+    def _grade(self, texts: Sequence[Text]) -> list[Probe]:
+        scripts = [(text.subject.example, text.completion) for text in texts]
+        pairs: list[tuple[Example, Any]] = list(scripts)
+        if isinstance(self.env, MultiTurnEnv):
+            replies = play_many(self.env, scripts)
+            pairs = [(example, reply) for (example, _), reply in zip(scripts, replies, strict=True)]
+        scores = self.env.grade_many(pairs, self.seed)
+        return [Probe(text, score) for text, score in zip(texts, scores, strict=True)]
+
+
+def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
+    """`count` examples of a split, drawn by the seed, each with its reference if the task declares one."""
+    examples = env.split(split)
+    chosen = rng.stream(seed, "audit", split).permutation(len(examples))[:count]
+    return [_subject(env, examples[int(index)]) for index in sorted(chosen)]
+
+
+def _subject(env: Environment, example: Example) -> Subject:
+    try:
+        reference = env.reference(example)
+    except UserError:
+        return Subject(example, None)
+    messages: list[Message] = [] if isinstance(reference, str) else list(reference)
+    text = reference if isinstance(reference, str) else completion_text(messages)
+    answer = env.parser.parse_answer(text)
+    return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
