@@ -17,7 +17,7 @@ from hone.runs.reader import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "hone",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -49,7 +49,7 @@ def reward_curve(run_dirs: Sequence[str | Path], out_path: str | Path, title: st
         raise UserError("there is nothing to draw: name run directories of `hone sft` or `hone rl`")
     out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(
             figsize=(4.6 if len(panels) == 2 else 7.0, 6.4 if len(panels) == 2 else 3.8), layout="constrained"
         )

@@ -1,0 +1,125 @@
+"""Pages in one HTML file: nothing is loaded from elsewhere, no script runs, and what a model wrote is only shown.
+
+    body = fill("<h2>{{ title }}</h2>{{ picture }}", title=title, picture=svg(figure))
+    write_file(path, page("hone regrade", body))
+
+Templates are Jinja with everything escaped; `Markup` is what `fill`, `svg` and `page` made.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from hone import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from matplotlib.figure import Figure
+
+INK, MUTED, LINE = "#1d2430", "#5a6475", "#e4e8ee"
+COLORS = {
+    "blue": "#2563c9",
+    "green": "#12876a",
+    "purple": "#8b45c4",
+    "brown": "#b3591d",
+    "red": "#d9480f",
+    "grey": "#8a94a6",
+}
+
+STYLE = """
+:root { color-scheme: light; }
+body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; color: #1d2430; }
+h1 { font-size: 1.5rem; margin-bottom: 0.2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+p.sub, footer, td.sub { color: #5a6475; } footer { margin-top: 3rem; font-size: 0.85rem; }
+.box { border: 1px solid #e4e8ee; border-left: 5px solid #8a94a6; border-radius: 4px; padding: 0.6rem 1rem; margin: 1rem 0; }
+.fail { border-left-color: #c92a2a; } .warn { border-left-color: #e8a100; } .pass { border-left-color: #12876a; }
+.note { border-left-color: #2563c9; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 0.25rem 0.7rem 0.25rem 0; border-bottom: 1px solid #e4e8ee; vertical-align: top; }
+th { font-weight: 600; color: #5a6475; } th.n, td.n { text-align: right; } tr.mark td { background: #fff4e0; }
+pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { background: #f5f7fa; border-radius: 4px; padding: 0.6rem; margin: 0.3rem 0; max-height: 24rem; overflow-y: auto; }
+figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; }
+.columns { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{{ title }}</title>
+<style>{{ style }}</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+{{ body }}
+<footer>Made by hone {{ version }}.</footer>
+</body>
+</html>
+"""
+
+
+def page(title: str, body: Markup) -> str:
+    """A whole page around what `fill` made. A content policy forbids scripts, and loading anything."""
+    return str(fill(_PAGE, title=title, body=body, style=Markup(STYLE), version=__version__))
+
+
+def fill(template: str, **values: Any) -> Markup:
+    """A Jinja template with its values, all escaped but for Markup. An undefined name is an error.
+
+    The filters `num` (0.123, an en dash for None) and `percent` are there.
+    """
+    return Markup(_environment().from_string(template).render(**values))
+
+
+def visible(text: str, limit: int | None = None) -> str:
+    """Text of a model as it can be shown anywhere: control characters, but for line ends and tabs, as escapes.
+
+    A longer one than `limit` loses its middle.
+    """
+    if limit is not None and len(text) > limit:
+        head = (limit + 1) // 2
+        text = f"{text[:head]} […{len(text) - limit:,} characters…] {text[len(text) - (limit - head) :]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def figure(width: float = 9.0, height: float = 3.6) -> Iterator[Figure]:
+    """A matplotlib figure in the style of hone's pictures, to be drawn on and handed to `svg` inside the block."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from hone.runs.curve import STYLE as CURVES
+
+    with rc_context(CURVES):
+        drawn = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(drawn)
+        yield drawn
+
+
+def svg(drawn: Figure) -> Markup:
+    """The figure as inline SVG. The same figure gives the same text: no date, fixed ids, letters as outlines."""
+    out = io.StringIO()
+    drawn.savefig(out, format="svg", metadata={"Date": None})
+    return Markup(re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL))
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, StrictUndefined
+
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["num"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
+    made.filters["percent"] = lambda value: "–" if value is None else f"{value:.0%}"
+    made.filters["visible"] = visible
+    return made
