@@ -1,0 +1,66 @@
+"""What findings are made of: the texts that they show, and those of graders that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hone.audit.probes import Probe
+from hone.audit.report import Finding, Shown, Verdict
+from hone.grading import last_line
+from hone.types import Outcome
+
+SHOWN = 3
+"""How many texts a finding shows."""
+
+
+def failures(probes: Sequence[Probe], total: int) -> list[Finding]:
+    """At most one finding `raises` and one `hangs` for all of the probes, of which `total` were tried."""
+    found = []
+    raised = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_ERROR]
+    hung = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT]
+    if raised:
+        names = tuple(dict.fromkeys(probe.name for probe in raised))
+        reason = last_line(raised[0].score.detail)
+        found.append(
+            Finding(
+                "raises",
+                Verdict.FAIL,
+                f"the grader fails on {len(raised)} of {total} texts ({listed(names)}): {reason}",
+                "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost",
+                names,
+                shown(raised, "a reward, be it 0"),
+            )
+        )
+    if hung:
+        names = tuple(dict.fromkeys(probe.name for probe in hung))
+        seconds = max(probe.score.seconds for probe in hung)
+        took = f", after {seconds:.1f} s" if seconds else ""
+        found.append(
+            Finding(
+                "hangs",
+                Verdict.FAIL,
+                f"the grader was stopped at {len(names)} {'text' if len(names) == 1 else 'texts'}{took}: "
+                f"{listed(names)}; {last_line(hung[0].score.detail)}",
+                "limit what the grader computes: no eval of a model's text, no powers of powers, no regular expression "
+                "that tries all ways to split a text",
+                names,
+                shown(hung, "a reward within milliseconds"),
+            )
+        )
+    return found
+
+
+def shown(probes: Sequence[Probe], expected: str) -> tuple[Shown, ...]:
+    """Up to three of the probes to look at: short texts first, and of different names where there are."""
+    ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))
+    firsts: dict[str, Probe] = {}
+    for probe in ordered:
+        firsts.setdefault(probe.name, probe)
+    rest = [probe for probe in ordered if firsts[probe.name] is not probe]
+    return tuple(probe.shown(expected) for probe in [*firsts.values(), *rest][:SHOWN])
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
