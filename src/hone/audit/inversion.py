@@ -1,0 +1,310 @@
+"""Whether a wrong answer can earn as much as a right one: a policy finds that, and stops to look for right answers.
+
+The most that a wrong answer earns stands against the least that a right one does. Both follow from the ranges that the
+rubric declares for its components, taken as reachable together, and from texts and conversations that were graded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone.audit.playing import Script
+from hone.audit.probes import Probe, Prober
+from hone.audit.report import Check, Finding, Shown, Verdict
+from hone.audit.trajectories import inversion_texts
+from hone.environments import MultiTurnEnv, Range, Rubric, arguments_of, calls_of
+from hone.errors import UserError
+from hone.types import Outcome
+
+SUBJECTS = 4
+"""Examples that are tried with the texts and conversations of this check."""
+MOST_WORDS = 2_000
+"""Texts of more words decide no total: few runs have room for them."""
+_SMALL = 1e-9
+
+
+@dataclass(frozen=True)
+class Total:
+    """The reward of a right or a wrong answer: what each component contributes, and the text that earned it.
+
+    `declared`: the components whose part follows from their declared range; `probe` is the text for the others, None
+    if all are declared.
+    """
+
+    parts: dict[str, float]
+    probe: Probe | None
+    declared: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def reward(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def source(self) -> str:
+        if not self.declared:
+            return "found"
+        return "declared" if self.probe is None else "partly declared"
+
+
+def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
+    """Compares the best wrong answer with the worst right one. `probes` are the texts that were graded so far; those
+    that try what is paid beside the answer are added here.
+    """
+    tried, unable = _tried(prober)
+    graded = [probe for probe in (*probes, *tried) if not probe.failed]
+    rubric = prober.env.rubric
+    fair = [probe for probe in graded if _words(probe) <= MOST_WORDS]
+    right = [probe for probe in fair if probe.correct]
+    wrong = [probe for probe in fair if not probe.correct]
+    worst = min(_totals(rubric, right, right_answers=True), key=lambda total: total.reward, default=None)
+    best = max(_totals(rubric, wrong, right_answers=False), key=lambda total: total.reward, default=None)
+    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *unable]
+    varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
+    if worst is not None and best is not None and varies and best.reward >= worst.reward:
+        findings.insert(0, _inversion(prober, best, worst))
+    figures = {
+        "components": [_component(rubric, name, right, wrong) for name in rubric.funcs],
+        "best_wrong": _as_figures(best),
+        "worst_right": _as_figures(worst),
+        "texts": len(graded),
+    }
+    return Check("inversion", _summary(best, worst, len(graded)), tuple(findings), figures)
+
+
+def _tried(prober: Prober) -> tuple[list[Probe], list[Finding]]:
+    """The texts of this check, graded; and a note where the tools of the task cannot be called."""
+    env = prober.env
+    turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
+    subjects = prober.subjects[: SUBJECTS if turns <= 16 else 2]
+    try:
+        env.check_rollouts()
+    except UserError as error:
+        remedy = "audit it on a machine where it can be sampled"
+        note = Finding("not-played", Verdict.NOTE, f"no conversation was played: {error}", remedy)
+        return [], [note]
+    return prober.grade(inversion_texts(env, subjects)), []
+
+
+def _words(probe: Probe) -> int:
+    return sum(len(text.split()) for text in _said(probe.text.completion))
+
+
+def _said(completion: Script) -> list[str]:
+    if isinstance(completion, str):
+        return [completion]
+    return [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
+
+
+def contribution(weight: float, values: tuple[float, float]) -> tuple[float, float]:
+    """What a component of this range adds to the reward, the least first. A negative weight swaps the ends."""
+    if weight == 0:
+        return 0.0, 0.0
+    low, high = sorted(weight * value for value in values)
+    return low, high
+
+
+def _totals(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
+    """Rewards of right answers (the least that each can be) or of wrong ones (the most).
+
+    Those of the texts as they are; and those of the declared ranges, each with what the components without one got
+    in one text.
+    """
+    end = 0 if right_answers else 1
+    declared = {
+        name: contribution(rubric.weights[name], given.right if right_answers else given.wrong)[end]
+        for name, given in rubric.ranges.items()
+    }
+    if declared.keys() == rubric.funcs.keys():
+        yield Total(declared, None, frozenset(declared))
+    elif declared:
+        for probe in probes:
+            if right_answers or probe.score.outcome is Outcome.WRONG:
+                yield Total(_parts(probe) | declared, probe, frozenset(declared))
+    for probe in probes:
+        yield Total(_parts(probe), probe)
+
+
+def _parts(probe: Probe) -> dict[str, float]:
+    return {name: probe.score.weights[name] * value for name, value in probe.score.components.items()}
+
+
+def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
+    """A finding if a component returned what its declared range does not hold."""
+    outside: dict[str, Probe] = {}
+    for probe in probes:
+        for name, value in probe.score.components.items():
+            held = _range_of(rubric.ranges.get(name), probe)
+            if held is not None and not held[0] - _SMALL <= value <= held[1] + _SMALL:
+                outside.setdefault(name, probe)
+    if not outside:
+        return []
+    words, shown = [], []
+    for name, probe in outside.items():
+        low, high = _range_of(rubric.ranges[name], probe) or (0.0, 0.0)
+        kind = "right" if probe.correct else "wrong"
+        expected = f"{name} from {low:g} to {high:g}"
+        words.append(f"{name} is {probe.score.components[name]:g} for a {kind} answer and declares {low:g} to {high:g}")
+        shown.append(probe.shown(expected))
+    return [
+        Finding(
+            "range",
+            Verdict.FAIL,
+            f"a component leaves its declared range: {'; '.join(words)}",
+            "correct the function, or the range in Rubric(ranges=...)",
+            tuple(outside),
+            tuple(shown),
+        )
+    ]
+
+
+def _range_of(given: Range | None, probe: Probe) -> tuple[float, float] | None:
+    """The declared range that holds for a text; ranges say nothing about texts without a well-formed answer."""
+    if given is None or probe.score.outcome not in (Outcome.CORRECT, Outcome.WRONG):
+        return None
+    return given.right if probe.correct else given.wrong
+
+
+def _undeclared(rubric: Rubric) -> list[Finding]:
+    missing = [name for name in rubric.funcs if name not in rubric.ranges and rubric.weights[name]]
+    if len(rubric.funcs) == 1 or not missing:
+        return []
+    names = ", ".join(missing)
+    example = f'Rubric(..., ranges={{"{missing[0]}": Range(right=(0.0, 1.0), wrong=(0.0, 0.5))}})'
+    return [
+        Finding(
+            "undeclared-ranges",
+            Verdict.NOTE,
+            f"no range is declared for {names}: what they can pay is known from the texts tried here alone",
+            f"declare them: {example}",
+            tuple(missing),
+        )
+    ]
+
+
+def _inversion(prober: Prober, best: Total, worst: Total) -> Finding:
+    shown: list[Shown] = []
+    if best.probe is not None:
+        shown.append(best.probe.shown(f"less than a right answer, which earns {worst.reward:g}"))
+    if worst.probe is not None:
+        shown.append(worst.probe.shown(f"more than a wrong answer, which earns {best.reward:g}"))
+    culprit = _culprit(best, worst)
+    remedy = "let all that a wrong answer can earn stay below what a right one earns for sure"
+    if (gain := best.parts.get(culprit, 0.0)) > 0:
+        room = worst.reward - (best.reward - gain)
+        if room > 0:
+            remedy += f": {culprit} must add less than {room:g}"
+    return Finding(
+        "inversion", Verdict.FAIL, _inversion_title(prober, best, worst, culprit), remedy, (culprit,), tuple(shown)
+    )
+
+
+def _culprit(best: Total, worst: Total) -> str:
+    """The component that gives a wrong answer most of what it has before a right one."""
+    names = list(dict.fromkeys([*best.parts, *worst.parts]))
+    return max(names, key=lambda name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0))
+
+
+def _inversion_title(prober: Prober, best: Total, worst: Total, culprit: str) -> str:
+    """The sentence that names what pays: "five calls of python (tool_bonus: 5) beat a right answer without any (1)"."""
+    beats = best.reward > worst.reward + _SMALL
+    gain, loss = best.parts.get(culprit, 0.0), worst.parts.get(culprit, 0.0)
+    how = {"declared": " (by the declared ranges)", "partly declared": " (in part by the declared ranges)"}
+    by = next((how[total.source] for total in (best, worst) if total.source in how), "")
+    part = f"{culprit}: {gain:g}" + (f" of {best.reward:g}" if abs(best.reward - gain) > _SMALL else "")
+    counts = {} if best.probe is None or best.declared else _calls(prober, best.probe)
+    count = sum(counts.values())
+    if count and gain > 0:
+        tools = f" of {next(iter(counts))}" if len(counts) == 1 else " of tools"
+        without = " without any" if worst.probe is not None and not _calls(prober, worst.probe) else ""
+        verb = ("beat" if count > 1 else "beats") if beats else ("earn as much as" if count > 1 else "earns as much as")
+        words = f"{_number(count)} call{'s' * (count > 1)}{tools}"
+        return f"{words} ({part}) {verb} a right answer{without} ({worst.reward:g}){by}"
+    if gain <= 0 and loss < 0:
+        return (
+            f"{culprit} takes {-loss:g} from a right answer, which then earns {worst.reward:g}; a wrong one earns "
+            f"{best.reward:g}{by}"
+        )
+    total = f" ({best.reward:g} in all)" if abs(best.reward - gain) > _SMALL else ""
+    answered = best.probe is None or best.probe.score.outcome is Outcome.WRONG
+    kind = "a wrong answer" if answered else "a text without an answer"
+    return f"{culprit} pays {gain:g} to {kind}{total}; a right answer may earn only {worst.reward:g}{by}"
+
+
+def _calls(prober: Prober, probe: Probe) -> dict[str, int]:
+    """How often each tool is called in a conversation, up to the last turn that is allowed."""
+    completion, env = probe.text.completion, prober.env
+    if isinstance(completion, str) or not isinstance(env, MultiTurnEnv):
+        return {}
+    counts: dict[str, int] = {}
+    turns = [message for message in completion if message.get("role") == "assistant"]
+    for message in turns[: env.max_turns]:
+        for call in calls_of(message):
+            name = arguments_of(call)[0] or "a malformed tool"
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _number(count: int) -> str:
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    return words[count] if count < len(words) else str(count)
+
+
+def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequence[Probe]) -> dict[str, Any]:
+    """The line of the table about a component."""
+    line: dict[str, Any] = {"name": name, "weight": rubric.weights[name], "decides": name == rubric.correctness}
+    for kind, probes in (("right", right), ("wrong", wrong)):
+        declared, values = rubric.ranges.get(name), _found(name, probes)
+        if declared is not None:
+            low, high = getattr(declared, kind)
+        elif values:
+            low, high = values[0].score.components[name], values[-1].score.components[name]
+        else:
+            line[kind] = None
+            continue
+        least, most = contribution(rubric.weights[name], (low, high))
+        line[kind] = {
+            "low": low,
+            "high": high,
+            "source": "declared" if declared is not None else "found",
+            "adds": [least, most],
+            "shown": [_brief(values[0]), _brief(values[-1])] if values else [],
+        }
+    return line
+
+
+def _found(name: str, probes: Sequence[Probe]) -> list[Probe]:
+    """The texts for which a component said something, by what it said."""
+    with_value = [probe for probe in probes if name in probe.score.components]
+    return sorted(with_value, key=lambda probe: probe.score.components[name])
+
+
+def _brief(probe: Probe) -> str:
+    return f"{probe.name} (example {probe.text.subject.example.id})"
+
+
+def _as_figures(total: Total | None) -> dict[str, Any] | None:
+    if total is None:
+        return None
+    return {
+        "reward": total.reward,
+        "parts": total.parts,
+        "source": total.source,
+        "shown": _brief(total.probe) if total.probe is not None else None,
+    }
+
+
+def _summary(best: Total | None, worst: Total | None, texts: int) -> str:
+    if best is None or worst is None:
+        missing = [word for word, total in (("right", worst), ("wrong", best)) if total is None]
+        return f"of {texts} texts none was {' or '.join(missing)}, so there is nothing to compare"
+    if not math.isfinite(best.reward) or not math.isfinite(worst.reward):
+        return f"a declared range is infinite: wrong up to {best.reward:g}, right from {worst.reward:g}"
+    alike = best.reward < worst.reward and f"{best.reward:g}" == f"{worst.reward:g}"
+    most = f"less than {best.reward:g}" if alike else f"at most {best.reward:g}"
+    return (
+        f"a wrong answer earns {most} ({best.source}), a right one at least {worst.reward:g} "
+        f"({worst.source}); {texts} texts"
+    )
