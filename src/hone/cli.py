@@ -35,6 +35,9 @@ COMMANDS = {
     "inference": Command(
         "hone.config.inference", "ServeConfig", "hone.commands.inference", "serve a model over the OpenAI protocol"
     ),
+    "audit": Command(
+        "hone.config.audit", "AuditConfig", "hone.commands.audit", "find a broken reward, or chat template, beforehand"
+    ),
     "replay": Command(
         "hone.config.reproduce", "ReplayConfig", "hone.commands.replay", "retrain a run from its recorded rollouts"
     ),

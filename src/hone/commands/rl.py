@@ -9,6 +9,7 @@ from typing import Any
 
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
+from hone.commands.preflight import audited
 from hone.commands.sampler import reached, sampling
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
@@ -67,6 +68,7 @@ def run(config: RLConfig) -> int:
     check_turns(env, renderer, env.split("train")[0])
     check_lengths(config, env, renderer, model, curriculum)
     server = reached(config, renderer, model.num_parameters)
+    preflight = audited(config, env, renderer)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)
@@ -75,6 +77,8 @@ def run(config: RLConfig) -> int:
             return 0
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
+            if preflight is not None:
+                preflight.tell(writer)
         stack.callback(env.close_workers)
         env.progress = writer.display.doing
         env.start_workers(config.orchestrator.batch_size)

@@ -19,6 +19,7 @@ from hone.runs.budget import in_words
 from hone.runs.certificates import certificate_path, pinned
 from hone.runs.files import read_json
 from hone.runs.listing import find_run
+from hone.runs.outputs import AUDIT
 from hone.runs.progress import duration
 from hone.runs.reader import Run
 from hone.runs.summary import Summary, describe_event, local_time, shortened, summarize
@@ -63,6 +64,8 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
         yield "pool", pool
     for line in one.progress.evaluation():
         yield "held out", f"{line}, at step {one.progress.eval_step}"
+    if audit := audit_in_words(one.path):
+        yield "audit", audit
     yield from _files(one)
     if spent := _spent(one):
         yield "budget", spent
@@ -70,6 +73,23 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
         yield "" if number else "events", describe_event(event)
     if certificate := _certificate(one.path):
         yield "certificate", certificate
+
+
+def audit_in_words(path: Path) -> str:
+    """What the audit before step 0 found; empty for a run without one."""
+    file = path / AUDIT
+    if not file.is_file():
+        return ""
+    try:
+        facts = read_json(file)
+        if facts["verdict"] == "skipped":
+            return f"none ({facts['why']})"
+        found = [finding for check in facts["checks"] for finding in check["findings"]]
+        count = f"{facts['texts']} texts for {facts['examples']} examples"
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read"
+    bad = [f"{f['name']} ({f['verdict']})" for f in found if f["verdict"] in ("fail", "warn")]
+    return f"{', '.join(dict.fromkeys(bad)) or 'nothing found'}, of {count}"
 
 
 def _settings(one: Summary) -> list[str]:

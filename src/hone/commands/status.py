@@ -5,27 +5,29 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from typing import TextIO
 
 _EVERY = 10.0
 """Seconds between lines where there is no terminal to write one over another."""
 
 
 class Status:
-    """Call it with what is being done; `clear` before printing anything else."""
+    """Call it with what is being done; `clear` before printing anything else. `stream`: by default standard output."""
 
-    def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._terminal = self._stream.isatty()
         self._shown = time.monotonic()
 
     def __call__(self, text: str) -> None:
         if self._terminal:
             columns = shutil.get_terminal_size().columns
-            print(f"\r\033[K{text[: columns - 1]}", end="", flush=True)
+            print(f"\r\033[K{text[: columns - 1]}", end="", flush=True, file=self._stream)
         elif time.monotonic() - self._shown > _EVERY:
             self._shown = time.monotonic()
-            print(text, flush=True)
+            print(text, flush=True, file=self._stream)
 
     def clear(self) -> None:
         """Takes the line off the terminal."""
         if self._terminal:
-            print("\r\033[K", end="", flush=True)
+            print("\r\033[K", end="", flush=True, file=self._stream)

@@ -247,6 +247,8 @@ class RLConfig(RunConfig):
     """The sampler."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
+    audit: bool = True
+    """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that would fail the run."""
 
     @property
     def sampled_by(self) -> str | None:

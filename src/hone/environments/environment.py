@@ -113,8 +113,13 @@ class Environment:
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
         """Sets how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
+        self.limited(Limits.of(config, deterministic))
+
+    def limited(self, limits: Limits) -> Limits:
+        """Sets the limits of the processes, ending those that there are; returns the ones before."""
         self.close_workers()
-        self._limits = Limits.of(config, deterministic)
+        before, self._limits = self._limits, limits
+        return before
 
     def start_workers(self, samples: int) -> None:
         """Starts as many processes as so many samples need, without waiting for them."""

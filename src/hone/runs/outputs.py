@@ -15,12 +15,15 @@ from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
+AUDIT = "audit.json"
+"""What the audit before step 0 found, or that there was none."""
 NAMES = (
     "config.toml",
     "metrics.jsonl",
     "timings.jsonl",
     "events.jsonl",
     "hashes.jsonl",
+    AUDIT,
     "rollouts",
     "checkpoints",
     "weights",

@@ -16,11 +16,10 @@ from hone.runs.files import RESTORE
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", *START}
+_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", "audit", *START}
 _FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
 _FREE |= {f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")}
 _FREE |= {"inference.port", "inference.vllm_python"}
-_FREE |= {"orchestrator.grading.workers", "orchestrator.grading.max_failed"}
 """Settings that don't change what a run computes."""
 _SERVER = "orchestrator.client.base_url"
 """Where a server is does not matter, but that there is one."""

@@ -1,0 +1,153 @@
+"""The audit of a task: what its reward does with right answers in every style, and with wrong ones that know tricks.
+
+    report = audit_environment(load_environment("gsm8k"))
+    report.verdict, report.names()  # fail, {"growth"}
+
+Checks go from the reference over its restylings and the exploits to what follows from all of them: the inversion table,
+the signal. The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, what needs fresh
+processes, and the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hone.audit.behaviour import check_behaviour
+from hone.audit.instructions import check_instructions
+from hone.audit.inversion import check_inversion
+from hone.audit.probes import Probe, Prober, subjects_of
+from hone.audit.report import Check, Finding, Report, Verdict
+from hone.audit.reward import check_exploits, check_reference, check_restylings
+from hone.audit.statistics import check_signal
+from hone.environments import Environment
+from hone.environments.workers import Limits
+
+FAST_EXAMPLES = 8
+REFUSED = ("reference", "raises", "hangs", "inversion", "growth")
+"""What a run is not started on."""
+_EXPLAINS = {
+    "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
+    "nondeterministic": {
+        "reference", "false-negative", "growth", "style-costs", "false-positive", "garbage-paid", "always-right",
+        "inversion", "range", "global-state", "order-dependent", "no-signal",
+    },
+}  # fmt: skip
+"""Findings that follow from another one: they are left out beside it."""
+
+
+def audit_environment(
+    env: Environment,
+    *,
+    num_examples: int = 32,
+    seed: int = 0,
+    split: str = "train",
+    timeout: float = 2.0,
+    max_tokens: int | None = None,
+    count_tokens: Callable[[str], int] | None = None,
+    allows: Mapping[str, str] | None = None,
+    more: Sequence[Callable[[], Check]] = (),
+    progress: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """The full audit, on `num_examples` examples of `split`, drawn by `seed`.
+
+    All functions of the task run in worker processes, also those marked `inline`; a text may take `timeout` seconds.
+    `max_tokens` and `count_tokens` say what a completion may be long, and how long a text is. `allows` are findings
+    that are meant so, and why, besides the task's own (`Environment.audit_allows`). `more` are further checks, such as
+    of a model. Raises UserError for a task without data.
+    """
+    began = time.perf_counter()
+    isolated, env.isolated = env.isolated, True
+    limits = env.limited(Limits(timeout=timeout))
+    try:
+        prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
+        progress("the reference")
+        reference, probes = check_reference(prober)
+        checks = [reference]
+        if any(probe.correct for probe in probes):
+            progress("harmless styles")
+            checks.append(_kept(check_restylings(prober, probes), probes))
+        progress("exploits")
+        checks.append(_kept(check_exploits(prober, hostile=True), probes))
+        progress("the best of a wrong answer, the worst of a right one")
+        checks.append(check_inversion(prober, probes))
+        progress("the signal")
+        checks.append(check_signal(prober, probes))
+        progress("the instructions")
+        checks.append(check_instructions(prober, max_tokens, count_tokens))
+        progress("fresh processes")
+        checks.append(check_behaviour(env, prober.subjects))
+        checks += [check() for check in more]
+    finally:
+        env.close_workers()
+        env.isolated = isolated
+        env.limited(limits)
+    facts = {"examples": len(prober.subjects), "texts": len(probes), "split": split, "seed": seed, "part": "full"}
+    return _report(env, checks, facts, allows, began)
+
+
+def audit_before_training(
+    env: Environment,
+    *,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    count_tokens: Callable[[str], int] | None = None,
+) -> Report:
+    """The fast part: nothing that hangs a sound grader or is executed by an unsound one, and no fresh processes."""
+    began = time.perf_counter()
+    prober = Prober(env, subjects_of(env, FAST_EXAMPLES, seed), seed)
+    reference, probes = check_reference(prober)
+    checks = [reference]
+    if any(probe.correct for probe in probes):
+        checks.append(_kept(check_restylings(prober, probes), probes))
+    checks.append(_kept(check_exploits(prober, hostile=False), probes))
+    checks.append(check_inversion(prober, probes))
+    checks.append(check_instructions(prober, max_tokens, count_tokens))
+    facts = {"examples": len(prober.subjects), "texts": len(probes), "split": "train", "seed": seed, "part": "fast"}
+    return _report(env, checks, facts, None, began)
+
+
+def refusals(report: Report) -> list[Finding]:
+    """The failures on which a run is not started."""
+    return [finding for finding in report.failures if finding.name in REFUSED]
+
+
+def _kept(result: tuple[Check, list[Probe]], probes: list[Probe]) -> Check:
+    """The check; its probes join the others."""
+    check, made = result
+    probes += made
+    return check
+
+
+def _report(
+    env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str] | None, began: float
+) -> Report:
+    allowed = {**env.audit_allows, **(allows or {})}
+    failing = {finding.name for check in checks for finding in check.findings if finding.verdict is Verdict.FAIL}
+    explained = set().union(*(_EXPLAINS[name] for name in failing & _EXPLAINS.keys()))
+    kept = tuple(
+        replace(
+            check,
+            findings=tuple(allow(finding, allowed) for finding in check.findings if finding.name not in explained),
+        )
+        for check in checks
+    )
+    return Report(env.id, kept, facts, time.perf_counter() - began)
+
+
+def allow(finding: Finding, allowed: Mapping[str, str]) -> Finding:
+    """The finding as a note, if it is allowed as a whole; else without those of its texts that are."""
+    if finding.verdict in (Verdict.PASS, Verdict.NOTE):
+        return finding
+    reason = allowed.get(finding.name)
+    reasons = {what: allowed[key] for what in finding.what if (key := f"{finding.name}:{what}") in allowed}
+    if reason is None and reasons and len(reasons) == len(finding.what):
+        reason = "; ".join(dict.fromkeys(reasons.values()))
+    if reason is not None:
+        return replace(finding, verdict=Verdict.NOTE, allowed=reason)
+    if not reasons:
+        return finding
+    left = tuple(what for what in finding.what if what not in reasons)
+    return replace(finding, what=left, title=f"{finding.title} (allowed: {', '.join(reasons)})")

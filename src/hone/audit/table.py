@@ -1,0 +1,96 @@
+"""A report in words and tables: with colour on a terminal, as plain aligned text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hone.audit.report import Check, Finding, Report, Shown, Verdict
+from hone.grading import printable
+
+STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
+_LONGEST = 400
+"""Characters of a text that are shown; `--json` has all."""
+_SHOWN = 2
+"""Texts that are shown for a finding."""
+
+
+def show_report(console: Console, report: Report) -> None:
+    """Each check in a line, the inversion table, then the findings with texts that show them, the worst last."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=4)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for check in report.checks:
+        table.add_row(Text(str(check.verdict), STYLES[check.verdict]), check.name, printable(check.summary))
+    console.print(table)
+    for check in report.checks:
+        _show_figures(console, check)
+    for finding in reversed(report.findings):
+        _show_finding(console, finding)
+
+
+def _show_figures(console: Console, check: Check) -> None:
+    """The figures of a check that are tables: lists of records with the same keys."""
+    for name, rows in check.figures.items():
+        if not (isinstance(rows, list) and rows and isinstance(rows[0], Mapping)):
+            continue
+        console.print()
+        table = Table(title=name.replace("_", " "), title_justify="left", title_style="bold", pad_edge=False)
+        for column in rows[0]:
+            table.add_column(column.replace("_", " "), justify="left" if _textual(rows, column) else "right")
+        for row in rows:
+            table.add_row(*(cell(row.get(column)) for column in rows[0]))
+        console.print(table)
+
+
+def _textual(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    return any(isinstance(row.get(column), str) for row in rows)
+
+
+def cell(value: Any) -> str:
+    """A figure as a cell: numbers to three digits, a pair of them as a range."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, list | tuple):
+        return " to ".join(cell(part) for part in (value if value[0] != value[-1] else value[:1]))
+    return printable(str(value))
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    console.print()
+    head = Text(f"{finding.verdict}  ", STYLES[finding.verdict]).append(f"{finding.name}: ", "bold")
+    console.print(head.append(printable(finding.title), "default"))
+    if finding.allowed is not None:
+        console.print(Padding(Text(f"allowed: {printable(finding.allowed)}"), (0, 0, 0, 6)))
+    elif finding.remedy:
+        console.print(Padding(Text(printable(finding.remedy), "italic"), (0, 0, 0, 6)))
+    if finding.verdict in (Verdict.FAIL, Verdict.WARN):
+        for shown in finding.shown[:_SHOWN]:
+            _show_text(console, shown)
+
+
+def _show_text(console: Console, shown: Shown) -> None:
+    worth = "no reward" if shown.reward is None else f"reward {shown.reward:.3g}"
+    console.print(Padding(Text(f"{shortened(shown.text)!r}"), (0, 0, 0, 6)))
+    line = f"-> {worth} ({shown.outcome}); expected {shown.expected}"
+    console.print(Padding(Text(printable(line), "dim"), (0, 0, 0, 9)))
+    if shown.detail:
+        console.print(Padding(Text(printable(shortened(shown.detail)), "dim"), (0, 0, 0, 9)))
+
+
+def shortened(text: str, limit: int = _LONGEST) -> str:
+    """Both ends of a long text, and how much is left out."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"

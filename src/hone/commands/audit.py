@@ -1,0 +1,145 @@
+"""`hone audit ENV`: what a task's reward does with right answers in every style, and with wrong ones that know tricks.
+
+hone audit gsm8k -a '{"mode": "sparse"}'
+hone audit gsm8k -m outputs/weights/step_100 -t 256 --html audit.html
+hone audit --template Qwen/Qwen3-0.6B
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.text import Text
+
+from hone.audit.environment import audit_environment
+from hone.audit.report import Check, Report, Verdict
+from hone.audit.table import show_report
+from hone.commands.status import Status
+from hone.config.audit import AuditConfig
+from hone.environments import Environment
+from hone.environments.loading import configured
+from hone.errors import UserError
+from hone.runs.files import write_file
+
+LEAST_CONVERSATIONS = 200
+"""That the audit of a template makes up."""
+
+
+def run(config: AuditConfig) -> int:
+    """Audits and reports. Returns 0 if nothing fails, else 1."""
+    if config.html is not None and not config.html.parent.is_dir():
+        raise UserError(f"--html {config.html}: there is no folder {config.html.parent}")
+    status = Status(sys.stderr)
+    try:
+        report = _template(config, status) if config.template is not None else _task(config, status)
+    finally:
+        status.clear()
+    if config.html is not None:
+        from hone.audit.page import report_page
+
+        write_file(config.html, report_page(report))
+    if config.as_json:
+        print(json.dumps(report.record(), ensure_ascii=False, indent=2))
+    else:
+        _tell(config, report)
+    return int(report.verdict is Verdict.FAIL)
+
+
+def _task(config: AuditConfig, status: Status) -> Report:
+    assert config.env is not None
+    env = configured(config.env, config.env_args, config.env_template, "env_template")
+    env.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
+    count, more = None, []
+    if config.model is not None:
+        count, check = _policy(config, env, config.model, status)
+        more = [check]
+    return audit_environment(
+        env,
+        num_examples=config.num_examples,
+        seed=config.seed,
+        split=config.split,
+        timeout=config.timeout,
+        max_tokens=config.max_tokens,
+        count_tokens=count,
+        allows=config.allow,
+        more=more,
+        progress=lambda words: status(f"auditing {env.id}: {words}"),
+    )
+
+
+def _policy(
+    config: AuditConfig, env: Environment, model: str, status: Status
+) -> tuple[Callable[[str], int], Callable[[], Check]]:
+    """How many tokens a text has for the model, and the check that samples from it."""
+    from hone.audit.policy import check_policy
+    from hone.commands.eval import load_weights
+    from hone.orchestrator.conversations import check_turns
+
+    env.check_rollouts()
+    policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
+    renderer = policy.renderer
+    check_turns(env, renderer, env.split(config.split)[0])
+
+    def check() -> Check:
+        return check_policy(
+            env,
+            policy,
+            renderer,
+            num_examples=config.num_examples,
+            rollouts=config.rollouts_per_example,
+            max_tokens=config.max_tokens,
+            seq_len=policy.engine.model.config.max_position_embeddings,
+            temperature=config.temperature,
+            seed=config.seed,
+            progress=lambda done, total: status(f"sampling from {model}: {done} of {total} examples"),
+        )
+
+    return lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids), check
+
+
+def _template(config: AuditConfig, status: Status) -> Report:
+    from hone.audit.template import audit_template
+
+    assert config.template is not None
+    return audit_template(
+        config.template,
+        config.chat_template,
+        examples=max(LEAST_CONVERSATIONS, config.num_examples),
+        seed=config.seed,
+        progress=lambda words: status(f"auditing the chat template of {config.template}: {words}"),
+    )
+
+
+def _tell(config: AuditConfig, report: Report) -> None:
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
+    counts = [
+        f"{report.facts[name]:,} {name}" for name in ("examples", "texts", "conversations") if name in report.facts
+    ]
+    arguments = f" {json.dumps(config.env_args)}" if config.env_args else ""
+    console.print(Text(f"audit of {report.subject}{arguments}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
+    show_report(console, report)
+    failing = list(dict.fromkeys(finding.name for finding in report.failures))
+    words = f"fails: {', '.join(failing)}" if failing else "nothing fails"
+    console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
+    if config.html is not None:
+        console.print(Text(f"page        {config.html}"), soft_wrap=True)
+    if hint := _next(config, failing):
+        console.print(Text(f"next        {hint}"), soft_wrap=True)
+
+
+def _next(config: AuditConfig, failing: list[str]) -> str:
+    """What to do now."""
+    if failing:
+        page = "" if config.html else "; all texts: --html audit.html"
+        return f"mend what fails, or say that it is meant so: --allow.{failing[0]} REASON{page}"
+    if config.env is None:
+        return ""
+    words = ["hone", "audit", config.env] if config.model is None else ["rl", "--orchestrator.env.id", config.env]
+    if config.env_args:
+        words += ["-a" if config.model is None else "--orchestrator.env.args", json.dumps(config.env_args)]
+    words += ["-m", "MODEL", "-t", "MAX_TOKENS"] if config.model is None else ["--model.name", config.model]
+    return shlex.join(words)

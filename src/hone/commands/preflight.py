@@ -1,0 +1,81 @@
+"""The fast part of the audit, before step 0 of a run: what would fail the run is said before it costs money."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from hone.audit.environment import audit_before_training, refusals
+from hone.audit.report import Report, Verdict
+from hone.config.rl import RLConfig
+from hone.environments import Environment
+from hone.errors import UserError
+from hone.grading import printable
+from hone.model.chat import ChatRenderer
+from hone.runs.files import write_json
+from hone.runs.outputs import AUDIT
+from hone.runs.writer import RunWriter
+
+_SKIPPED = {"verdict": "skipped", "why": "--no-audit"}
+_SAID = 3
+"""Findings that are said on the screen."""
+
+
+class Preflight:
+    """The audit of a run's task. `tell` once the run is open: says what was found, and keeps it in the run."""
+
+    def __init__(self, report: Report | None, command: str) -> None:
+        self._report, self._command = report, command
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `audit.json` says: no time in it, so that equal runs have equal files."""
+        if self._report is None:
+            return dict(_SKIPPED)
+        return {name: value for name, value in self._report.record().items() if name != "seconds"}
+
+    def tell(self, writer: RunWriter) -> None:
+        write_json(writer.folder / AUDIT, self.record)
+        writer.event("audit", 0, verdict=self.record["verdict"])
+        if self._report is None:
+            writer.display.message("The task was not audited (--no-audit).")
+            return
+        bad = [finding for finding in self._report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+        for finding in bad[:_SAID]:
+            writer.display.message(f"audit: {finding.verdict}: {finding.name}: {printable(finding.title)}")
+        if bad:
+            more = f"{len(bad) - _SAID} more; " if len(bad) > _SAID else ""
+            writer.display.message(f"audit: {more}all of it: {self._command}")
+
+
+def audited(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Preflight | None:
+    """The audit of the run's task; None for a resume of a run that had it. UserError for a task that fails it."""
+    if config.resume is not None and (Path(config.resume.dir or config.output_dir) / AUDIT).exists():
+        return None
+    command = audit_command(config)
+    if not config.audit:
+        return Preflight(None, command)
+    report = audit_before_training(
+        env,
+        seed=config.seed,
+        max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
+        count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
+    )
+    if refused := refusals(report):
+        others = f" ({len(refused) - 1} more such)" if len(refused) > 1 else ""
+        raise UserError(
+            f"the reward of {env.id} fails its audit: {refused[0].name}: {printable(refused[0].title).rstrip('.')}"
+            f"{others}. See it with: {command}   Start anyway with --no-audit"
+        )
+    return Preflight(report, command)
+
+
+def audit_command(config: RLConfig) -> str:
+    """The command that audits the run's task in full."""
+    task = config.orchestrator.env
+    words = ["hone", "audit", task.id]
+    words += ["-a", json.dumps(task.args)] if task.args else []
+    words += ["--env-template", json.dumps(task.template)] if task.template else []
+    return shlex.join(words)

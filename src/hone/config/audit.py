@@ -1,0 +1,68 @@
+"""`hone audit ENV`, `hone audit --template MODEL`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import AliasChoices, Field, model_validator
+
+from hone.config.base import BaseConfig
+from hone.config.shared import Precision
+from hone.errors import UserError
+
+
+class AuditConfig(BaseConfig):
+    """Find the broken reward before it costs money: try a task's grader, or a model's chat template (`--template`).
+
+    Exit code 0 if nothing fails, 1 if something does.
+    """
+
+    positional: ClassVar[str | None] = "env"
+
+    env: str | None = None
+    """Environment id; also the first word of the command line."""
+    env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
+    """Keyword arguments of the environment, as JSON."""
+    env_template: dict[str, Any] | None = None
+    """How the columns that the environment reads are made of those of its data set, as in training."""
+    template: str | None = None
+    """Audit the chat template of this model instead: a folder in Hugging Face layout, a hub id, or `hone/tiny`."""
+    num_examples: int = Field(default=32, ge=1, validation_alias=AliasChoices("num_examples", "n"))
+    """Examples to try; with --template, conversations to make up, at least 200."""
+    split: Literal["train", "eval"] = "train"
+    """Where the examples are from."""
+    allow: dict[str, str] = {}
+    """Findings that are meant so, and why: `--allow.growth "answers are short"`; for one text of it as JSON,
+    '{"false-negative:crlf": "…"}'."""
+    timeout: float = Field(default=2.0, gt=0)
+    """Seconds of processor time that grading one text may take."""
+    model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))
+    """Also sample from this model: pass rate, groups without a difference, truncation. As in `hone eval`."""
+    rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
+    """Completions per example of the model."""
+    max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
+    """Most new tokens per completion in training: does what the prompt asks for fit?"""
+    temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
+    """Of the model."""
+    seed: int = Field(default=0, ge=0)
+    """Decides which examples are tried, and what is made up."""
+    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    """Print the report as JSON instead of tables."""
+    html: Path | None = None
+    """Write the report as a page, in one file."""
+    precision: Precision = "bf16_linear"
+    """Of the model, as in training."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; by default 1 for models under 10M parameters, else one per core."""
+    chat_template: str | None = None
+    """Overrides the model's chat template: a file path, or the Jinja text itself."""
+
+    @model_validator(mode="after")
+    def _check_subject(self) -> AuditConfig:
+        if (self.env is None) == (self.template is None):
+            raise UserError(
+                "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model "
+                "(`hone audit --template PATH`)" + (", not both" if self.env else "")
+            )
+        return self
