@@ -120,7 +120,7 @@ def broken(args: argparse.Namespace) -> dict:
 
 def rl(args: argparse.Namespace, seed: int) -> list:
     weights = Path(str(seed)) / "sft" / "weights" / f"step_{args.sft_steps}"
-    return ["rl", "@", EXAMPLES / "tiny.toml", "--model.name", weights, "--max-steps", args.rl_steps]
+    return ["rl", "@", EXAMPLES / "tiny.toml", "--model.name", weights, "--no-audit", "--max-steps", args.rl_steps]
 
 
 def shell(args: argparse.Namespace, *command: object) -> None:
