@@ -26,6 +26,8 @@ from hone.environments import Environment
 from hone.environments.workers import Limits
 
 FAST_EXAMPLES = 8
+BACKSTOP = 3.0
+"""By the clock, grading a text may take this many times its processor time: a grader that sleeps is ended then."""
 REFUSED = ("reference", "raises", "hangs", "inversion", "growth")
 """What a run is not started on."""
 _EXPLAINS = {
@@ -60,7 +62,7 @@ def audit_environment(
     """
     began = time.perf_counter()
     isolated, env.isolated = env.isolated, True
-    limits = env.limited(Limits(timeout=timeout))
+    limits = env.limited(Limits(timeout=timeout, backstop=BACKSTOP))
     try:
         prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
         progress("the reference")

@@ -28,8 +28,8 @@ Progress = Callable[[str], None]
 """Is told what the processes are at, in words; "" when they have nothing more to do."""
 CHUNK = 64
 """Most samples of one question, where functions wait and do so together."""
-BACKSTOP = 6
-"""By the clock, a sample may take this many times its processor time."""
+BACKSTOP = 6.0
+"""By the clock, a sample of a run may take this many times its processor time."""
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
@@ -49,13 +49,15 @@ class Sample:
 class Limits:
     """The processes and what a sample may take: `GradingConfig` as it is used here.
 
-    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, else time of the clock.
+    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, else time of the clock;
+    by the clock, a sample may then take `backstop` times as long.
     """
 
     workers: int | None = None
     timeout: float = 10.0
     memory_gib: float = 4.0
     deterministic: bool = True
+    backstop: float = BACKSTOP
 
     @classmethod
     def of(cls, config: GradingConfig, deterministic: bool) -> Limits:
@@ -64,7 +66,7 @@ class Limits:
     def seconds(self, waits: int) -> tuple[float | None, float]:
         """(processor time, time by the clock) of a question whose functions may wait so many times, one by one."""
         clock = self.timeout * (waits + 1)
-        return (self.timeout, max(BACKSTOP * self.timeout, clock)) if self.deterministic else (None, clock)
+        return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
 
 @dataclass(frozen=True)
