@@ -6,6 +6,8 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -131,6 +133,22 @@ class Environment:
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
+
+    @contextmanager
+    def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
+        """In the block one new process runs all functions of this task, those marked `inline` too.
+
+        Yields False if no process can load this environment: its functions run here then. `hash_seed` is the
+        process's PYTHONHASHSEED. Afterwards limits and processes are as they were set.
+        """
+        kept = self._workers, self._limits, self.isolated
+        self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
+        self.isolated = True
+        try:
+            yield self._processes() is not None
+        finally:
+            self.close_workers()
+            self._workers, self._limits, self.isolated = kept
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns of those that its data set has, as `hone.environments.template` says.

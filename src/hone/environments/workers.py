@@ -50,7 +50,8 @@ class Limits:
     """The processes and what a sample may take: `GradingConfig` as it is used here.
 
     `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, else time of the clock;
-    by the clock, a sample may then take `backstop` times as long.
+    by the clock, a sample may then take `backstop` times as long. `hash_seed` decides in which order sets are run
+    through.
     """
 
     workers: int | None = None
@@ -58,6 +59,7 @@ class Limits:
     memory_gib: float = 4.0
     deterministic: bool = True
     backstop: float = BACKSTOP
+    hash_seed: int = 0
 
     @classmethod
     def of(cls, config: GradingConfig, deterministic: bool) -> Limits:
@@ -99,6 +101,7 @@ class Workers:
             "grading",
             workers=limits.workers or cores(),
             memory_bytes=int(limits.memory_gib * 2**30),
+            environment={"PYTHONHASHSEED": str(limits.hash_seed)},
         )
         self._progress = progress
 

@@ -17,9 +17,10 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hone.errors import Halt, UserError
@@ -63,8 +64,8 @@ class Pool:
 
     They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
     have when they are ready. They are started when there are questions for them, and end with the pool. Questions,
-    answers and `arguments` are JSON. `doing` says in a failure what a process was at: "grading". Safe to use from
-    several threads, one after another; a process that is forked from this one has none of them and starts its own.
+    answers and `arguments` are JSON. `environment` are variables that they get beside those of this process. `doing`
+    says in a failure what a process was at: "grading". Safe to use from several threads, one after another; a process that is forked from this one has none of them and starts its own.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Pool:
         workers: int = 1,
         memory_bytes: int = MEMORY_BYTES,
         python: str = sys.executable,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._environment = environment
         self._script, self._arguments, self._python = script, list(arguments), python
         self.doing, self.workers, self._memory = doing, workers, memory_bytes
         self._forget()
@@ -141,7 +144,7 @@ class Pool:
                 worker.process.finish()
 
     def _hire(self) -> None:
-        process = Process(self._python, self._script, self._arguments, self._memory)
+        process = Process(self._python, self._script, self._arguments, self._memory, self._environment)
         worker = _Worker(process, time.monotonic() + START_SECONDS)
         self._workers.append(worker)
         self._selector = self._selector or selectors.DefaultSelector()

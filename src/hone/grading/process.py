@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hone.grading.inline import GraderFailure, cut
@@ -86,7 +87,14 @@ class Process:
     `questions` for writing as long as `unsent`.
     """
 
-    def __init__(self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int) -> None:
+    def __init__(
+        self,
+        python: str,
+        script: Path,
+        arguments: Sequence[Any],
+        memory_bytes: int,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.status, status = os.pipe()
         marker = f"HONE_GRADER={os.getpid()}-{next(_numbers)}"
         name, _, value = marker.partition("=")
@@ -102,7 +110,7 @@ class Process:
                     bufsize=0,
                     pass_fds=[status],
                     start_new_session=True,  # Ctrl-C is not for it
-                    env=os.environ | _ENVIRONMENT | {name: value},
+                    env={**os.environ, **_ENVIRONMENT, **environment, name: value},
                 )
             finally:
                 os.close(status)
