@@ -65,7 +65,8 @@ class Pool:
     They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
     have when they are ready. They are started when there are questions for them, and end with the pool. Questions,
     answers and `arguments` are JSON. `environment` are variables that they get beside those of this process. `doing`
-    says in a failure what a process was at: "grading". Safe to use from several threads, one after another; a process that is forked from this one has none of them and starts its own.
+    says in a failure what a process was at: "grading". Safe to use from several threads, one after another; a process
+    that is forked from this one has none of them and starts its own.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Pool:
         python: str = sys.executable,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._environment = environment
         self._script, self._arguments, self._python = script, list(arguments), python
+        self._environment = dict(environment)
         self.doing, self.workers, self._memory = doing, workers, memory_bytes
         self._forget()
         _pools.add(self)

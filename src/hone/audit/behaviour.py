@@ -1,0 +1,206 @@
+"""Whether a text gets the same reward each time: in another process, twice in a row, and after other texts.
+
+A reward that does not makes a run that nobody can repeat, and advantages that compare luck. Rewards are computed in
+fresh worker processes, functions marked `inline` too: one has the texts in order, then each twice, from the last to the
+first; the other has them in order again, with another hash seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hone.audit.probes import Probe, Prober, Subject, Text
+from hone.audit.report import Check, Finding, Shown, Verdict
+from hone.audit.trajectories import REASONING, wrong_text
+from hone.environments import Environment
+from hone.types import Outcome
+
+SUBJECTS = 3
+MOST_HUNG = 2
+SEEDS = 8
+"""Seeds over which the spread of a reward is taken that asks for a generator (`rng`)."""
+_HASH_SEEDS = (0, 1)
+
+Grade = Callable[[Text], Probe]
+
+
+def check_behaviour(
+    env: Environment, subjects: Sequence[Subject], texts: Sequence[Text] | None = None, seed: int = 0
+) -> Check:
+    """Grades the texts, by default a few right, wrong and empty ones, in several processes and orders."""
+    texts = behaviour_texts(subjects[:SUBJECTS]) if texts is None else list(texts)
+    trial = _Trial(env, subjects, seed)
+    with env.fresh_process(_HASH_SEEDS[0]) as isolated:
+        grade = trial.grader()
+        texts, first = _graded(grade, texts)
+        again = [(grade(text), grade(text)) for text in reversed(texts)][::-1]
+    findings: list[Finding] = []
+    if isolated:
+        findings = trial.between_processes(texts, first)
+    if not findings:
+        findings = trial.within_a_process(texts, first, again, isolated)
+    figures: dict[str, Any] = {"texts": len(texts), "isolated": isolated}
+    if env.rubric.needs("rng"):
+        figures["noise"] = trial.noise(texts)
+    return Check("behaviour", _summary(len(texts), isolated, figures.get("noise")), tuple(findings), figures)
+
+
+def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
+    """Right, wrong, long, empty and ambiguous texts of the subjects."""
+    texts: list[Text] = []
+    everything = "\n".join(subject.text for subject in subjects if subject.text)
+    for subject in subjects:
+        wrong = wrong_text(subject, subjects)
+        kinds = [("empty", ""), ("reasoning without an answer", REASONING)]
+        if subject.text:
+            kinds += [("a right answer", subject.text), ("a right answer and a line break", f"{subject.text}\n")]
+            kinds += [("several answers", f"{everything}\n{REASONING}\n{subject.text}")]
+        if wrong is not None:
+            kinds += [("a wrong answer", wrong), ("a long wrong answer", f"{REASONING * 5}\n{wrong}")]
+        # Tools of the reference are called once, for they may take their time.
+        called = [(name, subject.saying(text)) for name, text in kinds if name == "a right answer" and not texts]
+        texts += [Text(subject, name, script) for name, script in called]
+        texts += [Text(subject, name, text) for name, text in kinds]
+    return texts
+
+
+class _Trial:
+    """Grading one task in several ways."""
+
+    def __init__(self, env: Environment, subjects: Sequence[Subject], seed: int) -> None:
+        self.env, self.subjects, self.seed = env, subjects, seed
+
+    def grader(self, seed: int | None = None) -> Grade:
+        """Grades one text at a time, so that each comes after the one before it."""
+        prober = Prober(self.env, self.subjects, self.seed if seed is None else seed)
+        return lambda text: prober.grade([text])[0]
+
+    def fresh(self, texts: Sequence[Text], hash_seed: int = _HASH_SEEDS[0]) -> list[Probe]:
+        """The texts graded in order by a new process."""
+        with self.env.fresh_process(hash_seed):
+            grade = self.grader()
+            return [grade(text) for text in texts]
+
+    def between_processes(self, texts: Sequence[Text], first: Sequence[Probe]) -> list[Finding]:
+        """`nondeterministic` if another process makes other rewards of the same texts in the same order."""
+        other = self.fresh(texts, _HASH_SEEDS[1])
+        pair = _first_difference(first, other)
+        if pair is None:
+            return []
+        same = self.fresh(texts)
+        if (real := _first_difference(first, same)) is not None:
+            title = "the same text gets another reward in another process: {}"
+            remedy = "take what is drawn from the argument `rng` of the reward function, and nothing from the clock"
+            return [_finding("nondeterministic", title, remedy, real, "the same in each process")]
+        title = "the reward depends on the hash seed of the process, so on the order of a set: {}"
+        remedy = "sort what is in the set, or take a dict or a list, which keep their order; use no hash() of a text"
+        return [_finding("nondeterministic", title, remedy, pair, "the same whatever PYTHONHASHSEED is")]
+
+    def within_a_process(
+        self, texts: Sequence[Text], first: Sequence[Probe], again: Sequence[tuple[Probe, Probe]], isolated: bool
+    ) -> list[Finding]:
+        """`global-state` if a text graded again gets another reward, `order-dependent` if other texts change it."""
+        state = "the same text gets another reward when it is graded again: {}"
+        forget = "keep nothing between two gradings: no module variables, caches that pay, generators without a seed"
+        for one, two in again:
+            if _differ(one, two):
+                return [_finding("global-state", state, forget, (one, two), "the same each time")]
+        changed = [i for i, (one, _) in enumerate(again) if _differ(first[i], one)]
+        if not changed:
+            return []
+        text = texts[changed[0]]
+        if not isolated:
+            pair = first[changed[0]], again[changed[0]][0]
+            return [_finding("global-state", state, forget, pair, "the same each time")]
+        alone = self.fresh([text] * 3)
+        for one in alone[1:]:
+            if _differ(alone[0], one):
+                return [_finding("global-state", state, forget, (alone[0], one), "the same each time")]
+        return [self._order(texts, changed[0], alone[0], forget)]
+
+    def _order(self, texts: Sequence[Text], index: int, alone: Probe, remedy: str) -> Finding:
+        """Which text, graded before it, changes the reward of text `index`. Halves what stood before it."""
+        history = [*texts, *(text for text in reversed(texts[index + 1 :]) for _ in range(2))]
+        changed = self.fresh([*history, texts[index]])[-1]
+        while len(history) > 1 and _differ(alone, changed):
+            halves = history[: len(history) // 2], history[len(history) // 2 :]
+            tried = [(half, self.fresh([*half, texts[index]])[-1]) for half in halves]
+            half = next(((half, probe) for half, probe in tried if _differ(alone, probe)), None)
+            if half is None:
+                break
+            history, changed = half
+        if not _differ(alone, changed):
+            title = "the reward of a text depends on what was graded before it: {}"
+            return _finding("order-dependent", title, remedy, (alone, changed), "the same whatever came before")
+        before = f"{history[0].name!r}" if len(history) == 1 else f"{len(history)} other texts"
+        title = f"the reward of a text depends on what was graded before it: after {before}, {{}}"
+        found = _finding("order-dependent", title, remedy, (alone, changed), "the same whatever came before")
+        if len(history) == 1:
+            text = history[0].completion
+            completion = text if isinstance(text, str) else [dict(message) for message in text]
+            cause = Shown(history[0].subject.example.id, completion, "graded before", None, "to change no other reward")
+            found = Finding(found.name, found.verdict, found.title, found.remedy, found.what, (*found.shown, cause))
+        return found
+
+    def noise(self, texts: Sequence[Text]) -> dict[str, float]:
+        """The spread of one text's reward over seeds: standard deviation, its mean over the texts and the largest."""
+        graders = [self.grader(seed) for seed in range(SEEDS)]
+        rewards = [[probe.score.reward for grade in graders if not (probe := grade(text)).failed] for text in texts]
+        spreads = [float(np.std(row)) for row in rewards if len(row) > 1]
+        return {"mean": float(np.mean(spreads)), "max": max(spreads)} if spreads else {"mean": 0.0, "max": 0.0}
+
+
+def _graded(grade: Grade, texts: Sequence[Text]) -> tuple[list[Text], list[Probe]]:
+    """The texts at which the grader was not ended, and their probes; after MOST_HUNG that were, no more are tried."""
+    probes: list[Probe] = []
+    hung = 0
+    for text in texts:
+        probe = grade(text)
+        if probe.score.outcome is not Outcome.GRADER_TIMEOUT:
+            probes.append(probe)
+        elif (hung := hung + 1) == MOST_HUNG:
+            break
+    return [probe.text for probe in probes], probes
+
+
+def _first_difference(ones: Sequence[Probe], others: Sequence[Probe]) -> tuple[Probe, Probe] | None:
+    return next((pair for pair in zip(ones, others, strict=True) if _differ(*pair)), None)
+
+
+def _differ(one: Probe, other: Probe) -> bool:
+    return _result(one) != _result(other)
+
+
+def _result(probe: Probe) -> tuple[Any, ...]:
+    score = probe.score
+    reward = None if math.isnan(score.reward) else score.reward
+    return score.outcome, reward, tuple(sorted(score.components.items()))
+
+
+def _finding(name: str, title: str, remedy: str, pair: tuple[Probe, Probe], expected: str) -> Finding:
+    one, two = pair
+    words = f"{one.name!r} gets {_got(two, one)} in place of {_got(one, two)}"
+    return Finding(
+        name, Verdict.FAIL, title.format(words), remedy, (one.name,), (one.shown(expected), two.shown(expected))
+    )
+
+
+def _got(probe: Probe, other: Probe) -> str:
+    """What a text got, in as few words as tell it from what else it got."""
+    if probe.failed:
+        return str(probe.score.outcome)
+    if probe.score.reward != other.score.reward:
+        return f"{probe.score.reward:.6g}"
+    if probe.score.outcome != other.score.outcome:
+        return str(probe.score.outcome)
+    return ", ".join(f"{name} {value:.6g}" for name, value in probe.score.components.items())
+
+
+def _summary(texts: int, isolated: bool, noise: dict[str, float] | None) -> str:
+    where = "in two processes and two orders" if isolated else "in this process, for no other can load the task"
+    drawn = f"; over {SEEDS} seeds of `rng` a reward spreads by {noise['mean']:.3g}" if noise else ""
+    return f"{texts} texts were graded three times each or more, {where}{drawn}"
