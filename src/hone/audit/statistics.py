@@ -18,14 +18,17 @@ from hone.audit.trajectories import REASONING, terse_text, wrong_text
 from hone.environments.parsers import message_text
 from hone.environments.workers import cores
 from hone.errors import UserError
-from hone.types import Message
 
 DEMONSTRATIONS = 5
 """Demonstrations in a mock group, beside a right, a wrong and an unparsable text."""
 COMMON_ANSWERS = 4
 """How many of the most common answers are tried as the answer to everything."""
 HIGH_FLOOR = 0.3
-"""Guessing that earns a larger share of what right answers earn is worth a warning."""
+"""Guessing that earns a larger share of what right answers earn is worth a note; above a half, which two answers to
+choose from explain, a warning."""
+FEW = 8
+"""Of fewer examples, one answer to all of them may be chance."""
+_CONSTANT = "always answering"
 BATCH = 128
 SLOW_SECONDS = 1.0
 SHORT_WORDS, LONG_WORDS = 1_000, 16_000
@@ -50,9 +53,12 @@ class Strategy:
 
 def check_signal(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Grades guesses, references and mock groups. `probes` are the texts that were graded so far."""
-    references = prober.grade(_references(prober))
-    strategies = _strategies(prober)
-    groups = _mock_groups(prober)
+    subjects = list({subject.example.id: subject for subject in prober.subjects}.values())
+    known = {_key(probe.text): probe for probe in probes}
+    references = _graded(prober, _references(subjects), known)
+    known |= {_key(probe.text): probe for probe in references}
+    strategies = _strategies(prober, subjects)
+    groups = _mock_groups(prober, subjects, known)
     lengths = _by_length(prober)
     own = [*references, *(probe for group in groups for probe in group)]
     graded = [probe for probe in (*probes, *own) if not probe.failed]
@@ -60,7 +66,7 @@ def check_signal(prober: Prober, probes: Sequence[Probe]) -> Check:
     ceiling = float(np.mean(right)) if right else None
     knows = any(probe.correct for probe in references)
     floor = max(strategies, key=lambda strategy: strategy.mean, default=None)
-    findings = [*_floor(strategies, floor, ceiling if knows else None), *_slow([*probes, *own], lengths)]
+    findings = [*_floor(strategies, floor, ceiling if knows else None, len(subjects)), *_slow([*probes, *own], lengths)]
     findings += _sample(prober.subjects)
     figures: dict[str, Any] = {
         "ceiling": ceiling,
@@ -78,23 +84,32 @@ def check_signal(prober: Prober, probes: Sequence[Probe]) -> Check:
     return Check("signal", _summary(floor, ceiling, figures), tuple(findings), figures)
 
 
-def _references(prober: Prober) -> list[Text]:
-    return [Text(s, "reference", s.reference) for s in prober.subjects if s.reference is not None]
+def _references(subjects: Sequence[Subject]) -> list[Text]:
+    return [Text(s, "reference", s.reference) for s in subjects if s.reference is not None]
 
 
-def _strategies(prober: Prober) -> list[Strategy]:
-    """What guesses earn. An answer is not tried on the example that it was taken from, if no other has it."""
-    subjects = prober.subjects
+def _key(text: Text) -> tuple[str, str]:
+    return text.subject.example.id, str(text.completion)
+
+
+def _graded(prober: Prober, texts: Sequence[Text], known: dict[tuple[str, str], Probe]) -> list[Probe]:
+    """The probes of the texts; those that were graded already are not graded again, for tools may take their time."""
+    made = prober.grade([text for text in texts if _key(text) not in known])
+    here = known | {_key(probe.text): probe for probe in made}
+    return [Probe(text, here[_key(text)].score) for text in texts if _key(text) in here]
+
+
+def _strategies(prober: Prober, subjects: Sequence[Subject]) -> list[Strategy]:
+    """What guesses earn. An answer is not tried on the example that it was taken from."""
     constant = [("saying nothing", ""), ("words without an answer", REASONING.strip())]
     texts = [Text(s, words, text) for words, text in constant for s in subjects]
     texts += [Text(s, "repeating the question", message_text(s.example.prompt[-1]) or "?") for s in subjects]
     answers = Counter(s.answer or s.text for s in subjects if s.text)
-    for answer, count in answers.most_common(COMMON_ANSWERS):
+    for answer, _ in answers.most_common(COMMON_ANSWERS):
         source = next(s for s in subjects if (s.answer or s.text) == answer)
         guess = terse_text(prober.env, source) if source.answer else None
-        words = f"always answering {_short(answer)}"
-        asked = [s for s in subjects if count > 1 or s is not source]
-        texts += [Text(s, words, guess or source.text) for s in asked]
+        words = f"{_CONSTANT} {_short(answer)}"
+        texts += [Text(s, words, guess or source.text) for s in subjects if s is not source]
     by_words: dict[str, list[Probe]] = {}
     for probe in prober.grade(texts):
         if not probe.failed:
@@ -105,12 +120,16 @@ def _strategies(prober: Prober) -> list[Strategy]:
     ]
 
 
-def _floor(strategies: Sequence[Strategy], floor: Strategy | None, ceiling: float | None) -> Iterator[Finding]:
+def _floor(
+    strategies: Sequence[Strategy], floor: Strategy | None, ceiling: float | None, examples: int
+) -> Iterator[Finding]:
     """What is found of the best guess against what right answers earn."""
     if floor is None or ceiling is None:
         return
     bottom = min(0.0, *(strategy.mean for strategy in strategies))
-    if floor.mean >= ceiling:
+    share = (floor.mean - bottom) / (ceiling - bottom) if ceiling > bottom else 1.0
+    enough = examples >= FEW or not floor.words.startswith(_CONSTANT)
+    if floor.mean >= ceiling and enough:
         yield Finding(
             "no-signal",
             Verdict.FAIL,
@@ -118,40 +137,36 @@ def _floor(strategies: Sequence[Strategy], floor: Strategy | None, ceiling: floa
             "make right answers earn more than any text that knows nothing",
             (floor.words,),
         )
-    elif floor.mean - bottom > HIGH_FLOOR * (ceiling - bottom):
+    elif share > HIGH_FLOOR:
         yield Finding(
             "high-floor",
-            Verdict.WARN,
+            Verdict.WARN if share > 0.5 + 1 / examples else Verdict.NOTE,
             f"{floor.words} scores {floor.mean:.2f} of {ceiling:.2f}: read every curve of this reward from there",
             "count exact answers beside the reward, balance the answers, or pay less for what anyone can say",
             (floor.words,),
         )
 
 
-def _mock_groups(prober: Prober) -> list[list[Probe]]:
+def _mock_groups(prober: Prober, subjects: Sequence[Subject], known: dict[tuple[str, str], Probe]) -> list[list[Probe]]:
     """Groups as in training, one by example: a right text, a wrong one, one without an answer, demonstrations."""
     texts: list[Text] = []
-    for index, subject in enumerate(prober.subjects):
+    for index, subject in enumerate(subjects):
         if subject.reference is None:
             continue
-        wrong = wrong_text(subject, prober.subjects)
+        wrong = wrong_text(subject, subjects)
         texts.append(Text(subject, "right", subject.reference))
-        texts += [Text(subject, "wrong", subject.saying(wrong))] if wrong else []
-        texts.append(Text(subject, "unparsable", subject.saying("")))
+        texts += [Text(subject, "wrong", wrong)] if wrong else []
+        texts.append(Text(subject, "unparsable", ""))
         try:
             for i in range(DEMONSTRATIONS):
                 stream = rng.stream(prober.seed, "audit", "demonstrate", index, i)
-                texts.append(Text(subject, "demonstration", _script(prober.env.demonstrate(subject.example, stream))))
+                texts.append(Text(subject, "demonstration", prober.env.demonstrate(subject.example, stream)))
         except UserError:
             continue
-    groups: dict[int, list[Probe]] = {}
-    for probe in prober.grade(texts):
-        groups.setdefault(id(probe.text.subject), []).append(probe)
+    groups: dict[str, list[Probe]] = {}
+    for probe in _graded(prober, texts, known):
+        groups.setdefault(probe.text.subject.example.id, []).append(probe)
     return list(groups.values())
-
-
-def _script(completion: str | list[Message]) -> str | list[Message]:
-    return completion if isinstance(completion, str) else [m for m in completion if m.get("role") == "assistant"]
 
 
 def _group_figures(groups: Sequence[Sequence[Probe]]) -> dict[str, Any]:
@@ -179,7 +194,7 @@ def _by_length(prober: Prober) -> dict[int, Probe]:
     found: dict[int, Probe] = {}
     for words in (SHORT_WORDS, LONG_WORDS):
         text = REASONING * (words // len(REASONING.split())) + "\n" + subject.text
-        tried = [prober.grade([Text(subject, f"{words} words", subject.saying(text))]) for _ in range(2)]
+        tried = [prober.grade([Text(subject, f"{words} words", text)]) for _ in range(2)]
         if any(probe.failed for one in tried for probe in one):
             found[words] = tried[0][0]
             break

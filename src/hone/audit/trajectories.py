@@ -80,20 +80,22 @@ def _say(text: str) -> Message:
 
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Texts, of a task of several turns as the last message of the reference."""
+    """Texts, of a task of several turns as the last message of the reference; of one with tools, that would call them
+    each time, only the plainest.
+    """
     wrong = wrong_text(subject, subjects)
-    if wrong is not None:
-        for name, text in _styled(wrong, "a wrong answer"):
-            yield name, subject.saying(text)
-    for name, text in _styled("", "no answer"):
-        yield name, subject.saying(text)
-    if subject.reference is not None:
-        yield "a right answer", subject.reference
+    texts = [] if wrong is None else list(_styled(wrong, "a wrong answer"))
+    texts += _styled("", "no answer")
+    if subject.text:
+        texts.append(("a right answer", subject.text))
         if (terse := terse_text(env, subject)) is not None:
-            yield "a right answer alone", subject.saying(terse)
-        for name, text in _styled(subject.text, "a right answer"):
-            if name.endswith(("long reasoning", "many words after it", "given ten times")):
-                yield name, subject.saying(text)
+            texts.append(("a right answer alone", terse))
+        longer = ("long reasoning", "many words after it", "given ten times")
+        texts += [pair for pair in _styled(subject.text, "a right answer") if pair[0].endswith(longer)]
+    plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
+    for name, text in texts:
+        whole = not env.tool_schemas or (subject is subjects[0] and name in plain)
+        yield name, subject.saying(text) if whole else text
 
 
 def _styled(answer: str, what: str) -> Iterator[tuple[str, str]]:
