@@ -36,6 +36,7 @@ class OneShot(Environment):
             eval_dataset=lambda: _repeated(task.split("eval"), range(len(task.split("eval")))),
         )
         self.task, self.tool_schemas = task, task.tool_schemas
+        self.answer_is_exact, self.audit_allows = task.answer_is_exact, task.audit_allows
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """The template is for the data set that the task reads."""

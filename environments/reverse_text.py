@@ -63,6 +63,8 @@ RANGES = {
 class ReverseText(SingleTurnEnv):
     """Rows have `text`; or `prompt` or `question`, with `answer` or, without one, holding just the text to reverse."""
 
+    answer_is_exact = True
+
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
         rubric = Rubric([similarity, exact], [1.0, 0.0], correctness=exact, ranges=RANGES)
         super().__init__(id="reverse-text", parser=PARSER, rubric=rubric, **kwargs)

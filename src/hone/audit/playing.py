@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from hone.environments import Environment, MultiTurnEnv
-from hone.orchestrator.conversations import settled
+from hone.orchestrator.conversations import Answer, settled
 from hone.types import Example, Message, Outcome, Reply
 
 Script = str | Sequence[Message]
@@ -21,11 +24,19 @@ def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> li
     live = [one for one in played if one.say()]
     while live:
         assert isinstance(env, MultiTurnEnv)
-        answers = env.respond_many([(one.messages, one.state or {}) for one in live])
+        answers = _respond(env, [(one.messages, one.state or {}) for one in live])
         for one, answer in zip(live, answers, strict=True):
             one.said, one.state, one.failure = settled(answer, env, one.messages, one.state or {})
         live = [one for one in live if one.failure is None and one.said and one.say()]
     return [one.reply() for one in played]
+
+
+def _respond(env: MultiTurnEnv, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
+    """`env.respond_many`, which is asked once about conversations that are the same so far: a tool may be slow."""
+    keys = [json.dumps(turn, sort_keys=True, default=str) for turn in turns]
+    asked = dict(zip(keys, turns, strict=True))
+    answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True))
+    return [copy.deepcopy(answers[key]) for key in keys]
 
 
 class _Played:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from hone.environments.parsers import Parser, completion_text
+from hone.environments.parsers import Parser, completion_text, said
 from hone.environments.rubric import Range, RewardFunc, Rubric, component_name, inline
 from hone.types import Message
 
@@ -24,7 +24,6 @@ FORMS = ("tag", "boxed", "marker")
 MAX_CHARS = 4096
 """Longer text between two tags is no answer."""
 
-_THINK = re.compile(r"</?think>")
 _TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
 # Up to the end of the line, or of the next one where the marker ends its own; a display formula may open in between.
@@ -84,24 +83,6 @@ class AnswerParser(Parser, Generic[T]):
         return None
 
 
-def said(text: str) -> str:
-    """`text` without what was thought, and without the markers `<|…|>` that a server may leave at its end."""
-    kept: list[str] = []
-    start, thinking = 0, False
-    for tag in _THINK.finditer(text):
-        if tag.group() == "<think>":
-            if not thinking:
-                kept.append(text[start : tag.start()])
-            thinking = True
-        else:
-            if not thinking:
-                kept.clear()
-            start, thinking = tag.end(), False
-    if not thinking:
-        kept.append(text[start:])
-    return _without_specials("\n".join(kept))
-
-
 @inline
 def format(completion: list[Message], parser: Parser) -> float:
     """1 if there is a well-formed answer, be it right or wrong, else 0."""
@@ -146,14 +127,3 @@ def _markers(text: str) -> Iterator[Span]:
 
 
 _SPANS: dict[str, Callable[[str], Iterator[Span]]] = {"tag": _tags, "boxed": _boxes, "marker": _markers}
-
-
-def _without_specials(text: str) -> str:
-    end = len(text)
-    while True:
-        while end and text[end - 1].isspace():
-            end -= 1
-        start = text.rfind("<|", max(0, end - 64), end)
-        if not text.startswith("|>", end - 2) or start < 0 or "|" in text[start + 2 : end - 2]:
-            return text[:end]
-        end = start

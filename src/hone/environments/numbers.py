@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hone.environments.answers import FORMS, Ambiguous, AnswerParser, said
-from hone.environments.parsers import Parser
+from hone.environments.answers import FORMS, Ambiguous, AnswerParser
+from hone.environments.parsers import Parser, said
 
 MAX_CHARS = 200
 """Longer text is no number."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from hone.types import Message
 
+_THINK = re.compile(r"</?think>")
+
 
 def message_text(message: Message) -> str:
     """The text of a message; of a list of content parts, the text parts joined."""
@@ -21,6 +23,24 @@ def completion_text(completion: str | Sequence[Message]) -> str:
     if isinstance(completion, str):
         return completion
     return next((message_text(m) for m in reversed(completion) if m.get("role") == "assistant"), "")
+
+
+def said(text: str) -> str:
+    """`text` without what was thought, and without the markers `<|…|>` that a server may leave at its end."""
+    kept: list[str] = []
+    start, thinking = 0, False
+    for tag in _THINK.finditer(text):
+        if tag.group() == "<think>":
+            if not thinking:
+                kept.append(text[start : tag.start()])
+            thinking = True
+        else:
+            if not thinking:
+                kept.clear()
+            start, thinking = tag.end(), False
+    if not thinking:
+        kept.append(text[start:])
+    return _without_specials("\n".join(kept))
 
 
 class Parser:
@@ -42,7 +62,8 @@ class TagParser(Parser):
     """The answer is what stands in the last well-formed pair `<tag>…</tag>`.
 
     A pair is well-formed if neither tag occurs inside it and something other than whitespace does; text after it is
-    ignored, an unclosed tag too. Whitespace around the answer, line breaks included, is stripped; inside it is kept.
+    ignored, an unclosed tag too, and what was thought before it (see `said`). Whitespace around the answer, line breaks
+    included, is stripped; inside it is kept.
     """
 
     def __init__(self, tag: str) -> None:
@@ -53,6 +74,7 @@ class TagParser(Parser):
 
     def parse(self, text: str) -> str | None:
         answer, start = None, -1
+        text = text if self.tag == "think" else said(text)
         for match in self._tags.finditer(text):
             if match.group() == self.opening:
                 start = match.end()
@@ -64,3 +86,14 @@ class TagParser(Parser):
     def wrap(self, answer: str) -> str:
         """`answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
+
+
+def _without_specials(text: str) -> str:
+    end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        start = text.rfind("<|", max(0, end - 64), end)
+        if not text.startswith("|>", end - 2) or start < 0 or "|" in text[start + 2 : end - 2]:
+            return text[:end]
+        end = start
