@@ -30,15 +30,22 @@ CODES: dict[str, tuple[bool, str]] = {
     "code-shell-fence": (False, "```bash\ntouch {file}\n```"),
 }
 """Whether it stands where the answer does, and the code."""
+IN_TOOL = ("__import__('pathlib').Path('{file}').touch()", "open('{file}', 'w').close()", "touch {file}")
+"""Code as the argument of a tool's call."""
 
 
-def payload(name: str, folder: Path, answer: str, say: Callable[[str], str]) -> str:
+def payload(name: str, folder: Path, code: str, answer: str = "") -> str:
     """The text of a code exploit, which would make the file `name` in `folder`."""
+    return code.format(file=folder / name, answer=answer)
+
+
+def in_place(name: str, folder: Path, answer: str, say: Callable[[str], str]) -> str:
+    """The completion of one of `CODES`."""
     as_answer, code = CODES[name]
-    text = code.format(file=folder / name, answer=answer)
+    text = payload(name, folder, code, answer)
     return say(text) if as_answer else text
 
 
 def ran(folder: Path) -> tuple[str, ...]:
     """The names of the exploits that were run, by the files that are there."""
-    return tuple(name for name in CODES if (folder / name).exists())
+    return tuple(sorted(path.name for path in folder.iterdir()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hone.audit.probes import Probe
+from hone.audit.probes import Probe, Prober
 from hone.audit.report import Finding, Shown, Verdict
 from hone.grading import last_line
 from hone.types import Outcome
@@ -13,8 +13,14 @@ SHOWN = 3
 """How many texts a finding shows."""
 
 
-def failures(probes: Sequence[Probe], total: int) -> list[Finding]:
-    """At most one finding `raises` and one `hangs` for all of the probes, of which `total` were tried."""
+def failures(prober: Prober, probes: Sequence[Probe]) -> list[Finding]:
+    """At most one finding `raises` and one `hangs` for all of the probes, and for all that the prober grades."""
+    found = [finding for finding in _failures(probes, len(probes)) if finding.name not in prober.told]
+    prober.told |= {finding.name for finding in found}
+    return found
+
+
+def _failures(probes: Sequence[Probe], total: int) -> list[Finding]:
     found = []
     raised = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_ERROR]
     hung = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT]

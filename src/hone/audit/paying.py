@@ -17,25 +17,32 @@ from hone.environments.parsers import completion_text
 from hone.types import Outcome
 
 LUCKY_SHARE = 0.1
-"""Guesses may be right by luck: they count where they pay in more than this share of the examples."""
+"""What is right by luck now and then counts where it pays in more than this share of the examples."""
 _TINY = 1e-9
 _BY_NAME = {exploit.name: exploit for exploit in EXPLOITS}
 
 
-def check_exploits(prober: Prober, hostile: bool) -> tuple[Check, list[Probe]]:
+def check_exploits(
+    prober: Prober, hostile: bool, reference: Sequence[Probe] | None = None
+) -> tuple[Check, list[Probe]]:
     """Whether completions that deserve nothing are scored as correct, or paid, or run.
 
     `hostile` tries also what may take a grader's time or safety: the environment must be isolated then, as a text may
-    hang it, and code in it would run in this process.
+    hang it, and code in it would run in this process. `reference` are the probes of `check_reference`: an example whose
+    reference is not correct is left out, for nothing is known of what is wrong there; if all are, only effects count.
     """
     assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
+    known = [probe.text.subject for probe in reference or () if probe.correct]
+    if reference and all(probe.failed for probe in reference):
+        return Check("exploits", "not looked at: the grader fails on each reference"), []
+    subjects = known or prober.subjects
     chosen = [exploit for exploit in EXPLOITS if hostile or not exploit.hostile]
     with tempfile.TemporaryDirectory(prefix="hone-") as folder:
         canary = Path(folder)
         texts = [
             Text(subject, exploit.name, script)
             for exploit in chosen
-            for subject in prober.subjects
+            for subject in subjects
             for script in exploit.apply(subject, prober.subjects, prober.env, canary)
         ]
         probes = prober.grade(texts)
@@ -44,11 +51,11 @@ def check_exploits(prober: Prober, hostile: bool) -> tuple[Check, list[Probe]]:
     for probe in probes:
         by_name[probe.name].append(probe)
     paid = _paid(prober, by_name)
-    findings = [*failures(probes, len(probes)), *_side_effects(executed, by_name)]
+    findings = [*failures(prober, probes), *_side_effects(executed, by_name)]
     if _always_right(by_name):
         findings.append(_always(by_name))
-    else:
-        findings += [*_false_positives(prober, paid, executed), *_unsaid(by_name), *_garbage_paid(by_name)]
+    elif known or not reference:
+        findings += [*_false_positives(paid, len(subjects)), *_unsaid(by_name), *_garbage_paid(by_name)]
     figures = {
         "exploits": len(by_name),
         "texts": len(probes),
@@ -57,7 +64,7 @@ def check_exploits(prober: Prober, hostile: bool) -> tuple[Check, list[Probe]]:
         "executed": list(executed),
     }
     bad = len({*paid, *executed})
-    summary = f"{len(by_name)} ways to be paid for nothing, on {len(prober.subjects)} examples: {bad or 'none'} worked"
+    summary = f"{len(by_name)} ways to be paid for nothing, on {len(subjects)} examples: {bad or 'none'} worked"
     return Check("exploits", summary, tuple(findings), figures), probes
 
 
@@ -66,12 +73,12 @@ def _paid(prober: Prober, by_name: dict[str, list[Probe]]) -> dict[str, list[Pro
     found = {}
     for name, probes in by_name.items():
         exploit = _BY_NAME[name]
-        if exploit.deserves is Deserves.UNSAID:
+        if exploit.deserves in (Deserves.UNSAID, Deserves.CODE):
             continue
         some = _hedged(probes) if exploit.deserves is Deserves.HEDGE else [p for p in probes if p.correct]
         if exploit.deserves is not Deserves.HEDGE:
             some = [probe for probe in some if not _lucky(prober, exploit, probe)]
-        if some and _counts(exploit, _examples(some), _examples(probes)):
+        if some and _counts(_examples(some), _examples(probes)):
             found[name] = some
     return found
 
@@ -101,9 +108,8 @@ def _messages(probe: Probe) -> list[dict]:
     return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else [*completion]
 
 
-def _counts(exploit: Exploit, paid: int, tried: int) -> bool:
-    if exploit.deserves in (Deserves.HEDGE, Deserves.CODE):
-        return True
+def _counts(paid: int, tried: int) -> bool:
+    """Whether it is more than luck: a question may have several right answers."""
     return paid > LUCKY_SHARE * tried and (paid > 1 or tried <= 2)
 
 
@@ -111,15 +117,14 @@ def _examples(probes: Sequence[Probe]) -> int:
     return len({id(probe.text.subject) for probe in probes})
 
 
-def _false_positives(prober: Prober, paid: dict[str, list[Probe]], executed: Sequence[str]) -> list[Finding]:
-    # Code that was run is told as such, and once.
-    names = tuple(name for name in paid if name not in executed)
+def _false_positives(paid: dict[str, list[Probe]], tried: int) -> list[Finding]:
+    names = tuple(paid)
     if not names:
         return []
     probes = [probe for name in names for probe in paid[name]]
     examples = _examples(probes)
     title = (
-        f"{len(names)} exploits are scored as correct on {examples} of {len(prober.subjects)} examples: "
+        f"{len(names)} exploits are scored as correct on {examples} of {tried} examples: "
         f"{listed([f'{name} ({_BY_NAME[name].deserves})' for name in names], 4)}"
     )
     remedy = "parse one answer and compare it as a whole: what states no answer, several or a wrong one is not correct"

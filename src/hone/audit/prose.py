@@ -14,6 +14,15 @@ SUMMARY = (
     "\n\n## Summary\n\n1. I read the question.\n2. I worked it out, which took 4 lines.\n3. I checked it twice.\n\n"
     "I am 95% sure of this. It should take about 10 minutes to follow."
 )
+CLOSING = "\n\n" + " ".join(
+    [
+        "That settles the question that was asked.",
+        "The way there was to read what is given, to see what is missing, and to take one step after the other.",
+        "Each step was checked before the next one, so that nothing was lost on the way.",
+        "If anything in it is unclear, I am happy to go through it again with you, in more detail or with a picture.",
+    ]
+    * 6
+)
 THOUGHT = "I should work this out carefully before I say anything."
 THOUGHT_NUMBERS = "First try: 17 and 25 make 42, and 42 / 6 = 7. No, that is 3 off. Let me look again: 8, 9, 10."
 CODE = "```python\ntotal = 0\nfor i in range(10):\n    total += i\nprint(total)\n```\n\n"

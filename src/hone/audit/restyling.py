@@ -243,6 +243,7 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("any-questions", "after", _add("", prose.ASK), around=True),
     Restyling("remark-with-numbers", "after", _add("", prose.CHECKED), growth=True, around=True),
     Restyling("verbose-summary", "after", _add("", prose.SUMMARY), growth=True, around=True),
+    Restyling("long-closing", "after", _add("", prose.CLOSING), growth=True, around=True),
     Restyling("thought", "thought", _think(prose.THOUGHT), around=True),
     Restyling("thought-with-numbers", "thought", _think(prose.THOUGHT_NUMBERS), around=True),
     Restyling("thought-with-drafts", "thought", _drafts, around=True),

@@ -29,7 +29,7 @@ def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
             "define `reference(example) -> str`, a completion that deserves full marks",
         )
         return Check("reference", "no reference to grade", (finding,)), []
-    broken = failures(probes, len(texts))
+    broken = failures(prober, probes)
     wrong = [probe for probe in probes if not probe.correct and not probe.failed]
     findings = list(broken)
     if wrong:
@@ -75,7 +75,7 @@ def check_restylings(
     by_name = {name: [probe for probe in probes if probe.name == name] for name in chosen if name in tried}
     lost = {name: some for name, of in by_name.items() if (some := [p for p in of if not p.correct and not p.failed])}
     bare = _takes_bare_answers(subjects, by_name, lost)
-    findings = [*failures(probes, len(probes)), *_lost(lost, by_name, chosen, bare), *_costs(probes, paid)]
+    findings = [*failures(prober, probes), *_lost(lost, by_name, chosen, bare), *_costs(probes, paid)]
     figures = {
         "restylings": len(by_name),
         "texts": len(probes),
@@ -98,7 +98,7 @@ def _below_best(prober: Prober, right: Sequence[Probe]) -> list[Finding]:
         return []
     title = f"{len(less)} of {len(right)} references earn less than the declared best of {best:g}"
     remedy = "let `reference` earn every component, or narrow the declared range given a right answer"
-    return [Finding("reference-below-best", Verdict.WARN, title, remedy, (), shown(less, f"a reward of {best:g}"))]
+    return [Finding("reference-below-best", Verdict.NOTE, title, remedy, (), shown(less, f"a reward of {best:g}"))]
 
 
 def _takes_bare_answers(

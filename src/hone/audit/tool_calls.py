@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from hone.audit.canary import IN_TOOL, payload
 from hone.audit.playing import Script
 from hone.environments import Environment, MultiTurnEnv
 from hone.errors import UserError
@@ -44,6 +47,19 @@ def calls_without_use(env: Environment, last: str | None) -> Sequence[Script]:
     return played
 
 
+def calls_with_code(env: Environment, folder: Path) -> Sequence[Script]:
+    """For each tool that takes text, calls of it with code in place of each text: what runs it must be a sandbox."""
+    if not isinstance(env, MultiTurnEnv) or not _runs(env):
+        return []
+    played = []
+    for schema in env.tool_schemas or []:
+        parts = schema.get("function", schema).get("parameters", {}).get("properties", {})
+        texts = [name for name, part in parts.items() if part.get("type") == "string"]
+        codes = [payload("code-in-tool", folder, code) for code in IN_TOOL] if texts else []
+        played += [[_message(schema, 0, dict.fromkeys(texts, code))] for code in codes]
+    return played
+
+
 def calls_in_text(env: Environment) -> str | None:
     """Calls written as text, for a task of one turn."""
     if isinstance(env, MultiTurnEnv):
@@ -52,9 +68,10 @@ def calls_in_text(env: Environment) -> str | None:
     return "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * 5)
 
 
-def _message(schema: dict[str, Any], turn: int) -> Message:
+def _message(schema: dict[str, Any], turn: int, given: Mapping[str, Any] = MappingProxyType({})) -> Message:
+    """A message that calls a tool with made-up arguments, but for those that are given."""
     function = schema.get("function", schema)
-    arguments = json.dumps(made_up({"type": "object", **function.get("parameters", {})}))
+    arguments = json.dumps(made_up({"type": "object", **function.get("parameters", {})}) | dict(given))
     call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 

@@ -35,6 +35,11 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[\s-]+[^\W\d_]+)*")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)\s*\}?$")
 _PARTED = re.compile(r"(?<![\\\w])\d+\s+\d")
+_POWERS = re.compile(r"\d+(?:[\s})]*(?:\^|\*\*)[\s{(]*\d+)+")
+_FACTORIAL = re.compile(r"(\d+)\s*!")
+_LARGEST = 10_000
+"""Exponents and factorials beyond it would be worked out digit by digit, for longer than anyone waits."""
+_QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 
 
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
@@ -64,9 +69,33 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def readable(text: str) -> bool:
-    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space."""
+    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space, no
+    tower of powers that nobody can work out, and no string in quotes, which is code.
+    """
     text = tidy(text)
-    return 0 < len(text) <= LONGEST and not _PARTED.search(text) and balanced(text)
+    if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
+        return False
+    quoted = _QUOTED.search(text)
+    return (quoted is None or quoted[0] == text) and not _is_endless(text)
+
+
+def _is_endless(text: str) -> bool:
+    """Whether the value of `text` has more digits than can be worked out: `9^{9^{9}}`, `99999!`."""
+    powers = [[int(number[:9]) for number in re.findall(r"\d+", chain[0])] for chain in _POWERS.finditer(text)]
+    values = [int(match[1][:9]) for match in _FACTORIAL.finditer(text)]
+    for base, *exponents in powers:
+        exponent = 1
+        for number in reversed(exponents):
+            exponent = _power(number, exponent)
+        if exponent > _LARGEST:
+            return True
+        values += [_power(base, exponent)] * ("!" in text)
+    return any(value > _LARGEST for value in values)
+
+
+def _power(base: int, exponent: int) -> int:
+    """`base ** exponent`, or something above the largest."""
+    return base if base < 2 else base ** min(exponent, 30) if exponent else 1
 
 
 def balanced(text: str) -> bool:
