@@ -48,6 +48,15 @@ class Total:
             return "found"
         return "declared" if self.probe is None else "partly declared"
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer, right or wrong."""
+        return self.probe is None or self.probe.score.outcome in (Outcome.CORRECT, Outcome.WRONG)
+
+    @property
+    def words(self) -> int:
+        return 0 if self.probe is None else _words(self.probe)
+
 
 def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Compares the best wrong answer with the worst right one. `probes` are the texts that were graded so far; those
@@ -59,8 +68,8 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     fair = [probe for probe in graded if _words(probe) <= MOST_WORDS]
     right = [probe for probe in fair if probe.correct]
     wrong = [probe for probe in fair if not probe.correct]
-    worst = min(_totals(rubric, right, right_answers=True), key=lambda total: total.reward, default=None)
-    best = max(_totals(rubric, wrong, right_answers=False), key=lambda total: total.reward, default=None)
+    worst = min(_totals(rubric, right, right_answers=True), key=lambda total: (total.reward, total.words), default=None)
+    best = max(_totals(rubric, wrong, right_answers=False), key=_most, default=None)
     findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *unable]
     varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
     if worst is not None and best is not None and varies and best.reward >= worst.reward:
@@ -96,6 +105,11 @@ def _said(completion: Script) -> list[str]:
     if isinstance(completion, str):
         return [completion]
     return [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
+
+
+def _most(total: Total) -> tuple[float, bool, int]:
+    """Orders totals of wrong answers: of those that earn the same, the one that says most in the fewest words."""
+    return total.reward, total.answered, -total.words
 
 
 def contribution(weight: float, values: tuple[float, float]) -> tuple[float, float]:
@@ -228,8 +242,7 @@ def _inversion_title(prober: Prober, best: Total, worst: Total, culprit: str) ->
             f"{best.reward:g}{by}"
         )
     total = f" ({best.reward:g} in all)" if abs(best.reward - gain) > _SMALL else ""
-    answered = best.probe is None or best.probe.score.outcome is Outcome.WRONG
-    kind = "a wrong answer" if answered else "a text without an answer"
+    kind = "a wrong answer" if best.answered else "a text without an answer"
     return f"{culprit} pays {gain:g} to {kind}{total}; a right answer may earn only {worst.reward:g}{by}"
 
 

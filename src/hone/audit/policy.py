@@ -13,6 +13,7 @@ from hone.evaluation import EvalResult, EvalSample, evaluate
 from hone.evaluation.intervals import Interval
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
+from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.types import Policy
 from hone.types import Outcome
 
@@ -43,6 +44,7 @@ def check_policy(
     sampling = (
         SamplingParams(temperature=temperature) if max_tokens is None else SamplingParams(max_tokens, temperature)
     )
+    check_turns(env, renderer, env.split("eval")[0])
     result = evaluate(
         policy,
         env,

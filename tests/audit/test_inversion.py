@@ -1,0 +1,251 @@
+"""The best wrong answer against the worst right one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made import TAGS, form, prober, right, sums
+
+from hone.audit.inversion import check_inversion, contribution
+from hone.audit.report import Check, Verdict
+from hone.audit.trajectories import call_message, made_up, wrong_text
+from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of, load_environment
+from hone.errors import UserError
+from hone.types import Example, Message
+
+EITHER = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
+
+
+def found(check: Check) -> dict[str, str]:
+    return {finding.name: finding.title for finding in check.findings}
+
+
+def multiply(a: int, b: int = 2) -> int:
+    """Multiplies."""
+    return a * b
+
+
+def add(a: int, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+def tool_bonus(completion):
+    """1 for each call of a tool."""
+    return float(sum(len(calls_of(message)) for message in completion))
+
+
+def turn_bonus(completion):
+    """1 for each turn with a call."""
+    return float(sum(bool(calls_of(message)) for message in completion))
+
+
+class Tooled(ToolEnv):
+    def reference(self, example: Example) -> list[Message]:
+        return [*self.called("multiply", a=3), {"role": "assistant", "content": TAGS.wrap(example.answer)}]
+
+
+def tooled(rubric: Rubric, max_turns: int = 6, tools=(multiply,)) -> Tooled:
+    rows = [{"question": f"{a} * 2?", "answer": str(2 * a)} for a in range(20, 28)]
+    return Tooled(tools=list(tools), rubric=rubric, dataset=rows, parser=TAGS, max_turns=max_turns, id="tooled")
+
+
+def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
+    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))), [])
+    finding = check.findings[0]
+    assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
+    assert finding.title == "six calls of multiply (turn_bonus: 6) beat a right answer without any (1)"
+    assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
+    assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
+
+
+def test_several_calls_in_one_message_are_counted_too() -> None:
+    check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [10.0, 1.0]))), [])
+    assert found(check)["inversion"] == "24 calls of multiply (tool_bonus: 24) beat a right answer without any (10)"
+
+
+def test_a_small_bonus_for_tools_below_the_answer_is_no_inversion() -> None:
+    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 0.1]))), [])
+    assert "inversion" not in found(check)
+    assert check.figures["best_wrong"]["reward"] == pytest.approx(0.6)
+    assert check.figures["components"][1]["wrong"] == {
+        "low": 0.0,
+        "high": 6.0,
+        "source": "found",
+        "adds": [0.0, pytest.approx(0.6)],
+        "shown": check.figures["components"][1]["wrong"]["shown"],
+    }
+
+
+def test_calls_are_made_up_for_each_tool_and_really_answered() -> None:
+    env = tooled(Rubric([right]), tools=(multiply, add))
+    tried = []
+
+    def answered(completion):
+        tried.extend(str(message["content"]) for message in completion if message["role"] == "tool")
+        return 0.0
+
+    env.rubric = Rubric([right, answered], [1.0, 0.0])
+    check_inversion(prober(env), [])
+    assert {"2", "6", "error: there is no tool 'no_such_tool'; there is multiply, add"} <= set(tried)
+    assert any(text.startswith("error: multiply needs the argument 'a'") for text in tried)
+
+
+def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
+    def length_bonus(completion):
+        return min(2.0, len(completion[-1]["content"]) / 100)
+
+    check = check_inversion(prober(sums(Rubric([right, length_bonus]))), [])
+    # The right answer alone has 20 characters.
+    assert found(check)["inversion"] == "length_bonus pays 2 to a wrong answer; a right answer may earn only 1.2"
+    assert check.findings[0].remedy.endswith("length_bonus must add less than 1.2")
+
+
+def test_a_form_that_pays_as_much_as_an_answer_without_it_is_an_inversion() -> None:
+    def anywhere(completion, answer):
+        return float(answer in completion[-1]["content"])
+
+    def boxed(completion):
+        return float("<think>" in completion[-1]["content"])
+
+    check = check_inversion(prober(sums(Rubric([anywhere, boxed]))), [])
+    assert found(check)["inversion"] == "boxed pays 1 to a wrong answer; a right answer may earn only 1"
+
+
+def test_a_penalty_that_a_right_answer_can_get() -> None:
+    def penalty(completion):
+        return float(len(completion[-1]["content"]) > 2000)
+
+    check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))), [])
+    title = found(check)["inversion"]
+    assert title == "penalty takes 1.5 from a right answer, which then earns -0.5; a wrong one earns 0"
+
+
+def test_declared_ranges_count_as_reachable_together() -> None:
+    def style(completion):
+        return 0.0
+
+    ranges = {"right": EITHER, "form": Range((1.0, 1.0), (0.0, 1.0)), "style": Range((0.0, 1.0), (0.0, 1.0))}
+    rubric = Rubric([right, form, style], [1.0, 0.4, 0.6], ranges=ranges)
+    check = check_inversion(prober(sums(rubric)), [])
+    assert "inversion" not in found(check)
+    assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["best_wrong"]["source"] == "declared"
+    assert check.figures["worst_right"]["reward"] == 1.4
+
+    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))), [])
+    assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["worst_right"]["reward"] == 0.6
+    assert found(check)["inversion"] == (
+        "style pays 1 to a wrong answer; a right answer may earn only 0.6 (by the declared ranges)"
+    )
+
+
+def test_what_is_declared_is_added_to_what_was_found_in_one_text() -> None:
+    def style(completion):
+        return 0.3 * completion[-1]["content"].startswith("# Solution")
+
+    ranges = {"right": EITHER, "form": Range(right=(0.5, 1.0), wrong=(0.0, 0.9))}
+    check = check_inversion(prober(sums(Rubric([right, form, style], ranges=ranges, correctness="right"))), [])
+    best = check.figures["best_wrong"]
+    assert best["reward"] == pytest.approx(1.3)  # found, with the 1.0 that `form` returned; it is declared as 0.9
+    assert check.figures["worst_right"]["reward"] == 1.5
+    assert check.figures["worst_right"]["source"] == "partly declared"
+    assert "form is 1 for a wrong answer and declares 0 to 0.9" in found(check)["range"]
+    assert "style" in found(check)["undeclared-ranges"]
+
+
+def test_a_wrong_maximum_just_below_a_right_answer_is_no_inversion() -> None:
+    ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0)))}
+    check = check_inversion(prober(sums(Rubric([right], ranges=ranges))), [])
+    assert check.findings == () and "earns less than 1 (declared)" in check.summary
+    ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, 1.0))}
+    assert "inversion" in found(check_inversion(prober(sums(Rubric([right], ranges=ranges))), []))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_reward_that_is_always_the_same_is_no_inversion(value: float) -> None:
+    def constant(completion):
+        return value
+
+    assert check_inversion(prober(sums(Rubric([constant]))), []).findings == ()
+
+
+def test_a_single_function_need_not_declare_its_range_and_weights_of_zero_need_not() -> None:
+    assert check_inversion(prober(sums(Rubric([right]))), []).findings == ()
+    ranges = {"right": EITHER}
+    assert check_inversion(prober(sums(Rubric([right, form], [1.0, 0.0], ranges=ranges))), []).findings == ()
+
+
+class Paid(MultiTurnEnv):
+    """Three tries; each turn is paid."""
+
+    def env_response(self, messages: list[Message], state: dict) -> list[Message]:
+        return [{"role": "user", "content": "Go on."}]
+
+    def reference(self, example: Example) -> list[Message]:
+        return [{"role": "assistant", "content": TAGS.wrap(example.answer)}]
+
+
+def test_turns_that_are_paid_saturate() -> None:
+    def turns(completion):
+        return float(sum(message["role"] == "assistant" for message in completion))
+
+    rows = [{"question": f"{a}?", "answer": str(a)} for a in range(5)]
+    env = Paid(rubric=Rubric([right, turns], [1.0, 0.5]), dataset=rows, parser=TAGS, max_turns=4, id="paid")
+    check = check_inversion(prober(env), [])
+    # The last of four turns is wrong; a right answer at once has one turn.
+    assert found(check)["inversion"] == "turns pays 2 to a wrong answer; a right answer may earn only 1.5"
+
+
+def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
+    env = tooled(Rubric([right]))
+
+    def refuse() -> None:
+        raise UserError("there is no sandbox")
+
+    env.check_rollouts = refuse  # type: ignore[method-assign]
+    check = check_inversion(prober(env), [])
+    assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
+
+
+def test_made_up_arguments_follow_the_schema() -> None:
+    schema = {
+        "type": "object",
+        "required": ["n", "kind", "items", "where", "when", "any"],
+        "properties": {
+            "n": {"type": "integer", "minimum": 5},
+            "kind": {"enum": ["b", "c"]},
+            "items": {"type": "array", "items": {"type": "number", "maximum": 0}, "minItems": 2},
+            "where": {"$ref": "#/$defs/Place"},
+            "when": {"type": "string", "format": "date"},
+            "any": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+            "more": {"type": "string", "default": "x"},
+        },
+        "$defs": {"Place": {"type": "object", "required": ["x"], "properties": {"x": {"type": "string"}}}},
+    }
+    given = {"n": 5, "kind": "b", "items": [0, 0], "where": {"x": "1"}, "when": "2024-01-01", "any": True}
+    assert made_up(schema) == given
+    assert made_up(schema, whole=True) == {**given, "more": "x"}
+    assert made_up({"type": "object", "properties": {}}) == {}
+    message = call_message(("f", {"a": 1}), ("f", {"a": 1}))
+    assert [call["function"]["name"] for call in calls_of(message)] == ["f", "f"]
+    assert len({call["id"] for call in calls_of(message)}) == 2
+
+
+def test_a_wrong_text_is_the_reference_with_another_answer() -> None:
+    one, two = prober(sums(Rubric([right])), 2).subjects
+    assert wrong_text(one, [one, two]) == one.text.replace(str(one.answer), str(two.answer))
+    assert wrong_text(one, [one]) == one.text.replace(str(one.answer), f"{one.answer}1")
+
+
+def test_a_negative_weight_swaps_the_ends() -> None:
+    assert contribution(-2.0, (0.0, 1.0)) == (-2.0, 0.0)
+    assert contribution(0.0, (0.0, math.inf)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("task", ["reverse-text", "char-count", "countdown", "scramble", "gsm8k", "calculator"])
+def test_the_tasks_of_hone_declare_their_ranges_and_keep_them(task: str) -> None:
+    check = check_inversion(prober(load_environment(task)), [])
+    assert check.findings == ()
+    assert check.figures["best_wrong"]["source"] == check.figures["worst_right"]["source"] == "declared"
+    assert check.figures["best_wrong"]["reward"] < check.figures["worst_right"]["reward"]
