@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,38 +114,37 @@ class _Trial:
         if not changed:
             return []
         text = texts[changed[0]]
+        pair = first[changed[0]], again[changed[0]][0]
         if not isolated:
-            pair = first[changed[0]], again[changed[0]][0]
             return [_finding("global-state", state, forget, pair, "the same each time")]
         alone = self.fresh([text] * 3)
         for one in alone[1:]:
             if _differ(alone[0], one):
                 return [_finding("global-state", state, forget, (alone[0], one), "the same each time")]
-        return [self._order(texts, changed[0], alone[0], forget)]
+        return [self._order(texts, changed[0], pair, forget)]
 
-    def _order(self, texts: Sequence[Text], index: int, alone: Probe, remedy: str) -> Finding:
-        """Which text, graded before it, changes the reward of text `index`. Halves what stood before it."""
-        history = [*texts, *(text for text in reversed(texts[index + 1 :]) for _ in range(2))]
-        changed = self.fresh([*history, texts[index]])[-1]
-        while len(history) > 1 and _differ(alone, changed):
-            halves = history[: len(history) // 2], history[len(history) // 2 :]
-            tried = [(half, self.fresh([*half, texts[index]])[-1]) for half in halves]
-            half = next(((half, probe) for half, probe in tried if _differ(alone, probe)), None)
-            if half is None:
-                break
-            history, changed = half
-        if not _differ(alone, changed):
-            title = "the reward of a text depends on what was graded before it: {}"
-            return _finding("order-dependent", title, remedy, (alone, changed), "the same whatever came before")
-        before = f"{history[0].name!r}" if len(history) == 1 else f"{len(history)} other texts"
-        title = f"the reward of a text depends on what was graded before it: after {before}, {{}}"
-        found = _finding("order-dependent", title, remedy, (alone, changed), "the same whatever came before")
-        if len(history) == 1:
-            text = history[0].completion
-            completion = text if isinstance(text, str) else [dict(message) for message in text]
-            cause = Shown(history[0].subject.example.id, completion, "graded before", None, "to change no other reward")
-            found = Finding(found.name, found.verdict, found.title, found.remedy, found.what, (*found.shown, cause))
-        return found
+    def _order(self, texts: Sequence[Text], index: int, pair: tuple[Probe, Probe], remedy: str) -> Finding:
+        """Which text, graded before it, changes the reward of text `index`: looked for by grading that after each.
+
+        `pair` is what text `index` got in two orders.
+        """
+        text, expected = texts[index], "the same whatever came before"
+        others = [one for i, one in enumerate(texts) if i != index]
+        probes = self.fresh([text, *(one for other in others for one in (other, text))])
+        alone, after = probes[0], probes[2::2]
+        cause = next((i for i, probe in enumerate(after) if _differ(alone, probe)), None)
+        title = "the reward of a text depends on what was graded before it: {}"
+        if cause is None:
+            return _finding("order-dependent", title, remedy, pair, expected)
+        changed, before = after[cause], others[cause]
+        title = f"the reward of a text depends on what was graded before it: after {before.name!r}, {{}}"
+        found = _finding("order-dependent", title, remedy, (alone, changed), expected)
+        completion = before.completion
+        completion = completion if isinstance(completion, str) else [dict(message) for message in completion]
+        words = "to change no other reward"
+        return replace(
+            found, shown=(*found.shown, Shown(before.subject.example.id, completion, "graded before", None, words))
+        )
 
     def noise(self, texts: Sequence[Text]) -> dict[str, float]:
         """The spread of one text's reward over seeds: standard deviation, its mean over the texts and the largest."""

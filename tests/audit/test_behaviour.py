@@ -1,0 +1,196 @@
+"""The same text, the same reward: in another process, again, and in another order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from made import prober, right, sums, task_file
+
+from hone.audit.behaviour import behaviour_texts, check_behaviour
+from hone.audit.probes import Text, subjects_of
+from hone.audit.report import Verdict
+from hone.config.shared import GradingConfig
+from hone.environments import Rubric, load_environment
+
+RANDOM = """
+    import random
+    def luck(completion):
+        return random.random()
+    RUBRIC = Rubric([right, luck], [1.0, 0.1])
+"""
+CLOCK = """
+    import time
+    def now(completion):
+        return time.time_ns() % 1000 / 1000
+    RUBRIC = Rubric([right, now], [1.0, 0.1])
+"""
+HASHED = """
+    @inline
+    def any_word(completion):
+        return len(next(iter(set(completion[-1]["content"].split())), "")) / 100
+    RUBRIC = Rubric([right, any_word], [1.0, 0.1])
+"""
+COUNTS = """
+    seen = []
+    def novelty(completion):
+        seen.append(1)
+        return 1 / len(seen)
+    RUBRIC = Rubric([right, novelty], [1.0, 0.1])
+"""
+CACHED = """
+    seen = set()
+    def new(completion):
+        text = completion[-1]["content"]
+        paid = text not in seen
+        seen.add(text)
+        return float(paid)
+    RUBRIC = Rubric([right, new], [1.0, 0.1])
+"""
+SEEDED = """
+    import random
+    random.seed(0)
+    def luck(completion):
+        return random.random()
+    RUBRIC = Rubric([right, luck], [1.0, 0.1])
+"""
+LONGEST = """
+    best = [0]
+    def longest(completion):
+        best[0] = max(best[0], len(completion[-1]["content"]))
+        return float(len(completion[-1]["content"]) == best[0])
+    RUBRIC = Rubric([right, longest], [1.0, 0.1])
+"""
+DRAWN = """
+    def luck(completion, rng):
+        return rng.random()
+    RUBRIC = Rubric([right, luck], [1.0, 1.0])
+"""
+SOUND = """
+    import functools
+    @functools.cache
+    def known(text):
+        return len(text) / 1000
+    def cached(completion):
+        return known(completion[-1]["content"])
+    RUBRIC = Rubric([right, cached], [1.0, 0.1])
+"""
+HANGS = """
+    def loop(completion):
+        while True:
+            pass
+    RUBRIC = Rubric([right, loop], [1.0, 0.1])
+"""
+
+
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str):
+    env = task_file(folder, monkeypatch, source)
+    env.use_workers(GradingConfig(workers=1, timeout=0.5))
+    try:
+        return check_behaviour(env, subjects_of(env, 3, seed=0))
+    finally:
+        env.close_workers()
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        (RANDOM, "nondeterministic", "the same text gets another reward in another process: 'a right answer' gets 1.0"),
+        (CLOCK, "nondeterministic", "another reward in another process"),
+        (HASHED, "nondeterministic", "the reward depends on the hash seed of the process, so on the order of a set"),
+        (COUNTS, "global-state", "the same text gets another reward when it is graded again"),
+        (CACHED, "global-state", "'a right answer' gets 1 in place of 1.1"),
+        (SEEDED, "global-state", "the same text gets another reward when it is graded again"),
+        (LONGEST, "order-dependent", "the reward of a text depends on what was graded before it: after '"),
+    ],
+)
+def test_each_way_not_to_be_a_function_is_told_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str, words: str
+) -> None:
+    findings = check(tmp_path, monkeypatch, source).findings
+    assert [(finding.name, finding.verdict) for finding in findings] == [(name, Verdict.FAIL)]
+    assert words in findings[0].title
+    one, two = findings[0].shown[:2]
+    assert one.completion == two.completion and one.reward != two.reward
+
+
+def test_the_text_that_changes_another_ones_reward_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = check(tmp_path, monkeypatch, LONGEST).findings
+    changed, _, cause = finding.shown
+    assert cause.outcome == "graded before" and len(cause.text) > len(changed.text)
+    assert finding.title.endswith("after 'reasoning without an answer', 'a right answer' gets 1 in place of 1.1")
+
+
+def test_a_generator_that_is_handed_in_is_noise_and_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = check(tmp_path, monkeypatch, DRAWN)
+    assert done.findings == ()
+    assert 0.2 < done.figures["noise"]["mean"] < 0.35  # a uniform number has the standard deviation 0.289
+    assert "over 8 seeds" in done.summary
+
+
+def test_a_cache_that_changes_nothing_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = check(tmp_path, monkeypatch, SOUND)
+    assert done.findings == () and done.figures["isolated"] and done.figures["texts"] > 10
+    assert "noise" not in done.figures
+
+
+def test_a_grader_that_hangs_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = check(tmp_path, monkeypatch, HANGS)
+    assert done.findings == () and done.figures["texts"] == 0
+
+
+def test_a_task_that_no_process_can_load_is_tried_here() -> None:
+    seen = []
+
+    def novelty(completion):
+        seen.append(1)
+        return 1 / len(seen)
+
+    env = sums(Rubric([right, novelty], [1.0, 0.1]))
+    done = check_behaviour(env, prober(env, 3).subjects)
+    assert [finding.name for finding in done.findings] == ["global-state"]
+    assert not done.figures["isolated"] and "in this process" in done.summary
+
+
+def test_the_texts_are_right_wrong_empty_and_ambiguous() -> None:
+    subjects = prober(sums(Rubric([right])), 3).subjects
+    texts = behaviour_texts(subjects)
+    named = {text.name: text.completion for text in texts if text.subject is subjects[0]}
+    assert named["empty"] == "" and named["a right answer"] == subjects[0].text
+    assert named["a wrong answer"] == subjects[0].text.replace(str(subjects[0].answer), str(subjects[1].answer))
+    assert all(subject.text in named["several answers"] for subject in subjects)
+
+
+def test_a_fresh_process_leaves_the_task_as_it_was() -> None:
+    env = load_environment("math-problems")
+    env.use_workers(GradingConfig(workers=2, timeout=7.0))
+    example = env.split("train")[0]
+    env.grade(example, "")
+    before, limits = env._workers, env._limits
+    with env.fresh_process(hash_seed=3) as isolated:
+        assert isolated and env.isolated and env._workers is not before
+        assert env._limits.workers == 1 and env._limits.timeout == 7.0
+        env.grade(example, "")
+        (pid,) = env._workers.pool.pids  # type: ignore[union-attr]
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if Path("/proc").is_dir() else []
+        assert not variables or b"PYTHONHASHSEED=3" in variables
+    assert env._workers is before and env._limits == limits and not env.isolated
+    assert before is not None and all(Path(f"/proc/{one}").exists() or os.name != "posix" for one in before.pool.pids)
+    env.close_workers()
+
+
+@pytest.mark.parametrize("task", ["reverse-text", "gsm8k", "calculator"])
+def test_the_tasks_of_hone_are_functions(task: str) -> None:
+    env = load_environment(task)
+    done = check_behaviour(env, subjects_of(env, 3, seed=0))
+    assert done.findings == () and done.figures["isolated"]
+
+
+def test_texts_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = task_file(tmp_path, monkeypatch, LONGEST)
+    subjects = subjects_of(env, 1, seed=0)
+    texts = [Text(subjects[0], name, name) for name in ("a", "bb")]
+    (finding,) = check_behaviour(env, subjects, texts).findings
+    assert finding.title.endswith("after 'bb', 'a' gets 0 in place of 0.1")
+    env.close_workers()
