@@ -25,7 +25,8 @@ from hone.audit.statistics import check_signal
 from hone.environments import Environment
 from hone.environments.workers import Limits
 
-FAST_EXAMPLES = 8
+FAST_REFERENCES, FAST_EXAMPLES = 32, 4
+"""Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
 """By the clock, grading a text may take this many times its processor time: a grader that sleeps is ended then."""
 REFUSED = ("reference", "raises", "hangs", "inversion", "growth")
@@ -99,9 +100,11 @@ def audit_before_training(
 ) -> Report:
     """The fast part: nothing that hangs a sound grader or is executed by an unsound one, and no fresh processes."""
     began = time.perf_counter()
-    prober = Prober(env, subjects_of(env, FAST_EXAMPLES, seed), seed)
+    prober = Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed)
     reference, probes = check_reference(prober)
     checks = [reference]
+    prober = replace(prober, subjects=prober.subjects[:FAST_EXAMPLES])
+    probes = [probe for probe in probes if probe.text.subject in prober.subjects]
     if any(probe.correct for probe in probes):
         checks.append(_kept(check_restylings(prober, probes), probes))
     checks.append(_kept(check_exploits(prober, hostile=False), probes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +14,8 @@ from hone.audit.report import Check, Finding, Report, Shown, Verdict
 from hone.grading import printable
 
 STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
+TABLES = ("inversion",)
+"""Checks whose tables are always shown, the others' where something is wrong."""
 _LONGEST = 400
 """Characters of a text that are shown; `--json` has all."""
 _SHOWN = 2
@@ -30,27 +32,30 @@ def show_report(console: Console, report: Report) -> None:
         table.add_row(Text(str(check.verdict), STYLES[check.verdict]), check.name, printable(check.summary))
     console.print(table)
     for check in report.checks:
-        _show_figures(console, check)
+        if check.name in TABLES or check.verdict in (Verdict.FAIL, Verdict.WARN):
+            _show_figures(console, check)
     for finding in reversed(report.findings):
         _show_finding(console, finding)
 
 
 def _show_figures(console: Console, check: Check) -> None:
-    """The figures of a check that are tables: lists of records with the same keys."""
-    for name, rows in check.figures.items():
-        if not (isinstance(rows, list) and rows and isinstance(rows[0], Mapping)):
-            continue
+    for title, columns, rows in tables_of(check):
         console.print()
-        table = Table(title=name.replace("_", " "), title_justify="left", title_style="bold", pad_edge=False)
-        for column in rows[0]:
-            table.add_column(column.replace("_", " "), justify="left" if _textual(rows, column) else "right")
+        table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
         for row in rows:
-            table.add_row(*(cell(row.get(column)) for column in rows[0]))
+            table.add_row(*row)
         console.print(table)
 
 
-def _textual(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
-    return any(isinstance(row.get(column), str) for row in rows)
+def tables_of(check: Check) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """The figures of a check that are lists of records: title, columns, rows as text."""
+    for name, rows in check.figures.items():
+        if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+            columns = list(rows[0])
+            texts = [[cell(row.get(column)) for column in columns] for row in rows]
+            yield f"{check.name}: {name.replace('_', ' ')}", [column.replace("_", " ") for column in columns], texts
 
 
 def cell(value: Any) -> str:
@@ -61,9 +66,18 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return _range(value) if {"low", "high", "source"} <= value.keys() else ", ".join(map(str, value.values()))
     if isinstance(value, list | tuple):
-        return " to ".join(cell(part) for part in (value if value[0] != value[-1] else value[:1]))
+        return " to ".join(cell(part) for part in (value if len(value) < 2 or value[0] != value[-1] else value[:1]))
     return printable(str(value))
+
+
+def _range(value: Mapping[str, Any]) -> str:
+    """The values that a component takes, and how that is known."""
+    if value["low"] is None:
+        return str(value["source"])
+    return f"{cell((value['low'], value['high']))} ({value['source']})"
 
 
 def _show_finding(console: Console, finding: Finding) -> None:
