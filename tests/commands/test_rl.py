@@ -222,7 +222,7 @@ def graded(completion) -> float:
 def test_a_run_whose_task_was_edited_saves_what_it_has_when_it_needs_another_worker(rl, tmp_path, monkeypatch, capsys):
     (tmp_path / "edited.py").write_text(EDITED)
     monkeypatch.chdir(tmp_path)
-    assert rl("--orchestrator.env.id", "edited", "--orchestrator.grading.workers", "1") == 2
+    assert rl("--no-audit", "--orchestrator.env.id", "edited", "--orchestrator.grading.workers", "1") == 2
     said = capsys.readouterr().err
     assert "the process for grading could not start: " in said and "edited.py" in said
     assert f"Saved: {tmp_path}/out/checkpoints/step_1; go on with: " in said

@@ -29,8 +29,9 @@ FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
 """By the clock, grading a text may take this many times its processor time: a grader that sleeps is ended then."""
-REFUSED = ("reference", "raises", "hangs", "inversion", "growth")
-"""What a run is not started on."""
+REFUSED = ("reference", "inversion", "growth")
+"""What a run is not started on; nor is it on a reference at which the grader hangs. One that raises is left to the run,
+which counts such samples, and ends when they are too many."""
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
@@ -69,20 +70,15 @@ def audit_environment(
         progress("the reference")
         reference, probes = check_reference(prober)
         checks = [reference]
-        if any(probe.correct for probe in probes):
-            progress("harmless styles")
-            checks.append(_kept(check_restylings(prober, probes), probes))
-        progress("exploits")
-        checks.append(_kept(check_exploits(prober, hostile=True), probes))
-        progress("the best of a wrong answer, the worst of a right one")
-        checks.append(check_inversion(prober, probes))
-        progress("the signal")
-        checks.append(check_signal(prober, probes))
-        progress("the instructions")
-        checks.append(check_instructions(prober, max_tokens, count_tokens))
-        progress("fresh processes")
-        checks.append(check_behaviour(env, prober.subjects))
-        checks += [check() for check in more]
+        if _gradable(probes):
+            checks += _of_rewards(prober, probes, True, progress)
+            progress("the signal")
+            checks.append(check_signal(prober, probes))
+            progress("the instructions")
+            checks.append(check_instructions(prober, max_tokens, count_tokens))
+            progress("fresh processes")
+            checks.append(check_behaviour(env, prober.subjects))
+            checks += [check() for check in more]
     finally:
         env.close_workers()
         env.isolated = isolated
@@ -104,19 +100,35 @@ def audit_before_training(
     reference, probes = check_reference(prober)
     checks = [reference]
     prober = replace(prober, subjects=prober.subjects[:FAST_EXAMPLES])
-    probes = [probe for probe in probes if probe.text.subject in prober.subjects]
-    if any(probe.correct for probe in probes):
-        checks.append(_kept(check_restylings(prober, probes), probes))
-    checks.append(_kept(check_exploits(prober, hostile=False), probes))
-    checks.append(check_inversion(prober, probes))
-    checks.append(check_instructions(prober, max_tokens, count_tokens))
+    if _gradable(probes):
+        probes = [probe for probe in probes if probe.text.subject in prober.subjects]
+        checks += _of_rewards(prober, probes, False, lambda words: None)
+        checks.append(check_instructions(prober, max_tokens, count_tokens))
     facts = {"examples": len(prober.subjects), "texts": len(probes), "split": "train", "seed": seed, "part": "fast"}
     return _report(env, checks, facts, None, began)
 
 
 def refusals(report: Report) -> list[Finding]:
     """The failures on which a run is not started."""
-    return [finding for finding in report.failures if finding.name in REFUSED]
+    return [f for f in report.failures if f.name in REFUSED or (f.name == "hangs" and "reference" in f.what)]
+
+
+def _gradable(references: Sequence[Probe]) -> bool:
+    """Whether there is anything to try beyond the references: not where none of them got a reward."""
+    return not references or not all(probe.failed for probe in references)
+
+
+def _of_rewards(prober: Prober, probes: list[Probe], hostile: bool, progress: Callable[[str], None]) -> list[Check]:
+    """The checks of what is paid for what; `probes`, those of the references, get the others added."""
+    checks = []
+    if any(probe.correct for probe in probes):
+        progress("harmless styles")
+        checks.append(_kept(check_restylings(prober, probes), probes))
+    progress("exploits")
+    checks.append(_kept(check_exploits(prober, hostile=hostile), probes))
+    progress("the best of a wrong answer, the worst of a right one")
+    checks.append(check_inversion(prober, probes))
+    return checks
 
 
 def _kept(result: tuple[Check, list[Probe]], probes: list[Probe]) -> Check:

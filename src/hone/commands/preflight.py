@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hone.runs.outputs import AUDIT
 from hone.runs.writer import RunWriter
 
 _SKIPPED = {"verdict": "skipped", "why": "--no-audit"}
+DEADLINE = 2.0
+"""Seconds that grading one text may take, unless the run allows less."""
 _SAID = 3
 """Findings that are said on the screen."""
 
@@ -50,19 +53,30 @@ class Preflight:
             writer.display.message(f"audit: {more}all of it: {self._command}")
 
 
-def audited(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Preflight | None:
-    """The audit of the run's task; None for a resume of a run that had it. UserError for a task that fails it."""
+def audited(config: RLConfig, load: Callable[[], Environment], renderer: ChatRenderer) -> Preflight | None:
+    """The audit of the run's task; None for a resume of a run that had it. UserError for a task that fails it.
+
+    `load` makes the task: one of its own, in processes of its own, so that what reward functions remember is not from
+    here.
+    """
     if config.resume is not None and (Path(config.resume.dir or config.output_dir) / AUDIT).exists():
         return None
     command = audit_command(config)
     if not config.audit:
         return Preflight(None, command)
-    report = audit_before_training(
-        env,
-        seed=config.seed,
-        max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
-        count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
-    )
+    env = load()
+    env.isolated = True
+    grading = config.orchestrator.grading
+    env.use_workers(grading.model_copy(update={"timeout": min(grading.timeout, DEADLINE)}))
+    try:
+        report = audit_before_training(
+            env,
+            seed=config.seed,
+            max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
+            count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
+        )
+    finally:
+        env.close_workers()
     if refused := refusals(report):
         others = f" ({len(refused) - 1} more such)" if len(refused) > 1 else ""
         raise UserError(

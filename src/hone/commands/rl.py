@@ -68,7 +68,7 @@ def run(config: RLConfig) -> int:
     check_turns(env, renderer, env.split("train")[0])
     check_lengths(config, env, renderer, model, curriculum)
     server = reached(config, renderer, model.num_parameters)
-    preflight = audited(config, env, renderer)
+    preflight = audited(config, lambda: task_of(config), renderer)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)
