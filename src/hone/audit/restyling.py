@@ -217,7 +217,6 @@ def _grown(words: int, separator: str = " ") -> Style:
     return lambda s, _: s.beginning(prose.reasoning(words, separator) + "\n\n")
 
 
-
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "edges", _add("\n\n")),
     Restyling("trailing-newline", "edges", _add("", "\n")),
@@ -282,7 +281,9 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("spaces", "expression", _inner(_spaced, (Kind.EXPRESSION,))),
     Restyling("no-spaces", "expression", _inner(lambda a: re.sub(r"\s+", "", a), (Kind.EXPRESSION,))),
     Restyling("unicode-operators", "expression", _inner(_operators({"*": "×", "/": "÷"}), (Kind.EXPRESSION,))),
-    Restyling("latex-operators", "expression", _inner(_operators({"*": r"\times "}), (Kind.EXPRESSION,)), arguable=True),
+    Restyling(
+        "latex-operators", "expression", _inner(_operators({"*": r"\times "}), (Kind.EXPRESSION,)), arguable=True
+    ),
     Restyling("equals-value", "expression", _inner(_equation, (Kind.EXPRESSION,))),
     Restyling("outer-brackets", "expression", _inner(lambda a: f"({a})", (Kind.EXPRESSION,)), arguable=True),
     Restyling("upper-case", "word", _inner(str.upper, (Kind.WORD,))),

@@ -160,7 +160,9 @@ def _lost(
             probes = [probe for name in names for probe in lost[name]]
             examples = len({probe.text.subject.example.id for probe in probes})
             total = len({probe.text.subject.example.id for of_name in by_name.values() for probe in of_name})
-            title = f"{len(names)} of {tried} {of} lose a right answer: {listed(names)} ({examples} of {total} examples)"
+            title = (
+                f"{len(names)} of {tried} {of} lose a right answer: {listed(names)} ({examples} of {total} examples)"
+            )
             findings.append(Finding(finding, verdict, title, remedy, tuple(names), shown(probes, "correct")))
     return findings
 

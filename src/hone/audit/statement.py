@@ -140,7 +140,7 @@ def _marked(text: str, start: int, end: int) -> tuple[int, int, Form]:
     # An empty marker line above belongs to the answer below it: "ANSWER:\n42".
     if not text[opened:start].strip() and before.rstrip().endswith(":"):
         opened = before.rstrip().rfind("\n") + 1
-    code = _KEY.search(before) and after[:1] in ("\"", "'", "}", "]", ",")
+    code = _KEY.search(before) and after[:1] in ('"', "'", "}", "]", ",")
     return opened, closed, Form.CODE if code else Form.LINE
 
 

@@ -37,7 +37,7 @@ class Preflight:
         """What `audit.json` says: no time in it, so that equal runs have equal files."""
         if self._report is None:
             return dict(_SKIPPED)
-        return {name: value for name, value in self._report.record().items() if name != "seconds"}
+        return _timeless(self._report.record())
 
     def tell(self, writer: RunWriter) -> None:
         write_json(writer.folder / AUDIT, self.record)
@@ -51,6 +51,13 @@ class Preflight:
         if bad:
             more = f"{len(bad) - _SAID} more; " if len(bad) > _SAID else ""
             writer.display.message(f"audit: {more}all of it: {self._command}")
+
+
+def _timeless(value: Any) -> Any:
+    """The record without what is a time: "seconds", "slowest_seconds"."""
+    if isinstance(value, dict):
+        return {name: _timeless(item) for name, item in value.items() if not name.endswith("seconds")}
+    return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def audited(config: RLConfig, load: Callable[[], Environment], renderer: ChatRenderer) -> Preflight | None:

@@ -1,0 +1,184 @@
+"""`hone audit` on the command line, and the fast part of it before step 0 of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.runs import Run
+
+TOOL_BONUS = """
+from hone.environments import AnswerParser, Rubric, ToolEnv
+
+PARSER = AnswerParser(lambda text: text.strip(" .*_").lower())
+
+
+def look_up(word: str) -> str:
+    '''Looks a word up.
+
+    Args:
+        word: The word.
+    '''
+    return f"{word}: no entry"
+
+
+def correct(completion, answer):
+    return float(PARSER.value(completion) == answer)
+
+
+def tool_calls(completion):
+    return float(sum(message["role"] == "tool" for message in completion))
+
+
+class Words(ToolEnv):
+    def reference(self, example):
+        return PARSER.wrap(example.answer)
+
+
+def load_environment(bonus: float = 1.0):
+    rows = [{"question": f"What is the plural of {word}?", "answer": word + "s"} for word in ("cat", "dog", "hen")]
+    rubric = Rubric([correct, tool_calls], [1, bonus], parser=PARSER)
+    return Words(id="words", tools=[look_up], max_turns=6, dataset=rows, rubric=rubric)
+"""
+SWAPPED = """
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
+
+PARSER = AnswerParser(str.strip)
+
+
+@inline
+def correctness(completion, answer):
+    return float(PARSER.parse_answer(completion) == answer)
+
+
+class Swapped(SingleTurnEnv):
+    def reference(self, example):
+        return PARSER.wrap(example.answer[::-1])
+
+
+def load_environment():
+    rows = [{"question": f"Say {word}", "answer": word} for word in ("apple", "river", "stone", "cloud")]
+    return Swapped(id="swapped", parser=PARSER, rubric=answer_rubric(correctness), dataset=rows)
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch) -> Path:
+    """A folder with the tasks, which is the current one."""
+    (tmp_path / "words.py").write_text(TOOL_BONUS)
+    (tmp_path / "swapped.py").write_text(SWAPPED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rl(model: Path, task: str, *flags: str) -> int:
+    base = ["--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
+    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+    return main(["rl", *base, "--orchestrator.sampling.max-tokens", "8", "--orchestrator.env.id", task, *flags])
+
+
+def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
+    assert main(["audit", "char-count", "-n", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "audit of char-count: 2 examples, " in said and "verdict     nothing fails" in said
+    assert "next        hone audit char-count -m MODEL -t MAX_TOKENS" in said
+
+
+def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
+    """The bonus of the published run: the inversion is named by its numbers."""
+    assert main(["audit", "words", "-n", "2"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fail inversion: five " in said and "(tool_calls: 5.0) beat a right answer" in said and "(1.0)" in said
+    assert "verdict fails: inversion" in said
+
+
+def test_json_is_the_whole_report(tasks, capsys):
+    assert main(["audit", "swapped", "-n", "4", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["subject"], report["verdict"], report["examples"]) == ("swapped", "fail", 4)
+    found = {f["name"]: f for check in report["checks"] for f in check["findings"] if f["verdict"] == "fail"}
+    assert found["reference"]["title"].startswith("4 of 4 references")
+    assert found["reference"]["shown"][0]["completion"] in [
+        f"<answer>{w[::-1]}</answer>" for w in ("apple", "river")
+    ] + [f"<answer>{w[::-1]}</answer>" for w in ("stone", "cloud")]
+
+
+def test_the_page_is_one_file_with_texts_escaped(tasks, capsys):
+    assert main(["audit", "swapped", "-n", "4", "--html", "page.html"]) == 1
+    page = (tasks / "page.html").read_text()
+    assert "&lt;answer&gt;elppa&lt;/answer&gt;" in page and "<answer>" not in page
+    assert "http://" not in page and "https://" not in page and "<script" not in page
+    assert "page        page.html" in capsys.readouterr().out
+
+
+def test_what_is_meant_so_becomes_a_note(tasks, capsys):
+    assert main(["audit", "words", "-n", "2", "--allow.inversion", "calls are the point", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    notes = [f for check in report["checks"] for f in check["findings"] if f["allowed"]]
+    assert [(f["name"], f["verdict"], f["allowed"]) for f in notes] == [("inversion", "note", "calls are the point")]
+
+
+def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
+    assert rl(tiny_model_dir, "words") == 2
+    said = capsys.readouterr().err
+    assert (
+        "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) beat a right answer" in said
+    )
+    assert "See it with: hone audit words" in said and "--no-audit" in said
+    assert not Path("outputs").exists()
+
+
+def test_a_run_does_not_start_on_a_failing_reference(tasks, tiny_model_dir, capsys):
+    assert rl(tiny_model_dir, "swapped") == 2
+    assert "the reward of swapped fails its audit: reference: 4 of 4 references" in capsys.readouterr().err
+
+
+def test_a_forced_run_says_that_it_was_not_audited(tasks, tiny_model_dir, capsys):
+    assert rl(tiny_model_dir, "swapped", "--no-audit", "--ckpt") == 0
+    assert json.loads(Path("outputs/audit.json").read_text()) == {"verdict": "skipped", "why": "--no-audit"}
+    capsys.readouterr()
+    assert main(["runs", "show", "outputs"]) == 0
+    assert "audit        none (--no-audit)" in capsys.readouterr().out
+    # The run was forced once: a resume of it is not refused.
+    assert rl(tiny_model_dir, "swapped", "--no-audit", "--max-steps", "2", "--resume") == 0
+    assert rl(tiny_model_dir, "swapped", "--max-steps", "3", "--resume") == 0
+    assert len(Run("outputs").metrics()) >= 3
+
+
+def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
+    fits = ("--orchestrator.sampling.max-tokens", "64")
+    assert rl(tiny_model_dir, "char-count", *fits) == 0
+    first = Path("outputs/audit.json").read_bytes()
+    report = json.loads(first)
+    assert (report["subject"], report["part"], report["verdict"]) == ("char-count", "fast", "pass")
+    assert [check["name"] for check in report["checks"]] == [
+        "reference", "restylings", "exploits", "inversion", "instructions",
+    ]  # fmt: skip
+    assert [event["verdict"] for event in Run("outputs").events() if event["kind"] == "audit"] == ["pass"]
+    assert rl(tiny_model_dir, "char-count", *fits, "--output-dir", "again") == 0
+    assert Path("again/audit.json").read_bytes() == first  # no clock in it
+    capsys.readouterr()
+    assert main(["runs", "show", "outputs"]) == 0
+    assert "audit        nothing found, of " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model"),
+        (["gsm8k", "--template", "hone/tiny"], ", not both"),
+        (["no-such-task"], "no-such-task"),
+        (["gsm8k", "--html", "no/such/page.html"], "--html no/such/page.html: there is no folder no/such"),
+        (["gsm8k", "-a", '{"mode": "other"}'], "mode is 'other'"),
+        (["gsm8k", "--num-exampels", "3"], "did you mean --num-examples?"),
+        (["gsm8k", "-n", "0"], "num_examples"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, argv, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and sentence in said and said.count("\n") == 1
