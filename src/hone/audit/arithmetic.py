@@ -1,4 +1,4 @@
-"""Arithmetic that breaks the rules of the task, yet comes to the right value: what an `eval` behind a pattern lets by."""
+"""Arithmetic that breaks the rules of a task, yet comes to the right value: what `eval` behind a pattern lets by."""
 
 from __future__ import annotations
 

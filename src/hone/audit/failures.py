@@ -56,6 +56,24 @@ def _failures(probes: Sequence[Probe], total: int) -> list[Finding]:
     return found
 
 
+def is_steady(prober: Prober, probes: Sequence[Probe], most: int = 8) -> bool:
+    """Whether texts are graded now as they were before: one of each name, the first ones."""
+    firsts = {probe.name: probe for probe in reversed([probe for probe in probes if not probe.failed])}
+    before = list(firsts.values())[-most:]
+    again = prober.grade([probe.text for probe in before])
+    return all(
+        (old.score.outcome, old.score.reward) == (new.score.outcome, new.score.reward)
+        for old, new in zip(before, again, strict=False)
+    )
+
+
+def unsteady(probes: Sequence[Probe]) -> Finding:
+    """That a check can say nothing, for the same text is graded in two ways."""
+    title = "the same text was graded in two ways, so that nothing can be said about what is paid for what"
+    remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
+    return Finding("unsteady", Verdict.WARN, title, remedy, (), shown(probes, "the same reward each time"))
+
+
 def shown(probes: Sequence[Probe], expected: str) -> tuple[Shown, ...]:
     """Up to three of the probes to look at: short texts first, and of different names where there are."""
     ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hone.audit.canary import ran
 from hone.audit.exploits import EXPLOITS, Deserves, Exploit
-from hone.audit.failures import failures, listed, shown
+from hone.audit.failures import failures, is_steady, listed, shown, unsteady
 from hone.audit.kinds import answer_of, same_answer
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
@@ -55,7 +55,12 @@ def check_exploits(
     if _always_right(by_name):
         findings.append(_always(by_name))
     elif known or not reference:
-        findings += [*_false_positives(paid, len(subjects)), *_unsaid(by_name), *_garbage_paid(by_name)]
+        garbage = _garbage(by_name)
+        doubtful = [*(probe for some in paid.values() for probe in some), *garbage]
+        if is_steady(prober, doubtful):
+            findings += [*_false_positives(paid, len(subjects)), *_unsaid(by_name), *_garbage_paid(garbage)]
+        else:
+            findings.append(unsteady(doubtful))
     figures = {
         "exploits": len(by_name),
         "texts": len(probes),
@@ -146,10 +151,10 @@ def _unsaid(by_name: dict[str, list[Probe]]) -> list[Finding]:
     return [Finding("thought-counts", Verdict.WARN, title, remedy, tuple(names), shown(probes, expected))]
 
 
-def _garbage_paid(by_name: dict[str, list[Probe]]) -> list[Finding]:
+def _garbage(by_name: dict[str, list[Probe]]) -> list[Probe]:
     """Texts without an answer that earn more than the empty one does, of the same example."""
     nothing = {id(p.text.subject): p.score.reward for p in by_name.get("empty", ()) if not p.failed}
-    paid = [
+    return [
         probe
         for name, probes in by_name.items()
         if _BY_NAME[name].deserves is Deserves.NOTHING
@@ -157,6 +162,9 @@ def _garbage_paid(by_name: dict[str, list[Probe]]) -> list[Finding]:
         if not probe.failed and not probe.correct
         if probe.score.reward > max(0.0, nothing.get(id(probe.text.subject), 0.0)) + _TINY
     ]
+
+
+def _garbage_paid(paid: Sequence[Probe]) -> list[Finding]:
     if not paid:
         return []
     names = tuple(dict.fromkeys(probe.name for probe in paid))

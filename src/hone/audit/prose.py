@@ -55,5 +55,5 @@ def _sentences() -> Iterator[str]:
 
 def filler(words: int) -> str:
     """So many words without a number or an answer."""
-    sentence = "so we go on and on and then again".split()
+    sentence = ["so", "we", "go", "on", "and", "on", "and", "then", "again"]
     return " ".join(sentence[i % len(sentence)] for i in range(words))

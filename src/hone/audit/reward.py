@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hone.audit.failures import failures, listed, shown
+from hone.audit.failures import failures, is_steady, listed, shown, unsteady
 from hone.audit.paying import check_exploits
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
@@ -32,7 +32,9 @@ def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
     broken = failures(prober, probes)
     wrong = [probe for probe in probes if not probe.correct and not probe.failed]
     findings = list(broken)
-    if wrong:
+    if wrong and not is_steady(prober, wrong):
+        findings.append(unsteady(wrong))
+    elif wrong:
         findings.append(
             Finding(
                 "reference",
@@ -75,7 +77,13 @@ def check_restylings(
     by_name = {name: [probe for probe in probes if probe.name == name] for name in chosen if name in tried}
     lost = {name: some for name, of in by_name.items() if (some := [p for p in of if not p.correct and not p.failed])}
     bare = _takes_bare_answers(subjects, by_name, lost)
-    findings = [*failures(prober, probes), *_lost(lost, by_name, chosen, bare), *_costs(probes, paid)]
+    findings = failures(prober, probes)
+    doubtful = [probe for some in lost.values() for probe in some]
+    doubtful += [p for p in probes if p.correct and p.score.reward < paid[p.text.subject.example.id] - _TINY]
+    if is_steady(prober, doubtful):
+        findings += [*_lost(lost, by_name, chosen, bare), *_costs(probes, paid)]
+    else:
+        findings.append(unsteady(doubtful))
     figures = {
         "restylings": len(by_name),
         "texts": len(probes),
@@ -114,57 +122,75 @@ def _takes_bare_answers(
     return bool(around) and all(len(lost.get(name, ())) == len(by_name[name]) for name in around)
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """What it means that restylings of one sort lose a right answer."""
+
+    verdict: Verdict
+    of: str
+    remedy: str
+
+
+_LOSSES = {
+    "growth": _Loss(
+        Verdict.FAIL,
+        "ways to write at greater length",
+        "read the answer where it is marked (`ANSWER: 42`, tags, a box), not by its place: completions grow as they are "
+        "trained, and the parser would lose answers that are right",
+    ),
+    "false-negative": _Loss(
+        Verdict.FAIL,
+        "harmless styles",
+        "let the parser read these, for a right answer must be paid as one; if a style is truly wrong here, allow it "
+        "(`audit_allows`), or set `answer_is_exact` where every character counts",
+    ),
+    "strict": _Loss(
+        Verdict.WARN,
+        "styles that a strict grader may refuse",
+        "read them too, or say in the prompt that they are not accepted",
+    ),
+    "bare-answer": _Loss(
+        Verdict.WARN,
+        "ways to say something beside the answer",
+        "the completion must be the answer and nothing else: say so in the prompt, or mark the answer and parse it; a "
+        "model that thinks aloud earns nothing",
+    ),
+}
+
+
 def _lost(
     lost: dict[str, list[Probe]], by_name: dict[str, list[Probe]], chosen: dict[str, Restyling], bare: bool
 ) -> list[Finding]:
-    kinds: dict[str, list[str]] = defaultdict(list)
+    sorts: dict[str, list[str]] = {sort: [] for sort in _LOSSES}
     for name in lost:
         styling = chosen[name]
-        refused = "bare-answer" if bare and styling.around else ""
-        kinds[refused or ("growth" if styling.growth else "strict" if styling.arguable else "false-negative")].append(
-            name
-        )
-    tried = len(by_name)
+        sort = "growth" if styling.growth else "strict" if styling.arguable else "false-negative"
+        sorts["bare-answer" if bare and styling.around else sort].append(name)
+    total = _examples([probe for probes in by_name.values() for probe in probes])
     findings = []
-    for finding, verdict, of, remedy in (
-        (
-            "growth",
-            Verdict.FAIL,
-            "ways to write at greater length",
-            "read the answer where it is marked (`ANSWER: 42`, tags, a box), not by its place: completions grow as they "
-            "are trained, and the parser would lose answers that are right",
-        ),
-        (
-            "false-negative",
-            Verdict.FAIL,
-            "harmless styles",
-            "let the parser read these: what is right must earn what is right; if a style is truly wrong here, allow it "
-            "(`audit_allows`), or set `answer_is_exact` where every character counts",
-        ),
-        (
-            "strict",
-            Verdict.WARN,
-            "styles that a strict grader may refuse",
-            "read them too, or say in the prompt that they are not accepted",
-        ),
-        (
-            "bare-answer",
-            Verdict.WARN,
-            "ways to say something beside the answer",
-            "the completion must be the answer and nothing else; say so in the prompt, or mark the answer and parse it: "
-            "a model that thinks aloud earns nothing",
-        ),
-    ):
-        names = kinds[finding]
+    for sort, names in sorts.items():
         if names:
-            probes = [probe for name in names for probe in lost[name]]
-            examples = len({probe.text.subject.example.id for probe in probes})
-            total = len({probe.text.subject.example.id for of_name in by_name.values() for probe in of_name})
+            loss, probes = _LOSSES[sort], [probe for name in names for probe in lost[name]]
             title = (
-                f"{len(names)} of {tried} {of} lose a right answer: {listed(names)} ({examples} of {total} examples)"
+                f"{len(names)} of {_tried(sort, by_name, chosen)} {loss.of} lose a right answer: {listed(names)} "
+                f"({_examples(probes)} of {total} examples)"
             )
-            findings.append(Finding(finding, verdict, title, remedy, tuple(names), shown(probes, "correct")))
+            findings.append(Finding(sort, loss.verdict, title, loss.remedy, tuple(names), shown(probes, "correct")))
     return findings
+
+
+def _tried(sort: str, by_name: dict[str, list[Probe]], chosen: dict[str, Restyling]) -> int:
+    """How many restylings of a sort were tried."""
+    tried = [chosen[name] for name in by_name]
+    if sort == "bare-answer":
+        return sum(styling.around for styling in tried)
+    if sort == "growth":
+        return sum(styling.growth for styling in tried)
+    return sum(not styling.growth and styling.arguable == (sort == "strict") for styling in tried)
+
+
+def _examples(probes: Sequence[Probe]) -> int:
+    return len({probe.text.subject.example.id for probe in probes})
 
 
 def _costs(probes: Sequence[Probe], paid: dict[str, float]) -> list[Finding]:

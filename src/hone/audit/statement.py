@@ -1,4 +1,4 @@
-r"""A completion taken apart where its answer stands: `head`, then the statement `opening` + `answer` + `closing`, `tail`.
+r"""A completion taken apart where its answer stands: `head`, the statement `opening` + `answer` + `closing`, `tail`.
 
 Of "12*3 = 36.\n<answer>36</answer>\n": "12*3 = 36.\n", "<answer>", "36", "</answer>" and "\n".
 """
