@@ -125,7 +125,7 @@ def _of_rewards(prober: Prober, probes: list[Probe], hostile: bool, progress: Ca
         progress("harmless styles")
         checks.append(_kept(check_restylings(prober, probes), probes))
     progress("exploits")
-    checks.append(_kept(check_exploits(prober, hostile=hostile), probes))
+    checks.append(_kept(check_exploits(prober, hostile, probes), probes))
     progress("the best of a wrong answer, the worst of a right one")
     checks.append(check_inversion(prober, probes))
     return checks

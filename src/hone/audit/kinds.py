@@ -39,6 +39,7 @@ PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 """A number of digits alone, which may be written in other ways."""
 _WORD = re.compile(r"[^\W\d_]+|\([A-Z]\)")
 _MATH = re.compile(r"\\|[\^_=]|(?<!\w)[A-Za-z](?!\w)|[0-9]\s*[-+*/,]|[0-9][a-z](?!\w)")
+_SYMBOLS = re.compile(r"[0-9]\s*[-+*]\s*[A-Za-z](?!\w)")
 _LONG_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{4,}")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
@@ -56,7 +57,7 @@ def kind_of(subject: Subject, exact: bool = False) -> Kind:
 
 def kind_of_text(answer: str) -> Kind:
     """The kind of an answer, by its text alone."""
-    if read_number(answer) is not None and not _LONG_WORD.search(answer):
+    if read_number(answer) is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
         return Kind.NUMBER
     if value_of(answer) is not None:
         return Kind.EXPRESSION

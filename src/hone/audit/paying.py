@@ -22,17 +22,17 @@ _TINY = 1e-9
 _BY_NAME = {exploit.name: exploit for exploit in EXPLOITS}
 
 
-def check_exploits(
-    prober: Prober, hostile: bool, reference: Sequence[Probe] | None = None
-) -> tuple[Check, list[Probe]]:
+def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) -> tuple[Check, list[Probe]]:
     """Whether completions that deserve nothing are scored as correct, or paid, or run.
 
     `hostile` tries also what may take a grader's time or safety: the environment must be isolated then, as a text may
-    hang it, and code in it would run in this process. `reference` are the probes of `check_reference`: an example whose
-    reference is not correct is left out, for nothing is known of what is wrong there; if all are, only effects count.
+    hang it, and code in it would run in this process. Of `graded`, the probes so far, those of the references say which
+    examples to leave out: where the reference is not correct, nothing is known of what is wrong. If none is, only
+    effects count.
     """
+    reference = [probe for probe in graded if probe.name == "reference"]
     assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
-    known = [probe.text.subject for probe in reference or () if probe.correct]
+    known = [probe.text.subject for probe in reference if probe.correct]
     if reference and all(probe.failed for probe in reference):
         return Check("exploits", "not looked at: the grader fails on each reference"), []
     subjects = known or prober.subjects

@@ -135,8 +135,8 @@ _LOSSES = {
     "growth": _Loss(
         Verdict.FAIL,
         "ways to write at greater length",
-        "read the answer where it is marked (`ANSWER: 42`, tags, a box), not by its place: completions grow as they are "
-        "trained, and the parser would lose answers that are right",
+        "read the answer where it is marked (`ANSWER: 42`, tags, a box), not by its place: completions grow in "
+        "training, and the parser would lose answers that are right",
     ),
     "false-negative": _Loss(
         Verdict.FAIL,

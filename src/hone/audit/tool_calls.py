@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from hone.audit.canary import IN_TOOL, payload
 from hone.audit.playing import Script
+from hone.audit.trajectories import MOST_TURNS, call_message, made_up
 from hone.environments import Environment, MultiTurnEnv
 from hone.errors import UserError
-from hone.types import Message
-
-_VALUES: dict[str, Any] = {"string": "1 + 1", "integer": 7, "number": 7.5, "boolean": True, "array": [], "null": None}
-
-
-def made_up(schema: dict[str, Any]) -> Any:
-    """A value that a JSON schema allows: a default, the first option, or something small of its type."""
-    if "default" in schema:
-        return schema["default"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    for options in ("anyOf", "oneOf"):
-        if schema.get(options):
-            return made_up(schema[options][0])
-    kind = schema.get("type", "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        required = schema.get("required", [])
-        return {name: made_up(part) for name, part in schema.get("properties", {}).items() if name in required}
-    if kind == "array" and schema.get("minItems"):
-        return [made_up(schema.get("items", {}))] * schema["minItems"]
-    return _VALUES.get(kind, "1 + 1")
 
 
 def calls_without_use(env: Environment, last: str | None) -> Sequence[Script]:
     """For each tool, a conversation that calls it at every turn; with `last`, the last turn says that instead."""
-    if not isinstance(env, MultiTurnEnv) or not env.tool_schemas or not _runs(env):
+    if not isinstance(env, MultiTurnEnv) or not _runs(env):
         return []
     played = []
-    for schema in env.tool_schemas:
-        call = [_message(schema, turn) for turn in range(env.max_turns)]
-        played.append(call if last is None else [*call[:-1], {"role": "assistant", "content": last}])
+    for tool in _tools(env):
+        call = call_message((tool["name"], made_up(tool.get("parameters") or {})))
+        turns = [call] * min(env.max_turns, MOST_TURNS)
+        played.append(turns if last is None else [*turns[:-1], {"role": "assistant", "content": last}])
     return played
 
 
@@ -52,11 +30,11 @@ def calls_with_code(env: Environment, folder: Path) -> Sequence[Script]:
     if not isinstance(env, MultiTurnEnv) or not _runs(env):
         return []
     played = []
-    for schema in env.tool_schemas or []:
-        parts = schema.get("function", schema).get("parameters", {}).get("properties", {})
-        texts = [name for name, part in parts.items() if part.get("type") == "string"]
+    for tool in _tools(env):
+        schema = tool.get("parameters") or {}
+        texts = [name for name, part in schema.get("properties", {}).items() if part.get("type") == "string"]
         codes = [payload("code-in-tool", folder, code) for code in IN_TOOL] if texts else []
-        played += [[_message(schema, 0, dict.fromkeys(texts, code))] for code in codes]
+        played += [[call_message((tool["name"], made_up(schema) | dict.fromkeys(texts, code)))] for code in codes]
     return played
 
 
@@ -68,12 +46,8 @@ def calls_in_text(env: Environment) -> str | None:
     return "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * 5)
 
 
-def _message(schema: dict[str, Any], turn: int, given: Mapping[str, Any] = MappingProxyType({})) -> Message:
-    """A message that calls a tool with made-up arguments, but for those that are given."""
-    function = schema.get("function", schema)
-    arguments = json.dumps(made_up({"type": "object", **function.get("parameters", {})}) | dict(given))
-    call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+def _tools(env: Environment) -> list[dict]:
+    return [schema["function"] for schema in env.tool_schemas or []]
 
 
 def _runs(env: Environment) -> bool:

@@ -1,0 +1,271 @@
+"""Each way to write a right answer, letter by letter, and which ones apply to which kinds of answers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hone.audit import prose
+from hone.audit.kinds import Kind, kind_of, kind_of_text, same_answer, value_of, wrong_for
+from hone.audit.probes import Subject, subjects_of
+from hone.audit.restyling import RESTYLINGS
+from hone.audit.statement import Form, answer_span, statement_of
+from hone.environments import Rubric, SingleTurnEnv, load_environment
+from hone.types import Example
+
+STYLES = {restyling.name: restyling for restyling in RESTYLINGS}
+ENV = SingleTurnEnv(rubric=Rubric([lambda completion: 0.0]), id="any")
+
+
+def subject(text: str, answer: str | None = None, gold: str = "") -> Subject:
+    return Subject(Example([{"role": "user", "content": "?"}], gold), text, text, answer)
+
+
+TAG = subject("6 * 207 = 1242\n<answer>1242</answer>", "1242")
+BOX = subject("So \\boxed{-7}", "-7")
+MARKER = subject("Half is 9.\nANSWER: 9", "9")
+SUM = subject("<answer>(1+2)*3</answer>", "(1+2)*3")
+WORD = subject("<think>\nhm\n</think>\n<answer>Pots</answer>", "Pots")
+FRACTION = subject("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}")
+BARE = subject("42", "42")
+JSON = subject('{"answer": 42}', '{"answer": 42}', gold="42")
+
+
+def restyled(name: str, given: Subject, env: SingleTurnEnv = ENV) -> str | None:
+    return STYLES[name].apply(given, env)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "text"),
+    [
+        ("leading-newlines", BARE, "\n\n42"),
+        ("trailing-newline", TAG, "6 * 207 = 1242\n<answer>1242</answer>\n"),
+        ("trailing-newlines", BARE, "42\n\n\n"),
+        ("surrounding-spaces", BARE, "  42 \t "),
+        ("trailing-nbsp", BARE, "42\u00a0"),
+        ("form-feed", BARE, "\f42\f"),
+        ("byte-order-mark", BARE, "\ufeff42"),
+        ("zero-width-space", BARE, "\u200b42"),
+        ("im-end-token", MARKER, "Half is 9.\nANSWER: 9<|im_end|>"),
+        ("endoftext-token", BARE, "42<|endoftext|>"),
+        ("eos-token", BARE, "42</s>"),
+        ("crlf", MARKER, "Half is 9.\r\nANSWER: 9\r\n"),
+        ("blank-lines", MARKER, "Half is 9.\n\nANSWER: 9"),
+        ("own-line", TAG, "6 * 207 = 1242\n<answer>\n1242\n</answer>"),
+        ("own-line", MARKER, "Half is 9.\nANSWER:\n9"),
+        ("padded-answer", BOX, "So \\boxed{ -7 }"),
+        ("sure", MARKER, "Sure! Here is my answer.\n\nHalf is 9.\nANSWER: 9"),
+        ("sure", WORD, "<think>\nhm\n</think>\nSure! Here is my answer.\n\n<answer>Pots</answer>"),
+        ("step-by-step", BARE, "Let me work through this step by step.\n\n42"),
+        ("typography", BARE, "Okay — here’s what I’ve got… ✅ “done”\n\n42"),
+        ("plain-answer-first", MARKER, "I get 9 here.\n\nHalf is 9.\nANSWER: 9"),
+        ("in-a-sentence", TAG, "6 * 207 = 1242\nSo the final result is <answer>1242</answer>."),
+        ("hope-this-helps", MARKER, "Half is 9.\nANSWER: 9\n\nI hope this helps!"),
+        ("any-questions", BARE, "42\n\nLet me know if you have any questions."),
+        ("remark-with-numbers", BARE, "42\n\nI checked this in 2 different ways, and it took 3 steps."),
+        ("verbose-summary", BARE, "42" + prose.SUMMARY),
+        ("long-closing", BARE, "42" + prose.CLOSING),
+        ("thought", BARE, f"<think>\n{prose.THOUGHT}\n</think>\n\n42"),
+        ("thought", WORD, f"<think>\n{prose.THOUGHT}\n\nhm\n</think>\n<answer>Pots</answer>"),
+        ("thought-with-numbers", BARE, f"<think>\n{prose.THOUGHT_NUMBERS}\n</think>\n\n42"),
+        (
+            "thought-with-drafts",
+            BOX,
+            "<think>\nIs it \\boxed{-6}? No, that is not it. Is it \\boxed{-5}? No, that is not it.\n</think>\n\nSo \\boxed{-7}",
+        ),
+        (
+            "thought-with-drafts",
+            MARKER,
+            "<think>\nANSWER: 10\nNo, that is not it.\nANSWER: 11\nNo, that is not it.\n</think>\n\nHalf is 9.\nANSWER: 9",
+        ),
+        ("thought-unopened", BARE, f"{prose.THOUGHT}\n</think>\n\n42"),
+        ("thought-unopened", WORD, "\nhm\n</think>\n<answer>Pots</answer>"),
+        ("thought-empty", BARE, "<think>\n\n</think>\n\n42"),
+        ("thought-empty", WORD, None),
+        ("said-twice", MARKER, "Half is 9.\nANSWER: 9\n\nANSWER: 9"),
+        ("all-twice", MARKER, "Half is 9.\nANSWER: 9\n\nHalf is 9.\nANSWER: 9"),
+        ("heading", BARE, "## Solution\n\n42"),
+        ("answer-heading", MARKER, "Half is 9.\n\n\n### Final answer\n\nANSWER: 9"),
+        ("rule", MARKER, "Half is 9.\n\n\n---\n\nANSWER: 9"),
+        ("separator", MARKER, "Half is 9.\n\n\n==========\n\nANSWER: 9"),
+        ("code-before", BARE, prose.CODE + "42"),
+        ("bold", MARKER, "Half is 9.\n**ANSWER: 9**"),
+        ("bullet", MARKER, "Half is 9.\n- ANSWER: 9"),
+        ("quote", MARKER, "Half is 9.\n> ANSWER: 9"),
+        ("bold-answer", MARKER, "Half is 9.\nANSWER: **9**"),
+        ("code-answer", TAG, "6 * 207 = 1242\n<answer>`1242`</answer>"),
+        ("bold-marker", MARKER, "Half is 9.\n**ANSWER:** 9"),
+        ("marker-title-case", MARKER, "Half is 9.\nAnswer: 9"),
+        ("marker-lower-case", MARKER, "Half is 9.\nanswer: 9"),
+        ("marker-upper-case", subject("Answer: 9", "9"), "ANSWER: 9"),
+        ("dollars", MARKER, "Half is 9.\nANSWER: $9$"),
+        ("parentheses", BOX, "So \\boxed{\\(-7\\)}"),
+        ("boxed-inside", MARKER, "Half is 9.\nANSWER: \\boxed{9}"),
+        ("boxed-inside", BOX, None),
+        ("display", BOX, "So \\[\n\\boxed{-7}\n\\]"),
+        ("inline-box", BOX, "So $\\boxed{-7}$"),
+        ("dfrac", FRACTION, "\\boxed{\\dfrac{1}{2}}"),
+        ("unicode-minus", BOX, "So \\boxed{−7}"),
+        ("thousands-separators", TAG, "6 * 207 = 1242\n<answer>1,242</answer>"),
+        ("thousands-separators", MARKER, None),
+        ("decimal-zero", BARE, "42.0"),
+        ("full-stop", MARKER, "Half is 9.\nANSWER: 9."),
+        ("full-stop", subject("The answer is 9.", "9"), None),
+        ("unit", MARKER, "Half is 9.\nANSWER: 9 units"),
+        ("currency", MARKER, "Half is 9.\nANSWER: $9"),
+        ("variable", MARKER, "Half is 9.\nANSWER: x = 9"),
+        ("spaces", SUM, "<answer>(1 + 2) * 3</answer>"),
+        ("no-spaces", subject("<answer>1 + 2</answer>", "1 + 2"), "<answer>1+2</answer>"),
+        ("unicode-operators", SUM, "<answer>(1+2)×3</answer>"),
+        ("latex-operators", SUM, "<answer>(1+2)\\times 3</answer>"),
+        ("equals-value", SUM, "<answer>(1+2)*3 = 9</answer>"),
+        ("outer-brackets", SUM, "<answer>((1+2)*3)</answer>"),
+        ("upper-case", WORD, "<think>\nhm\n</think>\n<answer>POTS</answer>"),
+        ("lower-case", WORD, "<think>\nhm\n</think>\n<answer>pots</answer>"),
+        ("title-case", subject("<answer>pots</answer>", "pots"), "<answer>Pots</answer>"),
+        ("word-full-stop", WORD, "<think>\nhm\n</think>\n<answer>Pots.</answer>"),
+        ("quoted", WORD, '<think>\nhm\n</think>\n<answer>"Pots"</answer>'),
+        ("bold-answer", JSON, None),
+        ("own-line", JSON, None),
+        ("all-twice", JSON, None),
+        ("dollars", BARE, None),
+        ("all-twice", BARE, None),
+    ],
+)
+def test_a_restyling_says(name: str, given: Subject, text: str | None) -> None:
+    assert restyled(name, given) == text
+
+
+def test_every_restyling_is_tried_above_or_grows() -> None:
+    tried = set(re.findall(r'^        \("([a-z-]+)", ', open(__file__).read(), re.MULTILINE))
+    tried |= set(re.findall(r'^            "([a-z-]+)",$', open(__file__).read(), re.MULTILINE))
+    assert STYLES.keys() - tried == {
+        "thought-long", "reasoning-100", "reasoning-1000", "reasoning-4000", "reasoning-16000", "many-lines",
+        "paragraphs",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [100, 1000, 4000, 16000])
+def test_reasoning_grows_in_front_of_what_is_said(words: int) -> None:
+    text = restyled(f"reasoning-{words}", WORD) or ""
+    assert text.startswith("<think>\nhm\n</think>\nStep 1 starts with 3 and 2. Together they make 3 + 2 = 5, ")
+    assert text.endswith("\n\n<answer>Pots</answer>")
+    assert words <= len(text.split()) <= words + 20
+    assert "\n" not in prose.reasoning(words) and prose.reasoning(words) == prose.reasoning(words)
+
+
+def test_lines_and_paragraphs_of_reasoning() -> None:
+    assert (restyled("many-lines", BARE) or "").count("\n") > 150
+    assert (restyled("paragraphs", BARE) or "").count("\n\n") > 150
+    assert "Step 29 " in (restyled("thought-long", BARE) or "").partition("</think>")[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("42", Kind.NUMBER),
+        ("-1,234.5", Kind.NUMBER),
+        ("3/4", Kind.NUMBER),
+        ("5 km", Kind.NUMBER),
+        ("(1+2)*3", Kind.EXPRESSION),
+        ("44 + 19 − 35", Kind.EXPRESSION),
+        (r"\frac{5}{12}", Kind.NUMBER),
+        (r"6\sqrt{2}", Kind.MATH),
+        ("x^2 - 5x + 6", Kind.MATH),
+        ("(3, 6)", Kind.MATH),
+        ("8 - i", Kind.MATH),
+        ("-7, 7", Kind.MATH),
+        ("yes", Kind.WORD),
+        ("B", Kind.WORD),
+        ("(B)", Kind.WORD),
+        ("a red house", Kind.TEXT),
+        ("Room 12 of the house", Kind.TEXT),
+    ],
+)
+def test_the_kind_of_an_answer(answer: str, kind: Kind) -> None:
+    assert kind_of_text(answer) is kind
+    assert kind_of(subject(f"<answer>{answer}</answer>", answer)) is kind
+    assert kind_of(subject(f"<answer>{answer}</answer>", answer), exact=True) is Kind.EXACT
+
+
+@pytest.mark.parametrize(
+    ("given", "parts", "form"),
+    [
+        (TAG, ("6 * 207 = 1242\n", "<answer>", "1242", "</answer>", ""), Form.TAG),
+        (BOX, ("", "So \\boxed{", "-7", "}", ""), Form.BOXED),
+        (MARKER, ("Half is 9.\n", "ANSWER: ", "9", "", ""), Form.LINE),
+        (BARE, ("", "", "42", "", ""), Form.BARE),
+        (JSON, ("", '{"answer": ', "42", "}", ""), Form.CODE),
+        # The parser takes the whole text: the answer is where the data has it, as a word of its own.
+        (
+            subject("42 is 6 * 7, so 42.", "42 is 6 * 7, so 42.", "42"),
+            ("", "42 is 6 * 7, so ", "42", ".", ""),
+            Form.LINE,
+        ),
+        (subject("<a>7</a> 17", "<a>7</a> 17", "7"), ("", "<a>", "7", "</a>", " 17"), Form.TAG),
+        (subject("x\n#### 18", "x\n#### 18", "9 * 2\n#### 18"), ("x\n", "#### ", "18", "", ""), Form.LINE),
+        (
+            subject("It is <b> five </b>.", "It is <b> five </b>.", "5"),
+            ("It is ", "<b> ", "five", " </b>", "."),
+            Form.TAG,
+        ),
+        (subject("no parser found one", None), ("", "no parser found one", "", "", ""), Form.BARE),
+    ],
+)
+def test_a_completion_is_taken_apart_at_its_answer(given: Subject, parts: tuple[str, ...], form: Form) -> None:
+    s = statement_of(given)
+    if form is Form.BOXED:
+        parts = ("So ", "\\boxed{", "-7", "}", "")
+    assert (s.head, s.opening, s.answer, s.closing, s.tail) == parts and s.form is form
+    assert s.text == given.text
+
+
+def test_without_an_answer_only_what_stands_around_the_text_is_restyled() -> None:
+    given = subject("no parser found one", None)
+    assert answer_span(given) is None and kind_of(given) is Kind.UNKNOWN
+    applied = {name for name in STYLES if restyled(name, given) is not None}
+    assert {STYLES[name].group for name in applied} == {
+        "edges", "lines", "before", "after", "thought", "markdown", "length",
+    }  # fmt: skip
+    assert not applied & {"bold", "bold-answer", "own-line", "all-twice", "thought-with-drafts"}
+
+
+def test_an_exact_answer_is_left_as_it_is() -> None:
+    env = SingleTurnEnv(rubric=Rubric([lambda completion: 0.0]), id="exact")
+    env.answer_is_exact = True
+    texts = [text for name in STYLES if (text := restyled(name, TAG, env)) is not None]
+    assert len(texts) > 40 and all(re.search(r"<answer>\s*1242\s*</answer>", text) for text in texts)
+
+
+def test_values_and_wrong_answers() -> None:
+    assert value_of("(1+2)*3 ÷ 2") == value_of("9/2") != value_of("4")
+    assert [value_of(text) for text in ("2**3", "7//2", "1/0", "__import__('os')", "2(3)", "9" * 300)] == [None] * 6
+    assert wrong_for("42") == ["43", "44"] and wrong_for("2.50") == ["3.50", "4.50"]
+    assert wrong_for("1+2") == ["1+2+1", "1+2+2"]
+    assert wrong_for("B") == ["A", "C"] and wrong_for("(b)"[1]) == ["a", "c"]
+    assert wrong_for("Yes")[0] == "No" and wrong_for("true", ["true", "maybe"]) == ["false", "maybe"]
+    assert wrong_for("red house", ["Red house", "blue house"]) == ["blue house", "esuoh der"]
+    assert same_answer("1,000", "1000.0") and same_answer("B.", "b") and not same_answer("4", "42")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "gsm8k",
+        "char-count",
+        "countdown",
+        "scramble",
+        "reverse-text",
+        "calculator",
+        "math-problems",
+        "math-python",
+        "one-shot",
+    ],
+)
+def test_at_least_25_restylings_apply_to_each_example_of_a_task(task: str) -> None:
+    env = load_environment(task)
+    counts = [
+        sum(restyling.apply(one, env) is not None for restyling in RESTYLINGS) for one in subjects_of(env, 8, seed=0)
+    ]
+    assert len(RESTYLINGS) >= 40 and min(counts) >= 25
