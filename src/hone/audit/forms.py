@@ -89,7 +89,9 @@ def _json_ways(key: str) -> tuple[tuple[str, str], ...]:
 
 
 def constant_part(prompts: Sequence[str]) -> str:
-    """What all prompts share: how they begin, the lines that are in each, and how they end; of one prompt all of it."""
+    """What all prompts share: how they begin, the lines that are in each, and how they end, with … between; of one
+    prompt all of it.
+    """
     if len(set(prompts)) <= 1:
         return prompts[0] if prompts else ""
     start = _common_start(prompts)
@@ -98,7 +100,7 @@ def constant_part(prompts: Sequence[str]) -> str:
     end = end[_first_break(end) :]
     shared = set(prompts[0].splitlines()).intersection(*(prompt.splitlines() for prompt in prompts[1:]))
     lines = [line for line in prompts[0].splitlines() if line in shared and line not in start and line not in end]
-    return "\n".join(part for part in (start, *lines, end) if part.strip())
+    return "\n…\n".join(part for part in (start, "\n".join(lines), end) if part.strip())
 
 
 def data_tags(prompts: Sequence[str]) -> frozenset[str]:

@@ -159,7 +159,7 @@ def _nothing_asked(prober: Prober, common: str, subjects: Sequence[Subject]) -> 
     lost = _lost(prober, subjects, "the bare answer", lambda answer: [answer, f"The answer is {answer}."])
     if lost is None:
         return
-    taught = len(common.split()) < 3
+    taught = len(common.replace("…", "").split()) < 3
     yield Finding(
         "instructions",
         Verdict.NOTE if taught else Verdict.WARN,

@@ -1,0 +1,198 @@
+"""The forms and the lengths that prompts ask for."""
+
+from __future__ import annotations
+
+import pytest
+from made import TAGS, Sums, prober, right, sums
+
+from hone.audit.forms import asked_for, constant_part, data_tags, forms_in
+from hone.audit.instructions import _asked_lengths, check_instructions
+from hone.audit.report import Check, Finding, Verdict
+from hone.environments import AnswerParser, LastNumberParser, NumberParser, Parser, Rubric, load_environment
+from hone.types import Example
+
+
+def names(text: str) -> list[str]:
+    return [form.name for form in forms_in(text)]
+
+
+def only(check: Check) -> Finding:
+    (finding,) = check.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ("Think in <think> tags, then answer in <answer> tags.", ["<answer>"]),
+        (r"Put your final answer within \boxed{}.", [r"\boxed{}"]),
+        ("End with a line ANSWER: {number}", ["ANSWER:"]),
+        ("Write 'Final answer: X' at the end.", ["Final answer:"]),
+        ("Question: 2 + 2?\nAnswer:", []),
+        ("End with #### and the number.", ["####"]),
+        ('Reply with {"answer": 42}.', ['JSON with "answer"']),
+        ("Return JSON with the key 'result'.", ['JSON with "result"']),
+        ('Call it: {"name": "f", "arguments": {}}', []),
+        ("Put the code in a ```python block.", ["a code fence"]),
+        ("Write the number alone on the last line.", ["the last line"]),
+        ("On the last line write ANSWER: X.", ["ANSWER:"]),
+        ("<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", ["<answer>"]),
+        ("Use <b>bold</b>, call with <tool_call>, read the <document>.", []),
+        ("Is 3 < 4 and a<b>c?", []),
+        ("How much is 2 + 2?", []),
+    ],
+)
+def test_forms_that_a_text_names(text: str, forms: list[str]) -> None:
+    assert names(text) == forms
+
+
+def test_an_answer_is_written_in_each_way() -> None:
+    (tag,) = forms_in("Use <answer> tags.")
+    assert tag.texts("4") == ["<answer>4</answer>", "<answer>\n4\n</answer>"]
+    (json_form,) = forms_in('Reply with {"answer": 42}.')
+    assert json_form.texts('say "hi"')[0] == '{"answer": "say \\"hi\\""}'
+
+
+def test_what_prompts_share_is_how_they_begin_and_end_and_their_common_lines() -> None:
+    prompts = ["Be brief.\nNote: use tags.\nWhat is 12 + 3? Think.", "Be brief.\nWhat is 19 + 5? Think."]
+    assert constant_part(prompts) == "Be brief.\n\n…\n Think."
+    prompts = ["A 1\nIn tags.\nB 1 x", "C 2\nIn tags.\nD 2 y"]
+    assert constant_part(prompts) == "In tags."
+    assert constant_part(["all of it"] * 3) == "all of it"
+    assert constant_part([]) == ""
+
+
+def test_tags_around_data_ask_for_nothing() -> None:
+    assert data_tags(["<story>One</story> <answer>2</answer>", "<story>Two</story> <answer>2</answer>"]) == {"story"}
+    rows = [{"question": f"<story>I am {i}.</story> How old?", "answer": str(i)} for i in range(4)]
+    env = Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="s", system_prompt="Answer in <answer> tags.")
+    assert [form.name for form in asked_for(prober(env).subjects)[0]] == ["<answer>"]
+
+
+def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lost() -> None:
+    finding = only(check_instructions(prober(sums(Rubric([right]), hint=r" Put the answer in \boxed{}."))))
+    assert (finding.name, finding.verdict, finding.what) == ("instructions", Verdict.FAIL, (r"\boxed{}",))
+    assert finding.title == (
+        "the prompt asks for an answer in a form that the parser does not read: "
+        r'\boxed{} ("What is … Put the answer in \boxed{}.")'
+    )
+    assert finding.shown[0].text == r"\boxed{110}" and finding.shown[0].outcome == "unparsable"
+
+
+def test_a_form_that_is_read_is_no_finding() -> None:
+    check = check_instructions(prober(sums(Rubric([right]), hint=" Answer in <answer> tags.")))
+    assert check.findings == ()
+    words = "What is … Answer in <answer> tags."
+    assert check.figures["forms"] == [{"form": "<answer>", "snippet": words, "read": True}]
+
+
+def test_of_two_forms_the_one_that_is_not_read_is_a_warning() -> None:
+    hint = r" Put the answer in <answer> tags, or after ANSWER:, that is all."
+    finding = only(check_instructions(prober(sums(Rubric([right]), hint=hint))))
+    assert finding.verdict is Verdict.WARN and finding.what == ("ANSWER:",)
+    assert finding.title.endswith("; it reads <answer>")
+
+
+def test_forms_that_go_together_are_read_together() -> None:
+    class Boxed(Sums):
+        def reference(self, example: Example) -> str:
+            return rf"<answer>\boxed{{{example.answer}}}</answer>"
+
+    env = sums(Rubric([right]), parser=AnswerParser(str, ("boxed",)), system_prompt=r"<answer>\boxed{ }</answer>")
+    env.__class__ = Boxed
+    assert check_instructions(prober(env)).findings == ()
+    fenced = "Answer like this:\n```\n<answer>5</answer>\n```"
+    assert check_instructions(prober(sums(Rubric([right]), system_prompt=fenced))).findings == ()
+
+
+def test_a_form_that_nothing_asks_for_is_a_warning_or_a_note_where_nothing_is_asked_at_all() -> None:
+    finding = only(check_instructions(prober(sums(Rubric([right]), hint=" Think step by step and be careful."))))
+    assert finding.verdict is Verdict.WARN and finding.what == ("<answer>",)
+    assert finding.title == "nothing in the prompt tells the model to write <answer>, which the parser needs"
+    rows = [{"question": f"{a} + {a}", "answer": str(2 * a)} for a in range(12, 20)]
+    finding = only(check_instructions(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="s"))))
+    assert finding.verdict is Verdict.NOTE
+    told = sums(Rubric([right]), hint=" Put the result into answer tags, please.")
+    assert check_instructions(prober(told)).findings == ()
+
+
+def test_a_parser_that_reads_the_bare_answer_needs_no_form() -> None:
+    class Plain(Sums):
+        def reference(self, example: Example) -> str:
+            return example.answer
+
+    rows = [{"question": f"Say {a} please.", "answer": f"word{a}"} for a in range(8)]
+    env = Plain(rubric=Rubric([right]), dataset=rows, parser=Parser(), id="plain")
+    assert check_instructions(prober(env)).findings == ()
+    numbers = sums(Rubric([right]), parser=LastNumberParser(), hint=" End with the number.")
+    assert check_instructions(prober(numbers)).findings == ()
+
+
+def test_the_case_of_a_marker_counts_as_the_prompt_has_it() -> None:
+    env = sums(Rubric([right]), parser=NumberParser(("tag", "marker")), hint=" Write Final Answer: and the number.")
+    assert check_instructions(prober(env)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "kind"),
+    [
+        ("Write at least 500 words.", 650, "least"),
+        ("Use about 2,000 tokens.", 2000, "least"),
+        ("Explain it in ten sentences.", 250, "least"),
+        ("Think for approximately five hundred words first.", 650, "least"),
+        ("Answer in at most 100 words.", 130, "most"),
+        ("Keep it under 50 tokens.", 50, "most"),
+        ("Write no less than 3 paragraphs.", 300, "least"),
+        ("Write no more than 3 paragraphs.", 300, "most"),
+        ("Write more than 40 lines.", 600, "least"),
+        ("Give a 300-word explanation.", 390, "least"),
+        ("Write 2-3 sentences.", 50, "least"),
+        ("Use up to 4k tokens.", 4000, "most"),
+    ],
+)
+def test_lengths_that_a_prompt_asks_for(text: str, tokens: int, kind: str) -> None:
+    ((snippet, found, how),) = _asked_lengths(text, None)
+    assert (found, how) == (tokens, kind) and snippet in text
+
+
+@pytest.mark.parametrize("text", ["Mia reads 30 lines a day.", "How many words are there?", "The text has 5 words."])
+def test_numbers_of_a_question_ask_for_no_length(text: str) -> None:
+    assert list(_asked_lengths(text, None)) == []
+
+
+def test_a_length_that_does_not_fit_fails_if_it_is_asked_for_and_warns_if_it_is_allowed() -> None:
+    asked = sums(Rubric([right]), hint=" Write at least 500 words, then the number in <answer> tags.")
+    finding = only(check_instructions(prober(asked), max_tokens=128))
+    assert (finding.name, finding.verdict) == ("length", Verdict.FAIL)
+    assert finding.title.startswith("the prompt asks for about 650 tokens") and "max_tokens is 128" in finding.title
+    assert only(check_instructions(prober(asked), max_tokens=700)).verdict is Verdict.WARN
+    assert check_instructions(prober(asked), max_tokens=2000).findings == ()
+    assert check_instructions(prober(asked)).findings == ()
+    allowed = sums(Rubric([right]), hint=" Write at most 500 words, then the number in <answer> tags.")
+    assert only(check_instructions(prober(allowed), max_tokens=128)).verdict is Verdict.WARN
+
+
+def test_words_are_counted_as_the_tokenizer_has_them() -> None:
+    ((_, tokens, _),) = _asked_lengths("Write at least 100 words.", lambda text: 2 * len(text.split()))
+    assert tokens == 200
+
+
+def test_references_that_do_not_fit() -> None:
+    env = sums(Rubric([right]), hint=" Answer in <answer> tags.")
+    count = len
+    longest = max(map(count, (s.text for s in prober(env).subjects)))
+    finding = only(check_instructions(prober(env), longest - 1, count))
+    assert finding.verdict is Verdict.FAIL and finding.what == ("reference",)
+    assert finding.title == f"8 of 8 references are longer than max_tokens = {longest - 1}: up to {longest} tokens"
+    assert only(check_instructions(prober(env), longest + 2, count)).verdict is Verdict.WARN
+    check = check_instructions(prober(env), 1000, count)
+    assert check.findings == () and check.figures["longest_reference"] == longest
+    assert "no tokenizer is known" in check_instructions(prober(env), 1000).summary
+
+
+@pytest.mark.parametrize("task", ["reverse-text", "char-count", "countdown", "scramble", "gsm8k", "math-problems"])
+def test_the_tasks_of_hone_ask_for_what_they_read(task: str) -> None:
+    env = load_environment(task)
+    check = check_instructions(prober(env), 128, lambda text: len(text) // 3)
+    env.close_workers()
+    assert check.findings == () and check.figures["forms"]

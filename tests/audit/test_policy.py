@@ -1,0 +1,136 @@
+"""What a model makes of a task, from an evaluation's completions and from a tiny model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made import right, sums
+
+from hone.audit.policy import check_policy, policy_check
+from hone.audit.report import Check, Finding, Verdict
+from hone.commands.eval import load_weights
+from hone.environments import NumberParser, Rubric, load_environment
+from hone.evaluation import EvalResult, EvalSample
+from hone.types import Example, Outcome, Score, Trajectory
+
+C, W, U, T, E = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.TRUNCATED, Outcome.GRADER_ERROR
+REWARDS = {C: 1.0, W: 0.1, U: 0.0, T: 0.0, E: float("nan")}
+
+
+def result(*groups: str) -> EvalResult:
+    """One group by text: `CCWU` are a right, a right, a wrong and an unparsable completion; t a right one cut off."""
+    names = {"C": C, "W": W, "U": U, "T": T, "E": E, "t": C}
+    samples = []
+    for index, group in enumerate(groups):
+        example = Example([{"role": "user", "content": f"{index}?"}])
+        for rollout, letter in enumerate(group):
+            outcome = names[letter]
+            said = {"role": "assistant", "content": f"{letter}{rollout}"}
+            tokens = 2 + rollout
+            trajectory = Trajectory(
+                np.arange(1 + tokens),
+                np.array([False] + [True] * tokens),
+                np.zeros(1 + tokens, dtype=np.float32),
+                np.full(1 + tokens, 0, dtype=np.int32),
+                [*example.prompt, said],
+                "length" if letter in "Tt" else "stop",
+                f"{index}.{rollout}",
+            )
+            samples.append(EvalSample(index, rollout, example, trajectory, Score(REWARDS[outcome], {}, {}, outcome)))
+    return EvalResult("sums", 0, len(groups[0]), samples, {})
+
+
+def found(check: Check) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check.findings}
+
+
+def test_the_figures_of_groups() -> None:
+    check = policy_check(result("CCWU", "CCCC", "WWWW", "CWtU"), 64)
+    figures = check.figures
+    assert figures["pass_rates"] == [0.5, 1.0, 0.0, 0.5] and figures["pass_rate"] == 0.5
+    low, high = figures["pass_rate_ci95"]
+    assert low < 0.5 < high
+    assert figures["zero_std_groups"] == 0.5
+    assert figures["all_right_groups"] == figures["all_wrong_groups"] == 0.25
+    spread = [np.std([1, 1, 0.1, 0]), 0, 0, np.std([1, 0.1, 1, 0])]
+    assert figures["reward_std_within_groups"] == pytest.approx(np.mean(spread))
+    assert figures["outcomes"] == {"correct": 8, "wrong": 6, "unparsable": 2}
+    assert figures["truncated"] == 1 / 16 and figures["truncated_without_answer"] == 0
+    assert figures["mean_tokens"] == 3.5 and figures["longest_tokens"] == 5
+    assert check.summary.startswith("50.0% of 16 completions are right")
+
+
+def test_nothing_right_is_nothing_to_reinforce() -> None:
+    finding = found(policy_check(result("WWWU", "UUWW"), 64))["pass-rate"]
+    assert finding.verdict is Verdict.WARN and finding.what == ("low",)
+    assert finding.title == (
+        "0.0% of 8 completions are right: there is nothing right to reinforce (the rewards of wrong ones vary by 0.047 "
+        "within a group)"
+    )
+    assert "SFT" in finding.remedy
+
+
+def test_nearly_all_right_leaves_little_to_learn() -> None:
+    assert found(policy_check(result("CCCC", "CCCC"), 64))["pass-rate"].what == ("high",)
+
+
+def test_groups_without_variance_teach_nothing() -> None:
+    finding = found(policy_check(result("CCCC", "WWWW", "CCWW"), 64))["zero-variance"]
+    assert finding.title.startswith("67% of 3 groups have rewards without variance")
+    assert "zero-variance" not in found(policy_check(result("CWWW", "WWWW", "CCWW"), 64))
+
+
+def test_completions_that_are_cut_off_warn_and_many_fail() -> None:
+    few = found(policy_check(result("CCWT", "CWWW"), 64))["length"]
+    assert few.verdict is Verdict.WARN
+    assert few.title == "12% of the completions are cut off by max_tokens = 64, 1 of 8 before there is an answer"
+    many = found(policy_check(result("CTTt", "CWWW"), None))["length"]
+    assert many.verdict is Verdict.FAIL and "cut off by the sequence length, 2 of 8 before" in many.title
+    assert [shown.text for shown in many.shown] == ["[assistant] T1", "[assistant] T2"]
+    assert "length" not in found(policy_check(result("C" * 10 + "W" * 10 + "T"), 64))
+
+
+def test_completions_without_an_answer_are_shown() -> None:
+    finding = found(policy_check(result("UUUC", "UUWC"), 64))["unparsable"]
+    assert finding.verdict is Verdict.WARN and len(finding.shown) == 2
+    assert finding.title.startswith("62% of the completions have no answer")
+
+
+def test_failures_of_the_grader_are_failures_and_leave_the_rates() -> None:
+    check = policy_check(result("CEWW", "CWWW"), 64)
+    assert found(check)["raises"].title == "grading fails (grader_error) for 1 of 8 completions of the model"
+    assert check.figures["pass_rate"] == 2 / 7
+    nothing = policy_check(result("EE"), 64)
+    assert nothing.summary == "no completion could be graded" and nothing.figures["pass_rate"] is None
+
+
+def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:
+    policy = load_weights(str(tiny_model_dir), "fp32")
+    env = sums(Rubric([right]), parser=NumberParser())
+    env._sources["eval"] = env._sources["train"]
+    seen = []
+    check = check_policy(
+        env,
+        policy,
+        policy.renderer,
+        num_examples=3,
+        rollouts=4,
+        max_tokens=6,
+        seq_len=256,
+        seed=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(3, 3)] and check.figures["graded"] == 12 and check.figures["longest_tokens"] <= 6
+    assert check.figures["pass_rate"] == 0.0 and "low" in found(check)["pass-rate"].what
+    assert found(check)["length"].verdict is Verdict.FAIL
+    again = check_policy(env, policy, policy.renderer, num_examples=3, rollouts=4, max_tokens=6, seq_len=256, seed=1)
+    assert again == check
+
+
+def test_a_conversation_can_be_sampled(tiny_model_dir: Path) -> None:
+    policy = load_weights(str(tiny_model_dir), "fp32")
+    env = load_environment("calculator")
+    check = check_policy(env, policy, policy.renderer, num_examples=2, rollouts=2, max_tokens=8, seq_len=512)
+    assert check.figures["graded"] == 4

@@ -1,0 +1,150 @@
+"""What guessing earns, what right answers earn, how groups vary, and how long grading takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made import TAGS, Sums, form, prober, right, sums
+
+from hone.audit.probes import Probe, Prober, Subject, Text, subjects_of
+from hone.audit.report import Check, Finding, Verdict
+from hone.audit.statistics import LONG_WORDS, SHORT_WORDS, _latency, _slow, check_signal
+from hone.environments import Rubric, load_environment
+from hone.types import Example, Outcome, Score
+
+
+def found(check: Check) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check.findings}
+
+
+def blind(check: Check) -> dict[str, tuple[float, float]]:
+    return {one["strategy"]: (one["reward"], one["correct"]) for one in check.figures["blind"]}
+
+
+def same(prompt: str = "Is it {i}?", answers=("yes",), count: int = 8) -> Prober:
+    rows = [{"question": prompt.format(i=i), "answer": answers[i % len(answers)]} for i in range(count)]
+    rubric = Rubric([form, right], [0.1, 0.9], correctness="right")
+    return prober(Sums(rubric=rubric, dataset=rows, parser=TAGS, id="same"), count)
+
+
+def test_the_ceiling_is_the_references_and_the_floor_the_best_guess() -> None:
+    check = check_signal(prober(sums(Rubric([form, right], [0.1, 0.9], correctness="right"))), [])
+    assert check.figures["ceiling"] == 1.0 and check.figures["floor"] == pytest.approx(0.1)
+    assert blind(check)["saying nothing"] == (0.0, 0.0)
+    assert blind(check)["repeating the question"] == (0.0, 0.0)
+    # Each of the sums is another: a guess taken from one is wrong for the other seven.
+    assert blind(check)["always answering 110"] == (pytest.approx(0.1), 0.0)
+    assert check.figures["sample"]["distinct_answers"] == 8
+    assert check.findings == ()
+
+
+def test_the_most_common_answer_is_named_and_not_tried_on_its_own_example() -> None:
+    # Five of ten answer 4; the example that the guess comes from is left out: 4 of 9 are right.
+    check = check_signal(same(answers=("4", "5", "4", "6", "4", "7", "4", "8", "4", "9"), count=10), [])
+    mean = 0.1 + 0.9 * 4 / 9
+    assert blind(check)["always answering 4"] == (pytest.approx(mean), pytest.approx(4 / 9))
+    finding = found(check)["high-floor"]
+    assert finding.verdict is Verdict.NOTE and finding.title.startswith("always answering 4 scores 0.50 of 1.00")
+    assert check.figures["sample"]["most_common_answer"] == {"answer": "4", "share": 0.5}
+
+
+def test_a_guess_that_is_mostly_right_is_worth_a_warning() -> None:
+    check = check_signal(same(answers=("yes",) * 9 + ("no",), count=10), [])
+    assert found(check)["high-floor"].verdict is Verdict.WARN
+
+
+def test_a_constant_answer_that_is_always_right_leaves_nothing_to_learn() -> None:
+    finding = found(check_signal(same(count=8), []))["no-signal"]
+    assert finding.verdict is Verdict.FAIL and finding.title.startswith("always answering yes earns 1 on average")
+    assert "no-signal" not in found(check_signal(same(count=3), []))  # too few to say so
+
+
+def test_a_reward_that_is_always_full_has_no_signal() -> None:
+    def always(completion):
+        return 1.0
+
+    check = check_signal(prober(sums(Rubric([always]), count=3)), [])
+    assert found(check)["no-signal"].what == ("saying nothing",)
+    assert check.figures["group_std"] == 0.0 and check.figures["distinct_rewards"] == 1
+
+
+def test_references_that_are_not_right_say_nothing_of_signal() -> None:
+    def never(completion):
+        return 0.0
+
+    assert check_signal(prober(sums(Rubric([never]))), []).findings == ()
+
+
+def test_examples_that_are_repeated_count_once() -> None:
+    rows = [{"question": "6 * 7?", "answer": "42"}] * 6
+    check = check_signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="one")), [])
+    assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
+    assert found(check)["repeated-prompts"].verdict is Verdict.NOTE
+    rows = [{"question": "6 * 7?", "answer": "42"}, {"question": "6 * 7?", "answer": "43"}]
+    check = check_signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="two")), [])
+    assert found(check)["repeated-prompts"].verdict is Verdict.WARN
+    assert found(check)["repeated-prompts"].title.endswith("2 of them with different answers")
+
+
+def test_an_answer_that_stands_in_the_prompt_is_noted() -> None:
+    check = check_signal(prober(sums(Rubric([right]), hint=" It is 110 or 114, 118, 122, 126, 130, 134, 138.")), [])
+    assert found(check)["answer-in-prompt"].title.startswith("in 8 of 8 sampled examples")
+
+
+def test_a_mock_group_holds_right_wrong_unparsable_and_demonstrated_texts() -> None:
+    env = load_environment("gsm8k", demo_noise=1.0)
+    check = check_signal(Prober(env, subjects_of(env, 32, seed=0)), [])
+    # At this noise about half of the demonstrations are right: 0.7 x 0.7.
+    assert 0.35 < check.figures["demonstrations_correct"] < 0.65
+    assert 0.0 <= check.figures["demonstrations_zero_std"] < 0.2
+    assert check.figures["distinct_rewards"] == 3 and 0.4 < check.figures["group_std"] < 0.55
+    clean = load_environment("gsm8k")
+    assert "demonstrations_zero_std" not in check_signal(Prober(clean, subjects_of(clean, 4, seed=0)), []).figures
+
+
+def test_what_was_graded_already_is_not_graded_again() -> None:
+    graded = []
+
+    def counted(completion, answer, parser, prompt):
+        graded.append((prompt[-1]["content"], completion[-1]["content"]))
+        return right(completion, answer, parser)
+
+    one = prober(sums(Rubric([counted]), count=4))
+    before = one.grade([Text(s, "as it is", s.text) for s in one.subjects])
+    graded.clear()
+    check_signal(one, before)
+    assert not set(graded) & {(s.example.prompt[-1]["content"], s.text) for s in one.subjects}
+
+
+def probe(name: str, seconds: float, outcome: Outcome = Outcome.CORRECT) -> Probe:
+    reward = math.nan if outcome.is_failure else 1.0
+    subject = Subject(Example([{"role": "user", "content": "?"}]), None)
+    return Probe(Text(subject, name, name), Score(reward, {}, {}, outcome, seconds=seconds))
+
+
+def test_latency_is_that_of_common_texts_and_its_maximum_that_of_all() -> None:
+    typical = [probe("a", 0.01)] * 19 + [probe("b", 0.21)]
+    latency = _latency(typical, [*typical, probe("long", 3.0), probe("hung", 9.0, Outcome.GRADER_TIMEOUT)])
+    assert latency["mean"] == pytest.approx(0.02) and latency["max"] == 3.0 and latency["slowest"] == "long"
+    assert latency["for_128"] == pytest.approx(0.02 * 128 / latency["cores"])
+    assert _latency([], []) == {}
+
+
+def test_slow_graders_and_those_that_grow_faster_than_the_text() -> None:
+    (finding,) = _slow([probe("filler", 1.5), probe("empty", 0.1), probe("echo", 1.2)], {})
+    assert finding.name == "slow-grader" and finding.verdict is Verdict.WARN
+    assert finding.title == "grading 'filler' takes 1.5 s; 2 texts take over a second"
+    grows = {SHORT_WORDS: probe("short", 0.004), LONG_WORDS: probe("long", 0.9)}
+    (finding,) = _slow([], grows)
+    assert finding.title == "grading grows faster than the text: 0.004 s for 1,000 words, 0.9 s for 16,000"
+    linear = {SHORT_WORDS: probe("short", 0.04), LONG_WORDS: probe("long", 0.7)}
+    quick = {SHORT_WORDS: probe("short", 0.0001), LONG_WORDS: probe("long", 0.02)}
+    assert not list(_slow([], linear)) and not list(_slow([], quick))
+
+
+@pytest.mark.parametrize("task", ["reverse-text", "char-count", "countdown", "scramble", "gsm8k", "calculator"])
+def test_the_tasks_of_hone_have_a_signal(task: str) -> None:
+    check = check_signal(prober(load_environment(task)), [])
+    assert check.verdict in (Verdict.PASS, Verdict.NOTE)
+    assert check.figures["floor"] < 0.5 * check.figures["ceiling"]
