@@ -158,7 +158,7 @@ def test_the_texts_are_right_wrong_empty_and_ambiguous() -> None:
     texts = behaviour_texts(subjects)
     named = {text.name: text.completion for text in texts if text.subject is subjects[0]}
     assert named["empty"] == "" and named["a right answer"] == subjects[0].text
-    assert named["a wrong answer"] == subjects[0].text.replace(str(subjects[0].answer), str(subjects[1].answer))
+    assert named["a wrong answer"] == "I add them.\n<answer>111</answer>"
     assert all(subject.text in named["several answers"] for subject in subjects)
 
 

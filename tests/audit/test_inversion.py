@@ -8,8 +8,9 @@ import pytest
 from made import TAGS, form, prober, right, sums
 
 from hone.audit.inversion import check_inversion, contribution
+from hone.audit.probes import Subject
 from hone.audit.report import Check, Verdict
-from hone.audit.trajectories import call_message, made_up, wrong_text
+from hone.audit.trajectories import call_message, made_up, terse_text, wrong_text
 from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of, load_environment
 from hone.errors import UserError
 from hone.types import Example, Message
@@ -234,8 +235,29 @@ def test_made_up_arguments_follow_the_schema() -> None:
 
 def test_a_wrong_text_is_the_reference_with_another_answer() -> None:
     one, two = prober(sums(Rubric([right])), 2).subjects
-    assert wrong_text(one, [one, two]) == one.text.replace(str(one.answer), str(two.answer))
-    assert wrong_text(one, [one]) == one.text.replace(str(one.answer), f"{one.answer}1")
+    assert one.text == "I add them.\n<answer>110</answer>"
+    assert wrong_text(one, [one, two]) == "I add them.\n<answer>111</answer>"
+    assert terse_text(one) == "<answer>110</answer>"
+    unknown = [Subject(s.example, text, text) for s, text in ((one, "abc"), (two, "xyz"))]
+    assert wrong_text(unknown[0], unknown) == "xyz" and wrong_text(unknown[0], unknown[:1]) is None
+
+
+def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
+    def tags(completion):
+        return 0.4 * ("<reasoning>" in completion[-1]["content"])
+
+    def lines(completion):
+        return 0.4 * (completion[-1]["content"].count("\n") > 3)
+
+    def answered(completion):
+        return 0.4 * ("<answer>" in completion[-1]["content"])
+
+    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))), [])
+    assert "inversion" not in found(check)  # 1.2 for a wrong answer, 1.4 for a right one, whose tags are paid too
+    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))), [])
+    title = "tags and lines together pay 0.8 to a wrong answer (1.2 in all); a right answer may earn only 1.1"
+    assert found(check)["inversion"] == title
+    assert check.findings[0].remedy.endswith("tags and lines must add less than 0.7 together")
 
 
 def test_a_negative_weight_swaps_the_ends() -> None:

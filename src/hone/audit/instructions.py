@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hone.audit.forms import Form, asked_for, forms_in, snippet
+from hone.audit.kinds import answer_of
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
+from hone.audit.statement import answer_span
 from hone.audit.trajectories import REASONING
 
 SUBJECTS = 4
@@ -48,7 +50,7 @@ def check_instructions(
     `count_tokens` counts the tokens of a text as the model has them.
     """
     forms, common = asked_for(prober.subjects)
-    subjects = [subject for subject in prober.subjects[:SUBJECTS] if subject.text and subject.answer]
+    subjects = [subject for subject in prober.subjects[:SUBJECTS] if answer_span(subject)]
     probes = prober.grade([Text(s, "reference", s.reference) for s in subjects if s.reference is not None])
     subjects = [probe.text.subject for probe in probes if probe.correct]
     findings: list[Finding] = []
@@ -81,7 +83,8 @@ def _forms(
     read: list[Form] = []
     unread: list[tuple[Form, Probe]] = []
     for form in forms:
-        lost = _lost(prober, subjects, form.name, form.texts)
+        written = _in_references(form, subjects)
+        lost = None if written else _lost(prober, subjects, form.name, form.texts)
         if lost is None:
             read.append(form)
         else:
@@ -91,8 +94,8 @@ def _forms(
     names = [form.name for form, _ in unread]
     if not read and (together := _together(forms)) and _lost(prober, subjects, "all forms", together) is None:
         return [], []
-    if read:  # what the reference writes too belongs to the form, what holds no answer beside it too
-        unread = [(form, lost) for form, lost in unread if _states_answer(form) and not _in_references(form, subjects)]
+    if read:  # what holds no answer may stand beside what does
+        unread = [(form, lost) for form, lost in unread if _states_answer(form)]
         if not unread:
             return [], names
     words = "; ".join(f'{form.name} ("{form.snippet}")' for form, _ in unread)
@@ -111,7 +114,7 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
         [
             Text(subject, name, subject.saying(said))
             for subject in subjects
-            for text in texts(subject.answer or "")
+            for text in texts(answer_of(subject))
             for said in (text, f"{REASONING.strip()}\n{text}")
         ]
     )
@@ -146,6 +149,7 @@ def _states_answer(form: Form) -> bool:
 
 
 def _in_references(form: Form, subjects: Sequence[Subject]) -> bool:
+    """Whether references, which are correct, have this form."""
     before = form.ways[0][0].strip()
     return any(before and before in subject.text for subject in subjects)
 

@@ -204,27 +204,33 @@ def _inversion(prober: Prober, best: Total, worst: Total) -> Finding:
         shown.append(best.probe.shown(f"less than a right answer, which earns {worst.reward:g}"))
     if worst.probe is not None:
         shown.append(worst.probe.shown(f"more than a wrong answer, which earns {best.reward:g}"))
-    culprit = _culprit(best, worst)
+    culprits = _culprits(best, worst)
+    gain = sum(best.parts.get(name, 0.0) for name in culprits)
     remedy = "let all that a wrong answer can earn stay below what a right one earns for sure"
-    if (gain := best.parts.get(culprit, 0.0)) > 0:
-        room = worst.reward - (best.reward - gain)
-        if room > 0:
-            remedy += f": {culprit} must add less than {room:g}"
-    return Finding(
-        "inversion", Verdict.FAIL, _inversion_title(prober, best, worst, culprit), remedy, (culprit,), tuple(shown)
-    )
+    room = worst.reward - (best.reward - gain)
+    if gain > 0 and room > 0:
+        remedy += f": {_listed(culprits)} must add less than {room:g}{' together' * (len(culprits) > 1)}"
+    title = _inversion_title(prober, best, worst, culprits)
+    return Finding("inversion", Verdict.FAIL, title, remedy, culprits, tuple(shown))
 
 
-def _culprit(best: Total, worst: Total) -> str:
-    """The component that gives a wrong answer most of what it has before a right one."""
-    names = list(dict.fromkeys([*best.parts, *worst.parts]))
-    return max(names, key=lambda name: best.parts.get(name, 0.0) - worst.parts.get(name, 0.0))
+def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
+    """The component that gives a wrong answer most of what it has before a right one, the others that do so too if
+    that is not enough to make up for a right answer.
+    """
+    before = {name: value - worst.parts.get(name, 0.0) for name, value in best.parts.items()}
+    before |= {name: -value for name, value in worst.parts.items() if name not in before}
+    most = max(before, key=lambda name: before[name])
+    paying = tuple(name for name, more in before.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)
+    return (most,) if len(paying) < 2 or best.parts.get(most, 0.0) >= worst.reward else paying
 
 
-def _inversion_title(prober: Prober, best: Total, worst: Total, culprit: str) -> str:
+def _inversion_title(prober: Prober, best: Total, worst: Total, culprits: tuple[str, ...]) -> str:
     """The sentence that names what pays: "five calls of python (tool_bonus: 5) beat a right answer without any (1)"."""
     beats = best.reward > worst.reward + _SMALL
-    gain, loss = best.parts.get(culprit, 0.0), worst.parts.get(culprit, 0.0)
+    culprit = _listed(culprits)
+    gain = sum(best.parts.get(name, 0.0) for name in culprits)
+    loss = sum(worst.parts.get(name, 0.0) for name in culprits)
     how = {"declared": " (by the declared ranges)", "partly declared": " (in part by the declared ranges)"}
     by = next((how[total.source] for total in (best, worst) if total.source in how), "")
     part = f"{culprit}: {gain:g}" + (f" of {best.reward:g}" if abs(best.reward - gain) > _SMALL else "")
@@ -243,7 +249,8 @@ def _inversion_title(prober: Prober, best: Total, worst: Total, culprit: str) ->
         )
     total = f" ({best.reward:g} in all)" if abs(best.reward - gain) > _SMALL else ""
     kind = "a wrong answer" if best.answered else "a text without an answer"
-    return f"{culprit} pays {gain:g} to {kind}{total}; a right answer may earn only {worst.reward:g}{by}"
+    pays = "together pay" if len(culprits) > 1 else "pays"
+    return f"{culprit} {pays} {gain:g} to {kind}{total}; a right answer may earn only {worst.reward:g}{by}"
 
 
 def _calls(prober: Prober, probe: Probe) -> dict[str, int]:
@@ -258,6 +265,12 @@ def _calls(prober: Prober, probe: Probe) -> dict[str, int]:
             name = arguments_of(call)[0] or "a malformed tool"
             counts[name] = counts.get(name, 0) + 1
     return counts
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`"""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _number(count: int) -> str:

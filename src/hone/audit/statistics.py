@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hone import rng
+from hone.audit.kinds import answer_of
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
 from hone.audit.trajectories import REASONING, terse_text, wrong_text
@@ -104,10 +105,10 @@ def _strategies(prober: Prober, subjects: Sequence[Subject]) -> list[Strategy]:
     constant = [("saying nothing", ""), ("words without an answer", REASONING.strip())]
     texts = [Text(s, words, text) for words, text in constant for s in subjects]
     texts += [Text(s, "repeating the question", message_text(s.example.prompt[-1]) or "?") for s in subjects]
-    answers = Counter(s.answer or s.text for s in subjects if s.text)
+    answers = Counter(_answer(s) for s in subjects if s.text)
     for answer, _ in answers.most_common(COMMON_ANSWERS):
-        source = next(s for s in subjects if (s.answer or s.text) == answer)
-        guess = terse_text(prober.env, source) if source.answer else None
+        source = next(s for s in subjects if s.text and _answer(s) == answer)
+        guess = terse_text(source)
         words = f"{_CONSTANT} {_short(answer)}"
         texts += [Text(s, words, guess or source.text) for s in subjects if s is not source]
     by_words: dict[str, list[Probe]] = {}
@@ -258,7 +259,7 @@ def _sample_figures(subjects: Sequence[Subject]) -> dict[str, Any]:
     prompts = Counter(str(s.example.prompt) for s in subjects)
     distinct = {s.example.id: s for s in subjects}.values()
     by_prompt = Counter(str(s.example.prompt) for s in distinct)
-    answers = Counter(s.answer or s.example.answer for s in subjects if s.answer or s.example.answer)
+    answers = Counter(answer for s in subjects if (answer := _answer(s)))
     common = answers.most_common(1)
     return {
         "examples": len(subjects),
@@ -273,7 +274,13 @@ def _sample_figures(subjects: Sequence[Subject]) -> dict[str, Any]:
 def _is_told(subject: Subject) -> bool:
     """Whether an answer of some length stands in what the user said."""
     said = "\n".join(message_text(m) for m in subject.example.prompt if m.get("role") == "user")
-    return len(subject.answer or "") > 2 and str(subject.answer) in said
+    answer = _answer(subject)
+    return len(answer) > 2 and answer in said
+
+
+def _answer(subject: Subject) -> str:
+    """The answer as the reference has it, else as the data does."""
+    return answer_of(subject) or subject.text
 
 
 def _short(text: str) -> str:

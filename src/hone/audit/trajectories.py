@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hone.audit.kinds import wrong_answer
 from hone.audit.playing import Script
 from hone.audit.probes import Subject, Text
+from hone.audit.statement import answer_span, statement_of
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.parsers import message_text
 from hone.model.tool_calls import Call, openai_call
@@ -40,27 +42,23 @@ def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]
 
 
 def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """A text in the form of the reference with the answer of another example; None if there is nothing to go by."""
+    """The reference with a wrong answer in place of its own or, where that is not known, another example's reference;
+    None if there is nothing to go by.
+    """
+    wrong = wrong_answer(subject, subjects) if answer_span(subject) else None
+    if wrong is not None:
+        return statement_of(subject).answering(wrong)
     others = [other for other in subjects if other.text and other.example.answer != subject.example.answer]
-    others = [other for other in others if other.text != subject.text]
-    if subject.answer:
-        others = [other for other in others if other.answer != subject.answer]
-        given = next((other.answer for other in others if other.answer), None)
-        if given is not None or not others:
-            start = subject.text.rfind(subject.answer)
-            end = start + len(subject.answer)
-            return subject.text[:start] + (given or f"{subject.answer}1") + subject.text[end:]
-    return next((other.text for other in others), None)
+    return next((other.text for other in others if other.text != subject.text), None)
 
 
-def terse_text(env: Environment, subject: Subject) -> str | None:
+def terse_text(subject: Subject) -> str | None:
     """The answer of the reference in its form, and nothing else; None if the reference says nothing else anyway."""
-    wrap = getattr(env.parser, "wrap", None)
-    if subject.answer and callable(wrap):
-        terse = str(wrap(subject.answer))
-    else:
-        terse = (subject.text.strip().splitlines() or [""])[-1].strip()
-    return terse if terse and terse != subject.text.strip() else None
+    if answer_span(subject) is None:
+        return None
+    statement = statement_of(subject)
+    terse = statement.stating(statement.answer)
+    return terse if terse.strip() != subject.text.strip() else None
 
 
 def made_up(schema: dict[str, Any], whole: bool = False) -> dict[str, Any]:
@@ -88,7 +86,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
     texts += _styled("", "no answer")
     if subject.text:
         texts.append(("a right answer", subject.text))
-        if (terse := terse_text(env, subject)) is not None:
+        if (terse := terse_text(subject)) is not None:
             texts.append(("a right answer alone", terse))
         longer = ("long reasoning", "many words after it", "given ten times")
         texts += [pair for pair in _styled(subject.text, "a right answer") if pair[0].endswith(longer)]
