@@ -148,3 +148,20 @@ def test_the_tasks_of_hone_have_a_signal(task: str) -> None:
     check = check_signal(prober(load_environment(task)), [])
     assert check.verdict in (Verdict.PASS, Verdict.NOTE)
     assert check.figures["floor"] < 0.5 * check.figures["ceiling"]
+
+
+@pytest.mark.parametrize(("right_one", "wrong_one", "verdict"), [(1, -1, None), (0, -1, "note"), (0, -0.1, "warn")])
+def test_rewards_below_nothing(right_one: float, wrong_one: float, verdict: str | None) -> None:
+    """A guess that is punished is no floor; where all rewards are below nothing, the lowest guess is the ground."""
+
+    def graded(completion, answer, parser):
+        given = parser.parse_answer(completion)
+        return -2.0 if given is None else right_one if given == answer else wrong_one
+
+    def correct(completion, answer, parser):
+        return right(completion, answer, parser)
+
+    check = check_signal(prober(sums(Rubric([graded, correct], [1.0, 0.0], correctness=correct))), [])
+    assert check.figures["ceiling"] == right_one and check.figures["floor"] == pytest.approx(wrong_one)
+    given = found(check).get("high-floor")
+    assert (given and str(given.verdict)) == verdict

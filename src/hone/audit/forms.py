@@ -116,10 +116,14 @@ def data_tags(prompts: Sequence[str]) -> frozenset[str]:
 
 
 def snippet(text: str, start: int, around: int = 60) -> str:
-    """The text around a place, in one line."""
+    """The words around a place, in one line."""
     left, right = max(0, start - around), min(len(text), start + around)
+    while 0 < left < start and not text[left - 1].isspace():
+        left += 1
+    while start < right < len(text) and not text[right].isspace():
+        right -= 1
     cut = " ".join(text[left:right].split())
-    return f"{'…' * (left > 0)}{cut}{'…' * (right < len(text))}"
+    return f"{'… ' * (left > 0)}{cut}{' …' * (right < len(text))}"
 
 
 def _prompt(subject: Subject) -> str:

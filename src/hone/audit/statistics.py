@@ -127,7 +127,7 @@ def _floor(
     """What is found of the best guess against what right answers earn."""
     if floor is None or ceiling is None:
         return
-    bottom = min(0.0, *(strategy.mean for strategy in strategies))
+    bottom = 0.0 if ceiling > 0.0 else min(strategy.mean for strategy in strategies)
     share = (floor.mean - bottom) / (ceiling - bottom) if ceiling > bottom else 1.0
     enough = examples >= FEW or not floor.words.startswith(_CONSTANT)
     if floor.mean >= ceiling and enough:
@@ -141,7 +141,7 @@ def _floor(
     elif share > HIGH_FLOOR:
         yield Finding(
             "high-floor",
-            Verdict.WARN if share > 0.5 + 1 / examples else Verdict.NOTE,
+            Verdict.WARN if enough and share > 0.5 + 1 / examples else Verdict.NOTE,
             f"{floor.words} scores {floor.mean:.2f} of {ceiling:.2f}: read every curve of this reward from there",
             "count exact answers beside the reward, balance the answers, or pay less for what anyone can say",
             (floor.words,),
