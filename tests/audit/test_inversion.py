@@ -56,14 +56,26 @@ def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
     check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))), [])
     finding = check.findings[0]
     assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
-    assert finding.title == "six calls of multiply (turn_bonus: 6) beat a right answer without any (1)"
+    assert finding.title == "six calls of multiply (turn_bonus: 6.0) beat a right answer without any (1.0)"
     assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
     assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
 
 
-def test_several_calls_in_one_message_are_counted_too() -> None:
+def test_single_calls_are_told_of_and_the_most_that_many_in_a_message_earn() -> None:
+    check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [1.0, 1.0]))), [])
+    title = "six calls of multiply (tool_bonus: 6.0) beat a right answer without any (1.0); up to 24.0 with 24 calls"
+    assert found(check)["inversion"] == title
     check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [10.0, 1.0]))), [])
-    assert found(check)["inversion"] == "24 calls of multiply (tool_bonus: 24) beat a right answer without any (10)"
+    assert found(check)["inversion"] == "24 calls of multiply (tool_bonus: 24.0) beat a right answer without any (10.0)"
+
+
+def test_only_calls_that_are_answered_count_where_those_are_paid() -> None:
+    def answers(completion):
+        return float(sum(message["role"] == "tool" for message in completion))
+
+    check = check_inversion(prober(tooled(Rubric([right, answers]), max_turns=6)), [])
+    title = "five calls of multiply (answers: 5.0) beat a right answer without any (1.0); up to 20.0 with 24 calls"
+    assert found(check)["inversion"] == title
 
 
 def test_a_small_bonus_for_tools_below_the_answer_is_no_inversion() -> None:
@@ -99,7 +111,7 @@ def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
 
     check = check_inversion(prober(sums(Rubric([right, length_bonus]))), [])
     # The right answer alone has 20 characters.
-    assert found(check)["inversion"] == "length_bonus pays 2 to a wrong answer; a right answer may earn only 1.2"
+    assert found(check)["inversion"] == "length_bonus pays 2.0 to a wrong answer; a right answer may earn only 1.2"
     assert check.findings[0].remedy.endswith("length_bonus must add less than 1.2")
 
 
@@ -111,7 +123,7 @@ def test_a_form_that_pays_as_much_as_an_answer_without_it_is_an_inversion() -> N
         return float("<think>" in completion[-1]["content"])
 
     check = check_inversion(prober(sums(Rubric([anywhere, boxed]))), [])
-    assert found(check)["inversion"] == "boxed pays 1 to a wrong answer; a right answer may earn only 1"
+    assert found(check)["inversion"] == "boxed pays 1.0 to a wrong answer; a right answer may earn only 1.0"
 
 
 def test_a_penalty_that_a_right_answer_can_get() -> None:
@@ -120,7 +132,7 @@ def test_a_penalty_that_a_right_answer_can_get() -> None:
 
     check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))), [])
     title = found(check)["inversion"]
-    assert title == "penalty takes 1.5 from a right answer, which then earns -0.5; a wrong one earns 0"
+    assert title == "penalty takes 1.5 from a right answer, which then earns -0.5; a wrong one earns 0.0"
 
 
 def test_declared_ranges_count_as_reachable_together() -> None:
@@ -137,7 +149,7 @@ def test_declared_ranges_count_as_reachable_together() -> None:
     check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))), [])
     assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["worst_right"]["reward"] == 0.6
     assert found(check)["inversion"] == (
-        "style pays 1 to a wrong answer; a right answer may earn only 0.6 (by the declared ranges)"
+        "style pays 1.0 to a wrong answer; a right answer may earn only 0.6 (by the declared ranges)"
     )
 
 
@@ -158,7 +170,7 @@ def test_what_is_declared_is_added_to_what_was_found_in_one_text() -> None:
 def test_a_wrong_maximum_just_below_a_right_answer_is_no_inversion() -> None:
     ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0)))}
     check = check_inversion(prober(sums(Rubric([right], ranges=ranges))), [])
-    assert check.findings == () and "earns less than 1 (declared)" in check.summary
+    assert check.findings == () and "earns less than 1.0 (declared)" in check.summary
     ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, 1.0))}
     assert "inversion" in found(check_inversion(prober(sums(Rubric([right], ranges=ranges))), []))
 
@@ -195,7 +207,7 @@ def test_turns_that_are_paid_saturate() -> None:
     env = Paid(rubric=Rubric([right, turns], [1.0, 0.5]), dataset=rows, parser=TAGS, max_turns=4, id="paid")
     check = check_inversion(prober(env), [])
     # The last of four turns is wrong; a right answer at once has one turn.
-    assert found(check)["inversion"] == "turns pays 2 to a wrong answer; a right answer may earn only 1.5"
+    assert found(check)["inversion"] == "turns pays 2.0 to a wrong answer; a right answer may earn only 1.5"
 
 
 def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:

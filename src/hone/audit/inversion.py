@@ -69,11 +69,12 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     right = [probe for probe in fair if probe.correct]
     wrong = [probe for probe in fair if not probe.correct]
     worst = min(_totals(rubric, right, right_answers=True), key=lambda total: (total.reward, total.words), default=None)
-    best = max(_totals(rubric, wrong, right_answers=False), key=_most, default=None)
+    totals = list(_totals(rubric, wrong, right_answers=False))
+    best = max(totals, key=_most, default=None)
     findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *unable]
     varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
     if worst is not None and best is not None and varies and best.reward >= worst.reward:
-        findings.insert(0, _inversion(prober, best, worst))
+        findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
     figures = {
         "components": [_component(rubric, name, right, wrong) for name in rubric.funcs],
         "best_wrong": _as_figures(best),
@@ -198,19 +199,36 @@ def _undeclared(rubric: Rubric) -> list[Finding]:
     ]
 
 
-def _inversion(prober: Prober, best: Total, worst: Total) -> Finding:
+def _plainest(prober: Prober, totals: Sequence[Total], worst: Total) -> Total:
+    """Of the totals that reach the right answer's, the one to tell of: that of a text rather than of declared ranges,
+    and if calls of tools are what pays, one of single calls rather than of many in a message.
+    """
+    reached = [total for total in totals if total.reward >= worst.reward]
+    found = [total for total in reached if not total.declared] or reached
+    best = max(found, key=_most)
+    if not _calls(prober, best):
+        return best
+    single = [total for total in found if max(_calls(prober, total), default=0) == 1]
+    return max(single, key=lambda total: (*_most(total)[:2], -sum(_calls(prober, total))), default=best)
+
+
+def _inversion(prober: Prober, told: Total, best: Total, worst: Total) -> Finding:
+    """`told` is the wrong answer that the finding tells of, `best` the one that earns most."""
     shown: list[Shown] = []
-    if best.probe is not None:
-        shown.append(best.probe.shown(f"less than a right answer, which earns {worst.reward:g}"))
+    if told.probe is not None:
+        shown.append(told.probe.shown(f"less than a right answer, which earns {_amount(worst.reward)}"))
     if worst.probe is not None:
-        shown.append(worst.probe.shown(f"more than a wrong answer, which earns {best.reward:g}"))
-    culprits = _culprits(best, worst)
-    gain = sum(best.parts.get(name, 0.0) for name in culprits)
+        shown.append(worst.probe.shown(f"more than a wrong answer, which earns {_amount(told.reward)}"))
+    culprits = _culprits(told, worst)
+    gain = sum(told.parts.get(name, 0.0) for name in culprits)
     remedy = "let all that a wrong answer can earn stay below what a right one earns for sure"
-    room = worst.reward - (best.reward - gain)
+    room = worst.reward - (told.reward - gain)
     if gain > 0 and room > 0:
-        remedy += f": {_listed(culprits)} must add less than {room:g}{' together' * (len(culprits) > 1)}"
-    title = _inversion_title(prober, best, worst, culprits)
+        remedy += f": {_listed(culprits)} must add less than {_amount(room)}{' together' * (len(culprits) > 1)}"
+    title = _inversion_title(prober, told, worst, culprits)
+    if best.reward > told.reward + _SMALL:
+        calls = sum(_calls(prober, best))
+        title += f"; up to {_amount(best.reward)} " + (f"with {calls} calls" if calls else f"({best.source})")
     return Finding("inversion", Verdict.FAIL, title, remedy, culprits, tuple(shown))
 
 
@@ -226,45 +244,54 @@ def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
 
 
 def _inversion_title(prober: Prober, best: Total, worst: Total, culprits: tuple[str, ...]) -> str:
-    """The sentence that names what pays: "five calls of python (tool_bonus: 5) beat a right answer without any (1)"."""
-    beats = best.reward > worst.reward + _SMALL
-    culprit = _listed(culprits)
+    """The sentence that names what pays: "five calls of look (bonus: 5.0) beat a right answer without any (1.0)"."""
     gain = sum(best.parts.get(name, 0.0) for name in culprits)
     loss = sum(worst.parts.get(name, 0.0) for name in culprits)
+    more = abs(best.reward - gain) > _SMALL
     how = {"declared": " (by the declared ranges)", "partly declared": " (in part by the declared ranges)"}
     by = next((how[total.source] for total in (best, worst) if total.source in how), "")
-    part = f"{culprit}: {gain:g}" + (f" of {best.reward:g}" if abs(best.reward - gain) > _SMALL else "")
-    counts = {} if best.probe is None or best.declared else _calls(prober, best.probe)
-    count = sum(counts.values())
-    if count and gain > 0:
-        tools = f" of {next(iter(counts))}" if len(counts) == 1 else " of tools"
-        without = " without any" if worst.probe is not None and not _calls(prober, worst.probe) else ""
-        verb = ("beat" if count > 1 else "beats") if beats else ("earn as much as" if count > 1 else "earns as much as")
-        words = f"{_number(count)} call{'s' * (count > 1)}{tools}"
-        return f"{words} ({part}) {verb} a right answer{without} ({worst.reward:g}){by}"
+    culprit, least = _listed(culprits), _amount(worst.reward)
+    calls = sum(_calls(prober, best))
+    if calls and gain > 0:
+        part = f"{culprit}: {_amount(gain)}" + (f" of {_amount(best.reward)}" if more else "")
+        without = " without any" if worst.probe is not None and not _calls(prober, worst) else ""
+        beat = "beat" if best.reward > worst.reward + _SMALL else "earn as much as"
+        verb = beat if calls > 1 else beat.replace("beat", "beats").replace("earn", "earns")
+        return f"{_called(best, calls)} ({part}) {verb} a right answer{without} ({least}){by}"
     if gain <= 0 and loss < 0:
         return (
-            f"{culprit} takes {-loss:g} from a right answer, which then earns {worst.reward:g}; a wrong one earns "
-            f"{best.reward:g}{by}"
+            f"{culprit} takes {_amount(-loss)} from a right answer, which then earns {least}; a wrong one earns "
+            f"{_amount(best.reward)}{by}"
         )
-    total = f" ({best.reward:g} in all)" if abs(best.reward - gain) > _SMALL else ""
+    total = f" ({_amount(best.reward)} in all)" if more else ""
     kind = "a wrong answer" if best.answered else "a text without an answer"
     pays = "together pay" if len(culprits) > 1 else "pays"
-    return f"{culprit} {pays} {gain:g} to {kind}{total}; a right answer may earn only {worst.reward:g}{by}"
+    return f"{culprit} {pays} {_amount(gain)} to {kind}{total}; a right answer may earn only {least}{by}"
 
 
-def _calls(prober: Prober, probe: Probe) -> dict[str, int]:
-    """How often each tool is called in a conversation, up to the last turn that is allowed."""
-    completion, env = probe.text.completion, prober.env
-    if isinstance(completion, str) or not isinstance(env, MultiTurnEnv):
-        return {}
-    counts: dict[str, int] = {}
-    turns = [message for message in completion if message.get("role") == "assistant"]
-    for message in turns[: env.max_turns]:
-        for call in calls_of(message):
-            name = arguments_of(call)[0] or "a malformed tool"
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+def _calls(prober: Prober, total: Total) -> list[int]:
+    """How many calls each message of a conversation makes that makes any, up to the last turn that is allowed."""
+    env = prober.env
+    if total.declared or total.probe is None or not isinstance(env, MultiTurnEnv):
+        return []
+    completion = total.probe.text.completion
+    turns = [] if isinstance(completion, str) else [m for m in completion if m.get("role") == "assistant"]
+    return [count for message in turns[: env.max_turns] if (count := len(calls_of(message)))]
+
+
+def _called(total: Total, calls: int) -> str:
+    """`five calls of look_up`, or `of tools` if there are several."""
+    assert total.probe is not None
+    completion = total.probe.text.completion
+    messages = [] if isinstance(completion, str) else completion
+    names = {arguments_of(call)[0] or "a malformed tool" for message in messages for call in calls_of(message)}
+    return f"{_number(calls)} call{'s' * (calls > 1)} of {next(iter(names)) if len(names) == 1 else 'tools'}"
+
+
+def _amount(reward: float) -> str:
+    """A reward with at least one decimal: 5.0, 0.25."""
+    text = f"{reward:.6g}"
+    return text if "." in text or "e" in text or not math.isfinite(reward) else f"{text}.0"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -328,9 +355,9 @@ def _summary(best: Total | None, worst: Total | None, texts: int) -> str:
         return f"of {texts} texts none was {' or '.join(missing)}, so there is nothing to compare"
     if not math.isfinite(best.reward) or not math.isfinite(worst.reward):
         return f"a declared range is infinite: wrong up to {best.reward:g}, right from {worst.reward:g}"
-    alike = best.reward < worst.reward and f"{best.reward:g}" == f"{worst.reward:g}"
-    most = f"less than {best.reward:g}" if alike else f"at most {best.reward:g}"
+    alike = best.reward < worst.reward and _amount(best.reward) == _amount(worst.reward)
+    most = f"less than {_amount(best.reward)}" if alike else f"at most {_amount(best.reward)}"
     return (
-        f"a wrong answer earns {most} ({best.source}), a right one at least {worst.reward:g} "
+        f"a wrong answer earns {most} ({best.source}), a right one at least {_amount(worst.reward)} "
         f"({worst.source}); {texts} texts"
     )
