@@ -7,9 +7,10 @@ import math
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.audit.inversion import check_inversion, contribution
+from hone.audit.inversion import check_inversion
 from hone.audit.probes import Subject
 from hone.audit.report import Check, Verdict
+from hone.audit.totals import contribution
 from hone.audit.trajectories import call_message, made_up, terse_text, wrong_text
 from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of, load_environment
 from hone.errors import UserError

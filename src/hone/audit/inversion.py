@@ -7,13 +7,11 @@ rubric declares for its components, taken as reachable together, and from texts 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from hone.audit.playing import Script
 from hone.audit.probes import Probe, Prober
 from hone.audit.report import Check, Finding, Shown, Verdict
+from hone.audit.totals import Total, as_figures, component_line, most_telling, totals_of, words_of
 from hone.audit.trajectories import inversion_texts
 from hone.environments import MultiTurnEnv, Range, Rubric, arguments_of, calls_of
 from hone.errors import UserError
@@ -26,38 +24,6 @@ MOST_WORDS = 2_000
 _SMALL = 1e-9
 
 
-@dataclass(frozen=True)
-class Total:
-    """The reward of a right or a wrong answer: what each component contributes, and the text that earned it.
-
-    `declared`: the components whose part follows from their declared range; `probe` is the text for the others, None
-    if all are declared.
-    """
-
-    parts: dict[str, float]
-    probe: Probe | None
-    declared: frozenset[str] = field(default_factory=frozenset)
-
-    @property
-    def reward(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def source(self) -> str:
-        if not self.declared:
-            return "found"
-        return "declared" if self.probe is None else "partly declared"
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is an answer, right or wrong."""
-        return self.probe is None or self.probe.score.outcome in (Outcome.CORRECT, Outcome.WRONG)
-
-    @property
-    def words(self) -> int:
-        return 0 if self.probe is None else _words(self.probe)
-
-
 def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Compares the best wrong answer with the worst right one. `probes` are the texts that were graded so far; those
     that try what is paid beside the answer are added here.
@@ -65,20 +31,22 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     tried, unable = _tried(prober)
     graded = [probe for probe in (*probes, *tried) if not probe.failed]
     rubric = prober.env.rubric
-    fair = [probe for probe in graded if _words(probe) <= MOST_WORDS]
+    fair = [probe for probe in graded if words_of(probe) <= MOST_WORDS]
     right = [probe for probe in fair if probe.correct]
     wrong = [probe for probe in fair if not probe.correct]
-    worst = min(_totals(rubric, right, right_answers=True), key=lambda total: (total.reward, total.words), default=None)
-    totals = list(_totals(rubric, wrong, right_answers=False))
-    best = max(totals, key=_most, default=None)
+    worst = min(
+        totals_of(rubric, right, right_answers=True), key=lambda total: (total.reward, total.words), default=None
+    )
+    totals = list(totals_of(rubric, wrong, right_answers=False))
+    best = max(totals, key=most_telling, default=None)
     findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *unable]
     varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
     if worst is not None and best is not None and varies and best.reward >= worst.reward:
         findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
     figures = {
-        "components": [_component(rubric, name, right, wrong) for name in rubric.funcs],
-        "best_wrong": _as_figures(best),
-        "worst_right": _as_figures(worst),
+        "components": [component_line(rubric, name, right, wrong) for name in rubric.funcs],
+        "best_wrong": as_figures(best),
+        "worst_right": as_figures(worst),
         "texts": len(graded),
     }
     return Check("inversion", _summary(best, worst, len(graded)), tuple(findings), figures)
@@ -96,54 +64,6 @@ def _tried(prober: Prober) -> tuple[list[Probe], list[Finding]]:
         note = Finding("not-played", Verdict.NOTE, f"no conversation was played: {error}", remedy)
         return [], [note]
     return prober.grade(inversion_texts(env, subjects)), []
-
-
-def _words(probe: Probe) -> int:
-    return sum(len(text.split()) for text in _said(probe.text.completion))
-
-
-def _said(completion: Script) -> list[str]:
-    if isinstance(completion, str):
-        return [completion]
-    return [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
-
-
-def _most(total: Total) -> tuple[float, bool, int]:
-    """Orders totals of wrong answers: of those that earn the same, the one that says most in the fewest words."""
-    return total.reward, total.answered, -total.words
-
-
-def contribution(weight: float, values: tuple[float, float]) -> tuple[float, float]:
-    """What a component of this range adds to the reward, the least first. A negative weight swaps the ends."""
-    if weight == 0:
-        return 0.0, 0.0
-    low, high = sorted(weight * value for value in values)
-    return low, high
-
-
-def _totals(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Rewards of right answers (the least that each can be) or of wrong ones (the most).
-
-    Those of the texts as they are; and those of the declared ranges, each with what the components without one got
-    in one text.
-    """
-    end = 0 if right_answers else 1
-    declared = {
-        name: contribution(rubric.weights[name], given.right if right_answers else given.wrong)[end]
-        for name, given in rubric.ranges.items()
-    }
-    if declared.keys() == rubric.funcs.keys():
-        yield Total(declared, None, frozenset(declared))
-    elif declared:
-        for probe in probes:
-            if right_answers or probe.score.outcome is Outcome.WRONG:
-                yield Total(_parts(probe) | declared, probe, frozenset(declared))
-    for probe in probes:
-        yield Total(_parts(probe), probe)
-
-
-def _parts(probe: Probe) -> dict[str, float]:
-    return {name: probe.score.weights[name] * value for name, value in probe.score.components.items()}
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
@@ -205,11 +125,11 @@ def _plainest(prober: Prober, totals: Sequence[Total], worst: Total) -> Total:
     """
     reached = [total for total in totals if total.reward >= worst.reward]
     found = [total for total in reached if not total.declared] or reached
-    best = max(found, key=_most)
+    best = max(found, key=most_telling)
     if not _calls(prober, best):
         return best
     single = [total for total in found if max(_calls(prober, total), default=0) == 1]
-    return max(single, key=lambda total: (*_most(total)[:2], -sum(_calls(prober, total))), default=best)
+    return max(single, key=lambda total: (*most_telling(total)[:2], -sum(_calls(prober, total))), default=best)
 
 
 def _inversion(prober: Prober, told: Total, best: Total, worst: Total) -> Finding:
@@ -303,50 +223,6 @@ def _listed(names: Sequence[str]) -> str:
 def _number(count: int) -> str:
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
     return words[count] if count < len(words) else str(count)
-
-
-def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequence[Probe]) -> dict[str, Any]:
-    """The line of the table about a component."""
-    line: dict[str, Any] = {"name": name, "weight": rubric.weights[name], "decides": name == rubric.correctness}
-    for kind, probes in (("right", right), ("wrong", wrong)):
-        declared, values = rubric.ranges.get(name), _found(name, probes)
-        if declared is not None:
-            low, high = getattr(declared, kind)
-        elif values:
-            low, high = values[0].score.components[name], values[-1].score.components[name]
-        else:
-            line[kind] = None
-            continue
-        least, most = contribution(rubric.weights[name], (low, high))
-        line[kind] = {
-            "low": low,
-            "high": high,
-            "source": "declared" if declared is not None else "found",
-            "adds": [least, most],
-            "shown": [_brief(values[0]), _brief(values[-1])] if values else [],
-        }
-    return line
-
-
-def _found(name: str, probes: Sequence[Probe]) -> list[Probe]:
-    """The texts for which a component said something, by what it said."""
-    with_value = [probe for probe in probes if name in probe.score.components]
-    return sorted(with_value, key=lambda probe: probe.score.components[name])
-
-
-def _brief(probe: Probe) -> str:
-    return f"{probe.name} (example {probe.text.subject.example.id})"
-
-
-def _as_figures(total: Total | None) -> dict[str, Any] | None:
-    if total is None:
-        return None
-    return {
-        "reward": total.reward,
-        "parts": total.parts,
-        "source": total.source,
-        "shown": _brief(total.probe) if total.probe is not None else None,
-    }
 
 
 def _summary(best: Total | None, worst: Total | None, texts: int) -> str:
