@@ -24,6 +24,9 @@ class BaseConfig(pydantic_config.BaseConfig):
     positional: ClassVar[str | tuple[str, ...] | None] = None
     """Field that the first bare word of the command line sets (`hone eval ENV`), or fields, one for each."""
 
+    bare: ClassVar[str | None] = None
+    """Field of a section that a bare value after its flag sets: with `id`, `--env countdown` is `--env.id countdown`."""
+
     @classmethod
     def words(cls) -> tuple[str, ...]:
         """The fields that bare words set, in order."""

@@ -51,6 +51,8 @@ def _groups(cls: type[BaseModel], prefix: Path = (), heading: str = "", default:
             rows.append((flag(path) + (".*" if isinstance(inner, type) and issubclass(inner, BaseModel) else ""), text))
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
             bare = f" [bare {flag(path)}: on with defaults]" if optional and value is None else ""
+            if named := getattr(inner, "bare", None):
+                bare += f" [{flag(path)} {named.upper()}: that {dotted((*path, named))}]"
             below.append(_groups(inner, path, f"{dotted(path)}: {text}{bare}", value))
         else:
             shorts = [f"-{alias}, " for alias in names_of(name, field) if len(alias) == 1]

@@ -1,13 +1,15 @@
-"""`hone replay | verify | diff`: re-executing and comparing recorded runs."""
+"""`hone replay | verify | diff | regrade`: re-executing, comparing and re-scoring recorded runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig
+from hone.config.shared import GradingConfig
+from hone.errors import UserError
 
 
 class ReplayConfig(BaseConfig):
@@ -58,3 +60,83 @@ class DiffConfig(BaseConfig):
     """A run's directory, or its id if it lies under `outputs`; also the first word of the command line."""
     b: str
     """The same of another run; also the second word of the command line."""
+
+
+def _span(text: str | None) -> str | None:
+    """`text` if it is a span of steps: `A:B`, `A:` or `:B`."""
+    if text is not None:
+        first, colon, last = text.partition(":")
+        if not colon or not all(not end or end.isdecimal() for end in (first, last)):
+            raise UserError(f"{text!r} is no span of steps: write 60:80 for the steps 60 to 79, 60: or :80")
+        if first and last and int(first) >= int(last):
+            raise UserError(f"{text!r} holds no step: write 60:80 for the steps 60 to 79")
+    return text
+
+
+Span = Annotated[str | None, AfterValidator(_span)]
+"""Steps A to B - 1, as `A:B`; either end may be left out."""
+
+
+class GraderConfig(BaseConfig):
+    """A task, for what it grades with."""
+
+    bare: ClassVar[str | None] = "id"
+
+    id: str | None = None
+    """Its module's name, with dashes; by default the task of the run, whose arguments `args` then override."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of its `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
+    template: dict[str, Any] | None = None
+    """How `answer` and `info`, as the task reads them, are made of what the run recorded: `answer = "{info.target}"`."""
+
+
+class JsonConfig(BaseConfig):
+    """The result as JSON."""
+
+    bare: ClassVar[str | None] = "file"
+
+    file: Path | None = None
+    """Written into this file; without it printed, in place of the page."""
+
+
+class RegradeConfig(BaseConfig):
+    """Grade what a run recorded with another grader, and see whether the model changed or what was made of its answers.
+
+    Needs neither model nor GPU. Nothing is written into the run, and it may still be at work.
+    """
+
+    positional: ClassVar[str | None] = "run"
+
+    run: str = "outputs"
+    """Directory of a run of `hone rl`, or its id if it lies under `outputs`; also the first word of the command line."""
+    env: GraderConfig = GraderConfig()
+    """The task that grades."""
+    steps: Span = None
+    """Only these steps: `60:80` is 60 to 79."""
+    every: int = Field(default=1, ge=1)
+    """Of the steps, one in so many."""
+    max_rollouts: int | None = Field(default=None, ge=1)
+    """At most so many completions: whole steps, spread evenly."""
+    from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
+    """The change is measured from these steps on; by default from the tenth of the run that was paid best."""
+    to: Span = None
+    """To these steps; by default to the last tenth."""
+    check: int = Field(default=256, ge=0)
+    """So many completions are also graded by the run's own task, which should give what was recorded; 0 checks none."""
+    grading: GradingConfig = GradingConfig()
+    """How reward functions are run."""
+    limit_text: int = Field(default=400, ge=1)
+    """Most characters of a completion that are shown."""
+    as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
+    """The result as JSON: `--json` prints it, `--json FILE` writes it."""
+    html: Path | None = None
+    """Write a page with both curves into this file."""
+    output: Path | None = None
+    """Write the new scores into this Parquet file, a row for each completion."""
+
+    @model_validator(mode="after")
+    def _check_spans(self) -> RegradeConfig:
+        if (self.from_ is None) != (self.to is None):
+            given, lacking = ("from", "to") if self.to is None else ("to", "from")
+            raise UserError(f"--{given} {self.from_ or self.to} needs its counterpart: say --{lacking} A:B as well")
+        return self

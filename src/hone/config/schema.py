@@ -41,6 +41,11 @@ class Key:
         return self.type if isinstance(self.type, type) and issubclass(self.type, BaseModel) else None
 
     @property
+    def bare(self) -> str | None:
+        """The field that a bare value for this section sets, if it has one."""
+        return getattr(self.section, "bare", None)
+
+    @property
     def is_dict(self) -> bool:
         return is_dict(self.type)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -186,6 +186,8 @@ class SamplingConfig(BaseConfig):
 
 class EnvConfig(BaseConfig):
     """Which task."""
+
+    bare: ClassVar[str | None] = "id"
 
     id: str = "reverse-text"
     """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""

@@ -8,6 +8,7 @@ replace the first, cannot take `--ckpt.interval=2` or a tuple, and suggests no n
     --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
     --trainer.optim.lr 1e-6         or `=1e-6`; dashes and underscores alike
     --ckpt, --no-ckpt               an optional section on with its defaults, off
+    --env countdown                 a section that is known by one of its keys: `--env.id countdown`
     --save, --no-save               booleans; `--save false` too
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
@@ -123,6 +124,8 @@ class _Reader:
                 raise UserError(self._unknown_key((*prefix, name), file))
             if isinstance(value, bool) and key.type in (int, float):
                 raise UserError(f"{dotted(key.path)} is {str(value).lower()} ({file}), but should be a number")
+            if key.bare is not None and isinstance(value, str) and value != "None":
+                value = {key.bare: value}
             if key.section and isinstance(value, dict):
                 value = self._checked(value, key.path, file, origins)
             result[key.path[-1]] = value
@@ -168,6 +171,8 @@ class _Reader:
                 if value is None:
                     self.tokens.popleft()
                 return None
+            if key.bare is not None and (value is not None or following is not None):
+                return {key.bare: self.tokens.popleft() if value is None else value}
             if value is not None or not key.optional:
                 example = flag((*key.path, next(iter(key.section.model_fields))))
                 raise UserError(
