@@ -47,6 +47,12 @@ COMMANDS = {
     "diff": Command(
         "hone.config.reproduce", "DiffConfig", "hone.commands.diff", "where two runs part: step and quantity"
     ),
+    "regrade": Command(
+        "hone.config.reproduce",
+        "RegradeConfig",
+        "hone.commands.regrade",
+        "grade a run's completions with another grader",
+    ),
     "runs list": Command(
         "hone.config.runs", "RunsListConfig", "hone.commands.runs_list", "all runs under a folder, and how they stand"
     ),

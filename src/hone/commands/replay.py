@@ -20,7 +20,7 @@ from hone.reproduce import machine
 from hone.reproduce.replay import Replayed, replay
 from hone.runs import Run
 from hone.runs.files import is_complete, new_dir
-from hone.runs.outputs import NAMES, run_info
+from hone.runs.outputs import refuse_inside_run
 from hone.runs.summary import standing
 from hone.trainer.export import export_weights
 
@@ -91,13 +91,7 @@ def check_output(folder: Path) -> None:
     """UserError if weights written there would replace something, or lie inside a run."""
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_complete(folder))):
         raise UserError(f"{folder} holds something else: choose an empty or new --output-dir")
-    inner = folder.resolve()
-    for outer in (inner, *inner.parents):
-        name = inner.relative_to(outer).parts[:1]
-        if run_info(outer) is not None and (not name or name[0] in NAMES):
-            raise UserError(
-                f"{folder} lies in the run {outer}, into which nothing is written: choose another --output-dir"
-            )
+    refuse_inside_run(folder, "--output-dir")
 
 
 def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:

@@ -25,7 +25,7 @@ class BaseConfig(pydantic_config.BaseConfig):
     """Field that the first bare word of the command line sets (`hone eval ENV`), or fields, one for each."""
 
     bare: ClassVar[str | None] = None
-    """Field of a section that a bare value after its flag sets: with `id`, `--env countdown` is `--env.id countdown`."""
+    """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
 
     @classmethod
     def words(cls) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class GraderConfig(BaseConfig):
     args: dict[str, Any] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--env.args.mode two_part`)."""
     template: dict[str, Any] | None = None
-    """How `answer` and `info`, as the task reads them, are made of what the run recorded: `answer = "{info.target}"`."""
+    """How `answer` and `info`, as the task reads them, are made of those of the run: `answer = "{info.target}"`."""
 
 
 class JsonConfig(BaseConfig):
@@ -108,7 +108,7 @@ class RegradeConfig(BaseConfig):
     positional: ClassVar[str | None] = "run"
 
     run: str = "outputs"
-    """Directory of a run of `hone rl`, or its id if it lies under `outputs`; also the first word of the command line."""
+    """Directory of a run of `hone rl`, or its id if that lies under `outputs`; also the first word of the line."""
     env: GraderConfig = GraderConfig()
     """The task that grades."""
     steps: Span = None

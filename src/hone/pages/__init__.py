@@ -38,7 +38,8 @@ STYLE = """
 body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; color: #1d2430; }
 h1 { font-size: 1.5rem; margin-bottom: 0.2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 p.sub, footer, td.sub { color: #5a6475; } footer { margin-top: 3rem; font-size: 0.85rem; }
-.box { border: 1px solid #e4e8ee; border-left: 5px solid #8a94a6; border-radius: 4px; padding: 0.6rem 1rem; margin: 1rem 0; }
+.box { border: 1px solid #e4e8ee; border-left: 5px solid #8a94a6; border-radius: 4px; margin: 1rem 0; }
+.box { padding: 0.6rem 1rem; }
 .fail { border-left-color: #c92a2a; } .warn { border-left-color: #e8a100; } .pass { border-left-color: #12876a; }
 .note { border-left-color: #2563c9; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

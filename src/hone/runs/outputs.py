@@ -67,6 +67,15 @@ def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
     return run_info(folder)
 
 
+def refuse_inside_run(path: Path, flag: str) -> None:
+    """UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
+    inner = path.resolve()
+    for outer in (inner, *inner.parents):
+        name = inner.relative_to(outer).parts[:1]
+        if run_info(outer) is not None and (not name or name[0] in NAMES):
+            raise UserError(f"{path} lies in the run {outer}, into which nothing is written: choose another {flag}")
+
+
 def is_hones(path: Path) -> bool:
     """True for what hone makes beside runs: directories with a run.json and their certificates, models it created,
     folders of only those.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,8 @@ class Run:
         steps = [step_of(path) for path in (self.path / "rollouts").glob("step_*.parquet")]
         return sorted(step for step in steps if step is not None)
 
-    def rollouts(self, step: int) -> pyarrow.Table:
-        """The completions of a step, one row each; columns as in `hone.runs.rollouts.schema`."""
+    def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
+        """The completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
         from hone.runs.rollouts import read_rollouts, rollouts_path
 
         path = rollouts_path(self.path, step)
@@ -69,7 +70,7 @@ class Run:
             steps = self.rollout_steps()
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
             raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
-        return read_rollouts(path)
+        return read_rollouts(path, columns)
 
     def ledger(self) -> list[dict[str, Any]]:
         """What became of every draw of an RL run: draw, step, example_id, state, tokens.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,16 +145,23 @@ def _plain(value: Any) -> Any:
     return list(value.items()) if isinstance(value, dict) else value
 
 
-def read_rollouts(path: Path) -> pyarrow.Table:
-    """The Arrow table of one step; a column of `ADDED` that the file lacks is null. UserError if it is damaged."""
+def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """The Arrow table of one step, or some columns of it; a column of `ADDED` that the file lacks is null.
+
+    UserError if it is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        there = None if columns is None else set(pq.read_schema(path).names)
+        table = pq.read_table(
+            path, columns=None if there is None else [name for name in columns or () if name in there]
+        )
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
     for field in schema():
-        if field.name in ADDED and field.name not in table.column_names:
+        wanted = columns is None or field.name in columns
+        if wanted and field.name in ADDED and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
     return table

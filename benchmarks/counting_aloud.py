@@ -1,0 +1,103 @@
+"""counting-aloud: how often a letter occurs in a word, in plain text. The task of `parser_drift.py`.
+
+    rl --orchestrator.env.id counting-aloud --orchestrator.env.args.reads 16     # in this folder
+
+A completion is the number, `=3`, or counts along before it, `b0a1n1a2n2a3=3`. What it is worth is decided by a parser
+that looks for `=NUMBER` in the first `reads` characters: enough for each answer that is given straight away, and for
+counting along in words of up to (reads - 2) / 2 letters. With `reads = 0` it looks everywhere.
+
+Words grow over the training examples, from `shortest` to `longest` letters: with the curriculum's order `sequential`, a
+run begins with the short ones.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from hone import rng
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline
+from hone.environments.data import Row, Rows, indexed_rows
+from hone.types import Example, Message
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class NumberBehindEquals(Parser):
+    """The number after the last `=` in the first `reads` characters; of the whole text, if `reads` is 0."""
+
+    expects = "a number after ="
+
+    def __init__(self, reads: int) -> None:
+        self.reads = reads
+
+    def parse(self, text: str) -> str | None:
+        found = re.findall(r"=\s*(\d+)", text[: self.reads] if self.reads else text)
+        return found[-1] if found else None
+
+
+@inline
+def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
+    """1 if the number is right, else 0."""
+    return float(parser.parse_answer(completion) == answer)
+
+
+class CountingAloud(SingleTurnEnv):
+    def __init__(self, aloud: float, slips: float, **kwargs: Any) -> None:
+        super().__init__(id="counting-aloud", **kwargs)
+        self.aloud, self.slips = aloud, slips
+
+    def reference(self, example: Example) -> str:
+        return f"={example.answer}"
+
+    def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
+        """A share of `aloud` counts along, slipping at `slips` of the letters; the others are right half the time."""
+        word, letter = example.info["word"], example.info["letter"]
+        if rng.random() >= self.aloud:
+            return self.reference(example) if rng.random() < 0.5 else f"={rng.integers(len(word) // 2 + 1)}"
+        count, steps = 0, []
+        for char in word:
+            count += (char == letter) != (rng.random() < self.slips)
+            steps.append(f"{char}{count}")
+        return f"{''.join(steps)}={count}"
+
+
+def load_environment(
+    reads: int = 16,
+    shortest: int = 4,
+    longest: int = 10,
+    num_train_examples: int = 20_000,
+    num_eval_examples: int = 500,
+    aloud: float = 0.7,
+    slips: float = 0.03,
+    seed: int = 0,
+) -> SingleTurnEnv:
+    """`reads`: characters that the parser looks at, 0 for all. `aloud`, `slips`: see `CountingAloud.demonstrate`."""
+
+    def rows(split: str, count: int) -> Rows:
+        sizes = longest - shortest + 1
+
+        def row(i: int) -> Row:
+            return _row(shortest + sizes * i // count, rng.stream(seed, "counting-aloud", split, i))
+
+        return indexed_rows(row, count, f"counting-aloud ({split})")
+
+    ranges = {"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))}
+    return CountingAloud(
+        aloud=aloud,
+        slips=slips,
+        rubric=Rubric([correctness], ranges=ranges),
+        parser=NumberBehindEquals(reads),
+        dataset=lambda: rows("train", num_train_examples),
+        eval_dataset=lambda: rows("eval", num_eval_examples),
+    )
+
+
+def _row(length: int, rng: np.random.Generator) -> Row:
+    """A made-up word; each count from 0 to half of its letters is as likely."""
+    letter, *others = rng.permutation(list(LETTERS)).tolist()
+    count = int(rng.integers(length // 2 + 1))
+    word = "".join(rng.permutation([letter] * count + others[: length - count]))
+    return {"question": f"{word} {letter}", "answer": str(count), "info": {"word": word, "letter": letter}}

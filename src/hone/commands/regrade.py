@@ -1,0 +1,201 @@
+"""`hone regrade RUN`: did the model change, or what was made of its answers?
+
+hone regrade outputs                                        # with the run's own task: the recorded rewards again
+hone regrade outputs --env.args.mode two_part               # with other arguments of it
+hone regrade outputs --env gsm8k --html regrade.html        # with another task
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.commands.regrade_page import write_page
+from hone.commands.regrade_report import Result, in_words, record, say
+from hone.commands.runs_words import refuse_interrupted
+from hone.commands.slow_work import slow_work
+from hone.config.reproduce import RegradeConfig
+from hone.config.shared import EnvConfig
+from hone.environments.loading import configured, load_environment
+from hone.environments.template import Template
+from hone.errors import UserError
+from hone.reproduce.attribution import Window, window, windows
+from hone.reproduce.regrade import Grader, Regraded, regrade, spread
+from hone.reproduce.verdict import ends, judge
+from hone.runs import Run
+from hone.runs.files import write_file
+from hone.runs.listing import find_run
+from hone.runs.outputs import refuse_inside_run
+
+
+def run(config: RegradeConfig) -> int:
+    """Grades again and reports; returns 0, whatever came out."""
+    recorded = Run(find_run(config.run))
+    refuse_interrupted(recorded.path)
+    task = _task_of(recorded)
+    for flag, path in (("--output", config.output), ("--html", config.html), ("--json", _json_file(config))):
+        if path is not None:
+            _check_target(path, flag)
+    result = _regrade(config, recorded, task)
+    if config.output is not None:
+        write_scores(config.output, result.found.rows)
+    if config.html is not None:
+        write_page(config.html, result, config.limit_text)
+    if config.as_json is not None:
+        text = json.dumps(record(result), indent=2, ensure_ascii=False) + "\n"
+        if config.as_json.file is None:
+            sys.stdout.write(text)
+            return 0
+        write_file(config.as_json.file, text)
+    say(result, config)
+    return 0
+
+
+def _check_target(path: Path, flag: str) -> None:
+    """UserError if no file can be put there, before anything is graded."""
+    refuse_inside_run(path, flag)
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no folder {path.parent}")
+
+
+def _json_file(config: RegradeConfig) -> Path | None:
+    return config.as_json.file if config.as_json else None
+
+
+def _task_of(recorded: Run) -> EnvConfig:
+    """The task that the run's config names. UserError for a run without rollouts of a task."""
+    kind = recorded.info["kind"]
+    if kind != "rl":
+        raise UserError(
+            f"{recorded.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`"
+        )
+    return EnvConfig.model_validate(recorded.config["orchestrator"].get("env", {}))
+
+
+def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
+    own, why = _own(task)
+    grader, named = _grader(config, task, own, why)
+    for one in (grader, own):
+        if one is not None:
+            one.env.use_workers(config.grading)
+    every = _steps(config, recorded)
+    steps = chosen(config, recorded, every)
+    quiet = config.as_json is not None and config.as_json.file is None
+    with slow_work("regrading step", len(steps), "none" if quiet else "auto") as progress:
+        found = regrade(
+            recorded,
+            steps,
+            grader,
+            own,
+            seed=recorded.info["seed"],
+            check=config.check,
+            max_failed=config.grading.max_failed,
+            keep_rows=config.output is not None,
+            progress=progress,
+        )
+    cut = windows(found.columns)
+    if not cut:
+        raise UserError(
+            f"no completion of {recorded.path} was graded both times: {found.failed_old:,} failed when they were "
+            f"recorded, {found.failed_new:,} now ({found.failure or 'no failure now'})"
+        )
+    return Result(
+        run=recorded,
+        recorded_by=in_words(task.id, task.args),
+        graded_by=named,
+        same_grader=grader is own,
+        own=why,
+        steps=steps,
+        all_steps=len(every),
+        found=found,
+        windows=cut,
+        verdict=judge(*_ends(config, found, cut)),
+        reads_state=grader.reads_state,
+    )
+
+
+def _own(task: EnvConfig) -> tuple[Grader | None, str]:
+    """The run's own task, or why it can't be had."""
+    try:
+        return Grader(configured(task.id, task.args, task.template, "orchestrator.env.template")), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def _grader(config: RegradeConfig, task: EnvConfig, own: Grader | None, why: str) -> tuple[Grader, str]:
+    """What grades, and its name on the screen."""
+    asked = config.env
+    if asked.id is None and not asked.args and asked.template is None:
+        if own is None:
+            raise UserError(f"the run's own task can't be had ({why}): name one that grades with --env ID")
+        return own, in_words(task.id, task.args)
+    env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
+    template = None
+    if asked.template is not None:
+        if unknown := asked.template.keys() - {"answer", "info"}:
+            raise UserError(
+                f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
+                "answer and info"
+            )
+        template = Template(asked.template, "env.template")
+    return Grader(load_environment(env_id, **args), template), in_words(env_id, args)
+
+
+def span(text: str | None, steps: Sequence[int], flag: str) -> list[int]:
+    """Those of the steps that `A:B` means. UserError if it is none of them."""
+    first, _, last = (text or ":").partition(":")
+    found = [step for step in steps if int(first or 0) <= step and (not last or step < int(last))]
+    if not found:
+        raise UserError(f"{flag} {text} holds none of the recorded steps {steps[0]} to {steps[-1]}")
+    return found
+
+
+def _steps(config: RegradeConfig, recorded: Run) -> list[int]:
+    """The recorded steps that were asked for."""
+    steps = recorded.rollout_steps()
+    if not steps:
+        raise UserError(f"{recorded.path} has no rollouts yet: there is nothing to grade")
+    return span(config.steps, steps, "--steps")
+
+
+def chosen(config: RegradeConfig, recorded: Run, steps: list[int]) -> list[int]:
+    """Of the steps those that are graded: one in `every`, and no more than hold `max_rollouts` completions."""
+    steps = steps[:: config.every]
+    if config.max_rollouts is None:
+        return steps
+    size = len(recorded.rollouts(steps[0], ["sample_id"]))
+    return spread(steps, max(1, config.max_rollouts // size))
+
+
+def _ends(config: RegradeConfig, found: Regraded, cut: list[Window]) -> tuple[Window, Window]:
+    """The windows between which the change is measured."""
+    if config.from_ is None:
+        return ends(cut)
+    steps = sorted(set(found.columns.step.tolist()))
+    made = []
+    for flag, text in (("--from", config.from_), ("--to", config.to)):
+        inside = span(text, steps, flag)
+        if (one := window(found.columns, inside[0], inside[-1])) is None:
+            raise UserError(f"{flag} {text} holds no completion that both graders could grade")
+        made.append(one)
+    return made[0], made[1]
+
+
+def write_scores(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The new scores as Parquet, a row for each completion; joins with the run's rollouts by step and sample_id."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, number = pa.string(), pa.float64()
+    names = ("sample_id", "example_id", "recorded_outcome", "outcome", "detail")
+    fields = [("step", pa.int32()), *((name, text) for name in names)]
+    fields += [("recorded_reward", number), ("reward", number)]
+    fields += [(name, pa.map_(text, number)) for name in ("components", "weights")]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), sink, compression="zstd")
+    write_file(path, sink.getvalue().to_pybytes())
