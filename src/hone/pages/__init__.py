@@ -112,7 +112,9 @@ def svg(drawn: Figure) -> Markup:
     """The figure as inline SVG. The same figure gives the same text: no date, fixed ids, letters as outlines."""
     out = io.StringIO()
     drawn.savefig(out, format="svg", metadata={"Date": None})
-    return Markup(re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL))
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    return Markup(re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL))
 
 
 @cache

@@ -1,10 +1,8 @@
-"""counting-aloud: how often a letter occurs in a word, in plain text. The task of `parser_drift.py`.
+"""counting-aloud: how often a letter occurs in a word, in plain text. The task of `benchmarks/parser_drift.py`.
 
-    rl --orchestrator.env.id counting-aloud --orchestrator.env.args.reads 16     # in this folder
-
-A completion is the number, `=3`, or counts along before it, `b0a1n1a2n2a3=3`. What it is worth is decided by a parser
-that looks for `=NUMBER` in the first `reads` characters: enough for each answer that is given straight away, and for
-counting along in words of up to (reads - 2) / 2 letters. With `reads = 0` it looks everywhere.
+A completion is the number, `=3`, or counts along before it, `b0a1n1a2n2a3=3`. A parser looks for `=NUMBER` in the first
+`reads` characters. 16 are enough for each answer that is given straight away, and for counting along in words of up to
+seven letters; with `reads = 0` it looks everywhere.
 
 Words grow over the training examples, from `shortest` to `longest` letters: with the curriculum's order `sequential`, a
 run begins with the short ones.
@@ -45,36 +43,32 @@ def correctness(completion: list[Message], answer: str, parser: Parser) -> float
 
 
 class CountingAloud(SingleTurnEnv):
-    def __init__(self, aloud: float, slips: float, **kwargs: Any) -> None:
+    def __init__(self, aloud: float, **kwargs: Any) -> None:
         super().__init__(id="counting-aloud", **kwargs)
-        self.aloud, self.slips = aloud, slips
+        self.aloud = aloud
 
     def reference(self, example: Example) -> str:
         return f"={example.answer}"
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """A share of `aloud` counts along, slipping at `slips` of the letters; the others are right half the time."""
+        """A share of `aloud` counts along, and is right; the others are right half the time."""
         word, letter = example.info["word"], example.info["letter"]
         if rng.random() >= self.aloud:
             return self.reference(example) if rng.random() < 0.5 else f"={rng.integers(len(word) // 2 + 1)}"
-        count, steps = 0, []
-        for char in word:
-            count += (char == letter) != (rng.random() < self.slips)
-            steps.append(f"{char}{count}")
-        return f"{''.join(steps)}={count}"
+        steps = [f"{char}{word[: i + 1].count(letter)}" for i, char in enumerate(word)]
+        return f"{''.join(steps)}={example.answer}"
 
 
 def load_environment(
-    reads: int = 16,
+    reads: int = 0,
     shortest: int = 4,
-    longest: int = 10,
+    longest: int = 9,
     num_train_examples: int = 20_000,
     num_eval_examples: int = 500,
     aloud: float = 0.7,
-    slips: float = 0.03,
     seed: int = 0,
 ) -> SingleTurnEnv:
-    """`reads`: characters that the parser looks at, 0 for all. `aloud`, `slips`: see `CountingAloud.demonstrate`."""
+    """`reads`: characters that the parser looks at, 0 for all. `aloud`: share of demonstrations that count along."""
 
     def rows(split: str, count: int) -> Rows:
         sizes = longest - shortest + 1
@@ -87,7 +81,6 @@ def load_environment(
     ranges = {"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0))}
     return CountingAloud(
         aloud=aloud,
-        slips=slips,
         rubric=Rubric([correctness], ranges=ranges),
         parser=NumberBehindEquals(reads),
         dataset=lambda: rows("train", num_train_examples),

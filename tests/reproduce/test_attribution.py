@@ -1,0 +1,181 @@
+"""The split of a reward, with numbers worked out by hand; windows; which window is compared with which; verdicts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hone.environments import Range, Rubric
+from hone.reproduce.attribution import Columns, Marks, Split, Window, seen, split, window, windows
+from hone.reproduce.verdict import ends, judge
+from hone.types import Outcome, Score
+
+
+def correctness(completion) -> float:
+    return 0.0
+
+
+def format(completion) -> float:
+    return 0.0
+
+
+def similarity(completion) -> float:
+    return 0.0
+
+
+TWO_PART = Rubric([format, correctness], [0.1, 0.9], correctness=correctness)
+SPARSE = Rubric([correctness], [2.0])
+SIMILAR = Rubric([similarity, correctness], [1.0, 0.0], correctness=correctness)
+
+
+def scored(rubric: Rubric, outcome: Outcome = Outcome.WRONG, **components: float) -> Score:
+    reward = sum(rubric.weights[name] * value for name, value in components.items())
+    return Score(math.nan if outcome.is_failure else reward, components, rubric.weights, outcome)
+
+
+def test_marks_are_the_correctness_function_or_all_if_it_has_no_weight() -> None:
+    assert Marks.of(TWO_PART) == Marks(("correctness",), 0.9)
+    assert Marks.of(SIMILAR) == Marks(("similarity", "correctness"), 1.0)
+    ranges = {"similarity": Range(right=(0.0, 5.0), wrong=(0.0, 1.0))}
+    assert Marks.of(Rubric([similarity, correctness], [0.5, 0.0], correctness=correctness, ranges=ranges)).full == 2.5
+
+
+def test_marks_of_a_grader_that_is_gone_are_found_in_what_it_said() -> None:
+    """The correctness function is the one that gave 1 to the correct completions and less to the others."""
+    right = scored(TWO_PART, Outcome.CORRECT, format=1.0, correctness=1.0)
+    wrong = scored(TWO_PART, format=1.0, correctness=0.0)
+    assert Marks.recorded([right, wrong]) == Marks(("correctness",), 0.9)
+    exact = scored(SIMILAR, Outcome.CORRECT, similarity=1.0, correctness=1.0)
+    close = scored(SIMILAR, similarity=1.0, correctness=0.0)
+    assert Marks.recorded([exact, close]) == Marks(("similarity", "correctness"), 1.0)
+    assert Marks.recorded([scored(SPARSE, Outcome.GRADER_ERROR)]) == Marks((), 0)
+
+
+def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:
+    lost = scored(TWO_PART, Outcome.UNPARSABLE, format=0.0, correctness=0.0)
+    paid = scored(TWO_PART, format=1.0, correctness=0.0)
+    both = scored(TWO_PART, Outcome.CORRECT, format=1.0, correctness=1.0)
+    right = scored(SPARSE, Outcome.CORRECT, correctness=1.0)
+    two, sparse = Marks.of(TWO_PART), Marks.of(SPARSE)
+    assert seen(lost, both, two, two) == pytest.approx((0.9, 0.1))
+    assert seen(lost, right, two, sparse) == pytest.approx((0.9, 0.0)), "2.0 is the same full marks as 0.9"
+    assert seen(paid, right, two, sparse) == pytest.approx((0.9, 0.1))
+    assert seen(right, both, sparse, two) == pytest.approx((2.0, 0.0)), "the recorded grader had no format"
+
+
+def test_a_component_that_abstained_is_worth_nothing() -> None:
+    marks = Marks.of(TWO_PART)
+    assert seen(scored(TWO_PART, format=1.0), scored(TWO_PART, correctness=1.0), marks, marks) == (0.9, 0.0)
+
+
+def test_the_split_by_hand() -> None:
+    """Four completions, the third cut off: right for both; right, which the recorded grader lost; nothing; wrong.
+
+    skill 1.8 / 3, truncation 1.8 / 4 - skill, format 0.3 / 4, parser (0 - 1.0) / 4; together 1.1 / 4.
+    """
+    recorded = np.array([1.0, 0.0, 0.0, 0.1])
+    main, extra = np.array([0.9, 0.9, 0.0, 0.0]), np.array([0.1, 0.1, 0.0, 0.1])
+    found = split(recorded, main, extra, np.array([False, False, True, False]))
+    assert found.record() == pytest.approx({"skill": 0.6, "truncation": -0.15, "format": 0.075, "parser": -0.25})
+    assert found.total == pytest.approx(recorded.mean())
+
+
+def test_truncated_completions_that_are_right_cost_nothing() -> None:
+    ones = np.ones(4)
+    found = split(ones, ones, np.zeros(4), np.array([True, False, True, False]))
+    assert found == Split(skill=1.0, truncation=0.0, format=0.0, parser=0.0)
+    assert split(ones, ones / 2, np.zeros(4), np.ones(4, dtype=bool)) == Split(0.5, 0.0, 0.0, 0.5), "none is complete"
+
+
+def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> Columns:
+    """`size` completions of each step; each is worth what the step's numbers say. `truncated`: share of each step."""
+    steps = np.repeat(np.arange(len(recorded)), size)
+    old, new = np.repeat(recorded, size), np.repeat(main, size)
+    cut = np.tile(np.arange(size) < truncated * size, len(recorded))
+    return Columns(steps, old, new, new, 0 * new, old >= 1, new >= 1, cut, np.full(len(steps), 7))
+
+
+def test_a_run_of_200_steps_is_cut_into_ten_windows_of_20() -> None:
+    found = windows(columns([1.0] * 200, [1.0] * 200))
+    assert [one.name for one in found] == [f"{i}-{i + 19}" for i in range(0, 200, 20)]
+    assert [one.count for one in found] == [80] * 10 and found[3].length == 7
+    assert [one.name for one in windows(columns([0.0] * 3, [0.0] * 3))] == ["0", "1", "2"]
+
+
+def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
+    found = window(columns([1.0, math.nan, 0.0], [1.0, 1.0, math.nan]), 0, 2)
+    assert found is not None and (found.count, found.graded, found.recorded, found.split.skill) == (12, 4, 1.0, 1.0)
+    assert window(columns([1.0, math.nan], [1.0, 1.0]), 1, 1) is None
+
+
+def test_shares_of_right_answers() -> None:
+    found = window(columns([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]), 0, 3)
+    assert found is not None and (found.right_both, found.right_old, found.right_new) == (0.25, 0.25, 0.25)
+
+
+def test_a_fall_is_measured_from_the_best_window_and_else_from_the_first() -> None:
+    fell = windows(columns([0.5] * 10 + [0.9] * 10 + [0.2] * 10, [1.0] * 30))
+    assert [one.name for one in ends(fell)] == ["12-14", "27-29"]
+    rose = windows(columns([0.1] * 10 + [0.9] * 20, [1.0] * 30))
+    assert ends(rose) == (rose[0], rose[-1])
+
+
+def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[float, float] = (0, 0)):
+    """(recorded, seen) reward of two windows of two steps each, and the share that was cut off."""
+    made: list[Window] = []
+    for (recorded, main), share in zip((before, after), cut, strict=True):
+        one = window(columns([recorded] * 2, [main] * 2, truncated=share), 0, 1)
+        assert one is not None
+        made.append(one)
+    return judge(*made)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause", "words"),
+    [
+        ((0.9, 0.9), (0.2, 0.9), "parser", "Your parser lost it: the model did not get worse."),
+        ((0.9, 0.9), (0.1, 0.75), "parser", "Your parser lost most of it; the model got a little worse, too."),
+        ((0.8, 0.8), (0.2, 0.95), "parser", "Your parser lost it: the model even got better."),
+        ((0.9, 0.5), (0.5, 0.5), "parser", "The recorded grader had paid for what the other one does not see"),
+        ((0.9, 0.9), (0.2, 0.2), "skill", "The model got worse: both graders say so."),
+        ((0.7, 0.9), (0.2, 0.4), "skill", "The model got worse"),  # a stricter parser, as strict all along
+        ((0.9, 0.9), (0.3, 0.6), "mixed", "Several things together: "),
+        ((0.2, 0.2), (0.9, 0.9), "skill", "The model got better: both graders say so."),
+        ((0.2, 0.2), (0.9, 0.2), "parser", "The recorded grader pays for what the other one does not see"),
+        ((0.1, 0.4), (0.4, 0.4), "parser", "Answers came into a form that the recorded grader reads"),
+        ((0.5, 0.5), (0.5, 0.5), "none", "did not change"),
+        ((0.5, 0.5), (0.5, 0.9), "none", "Its parts moved against each other."),
+    ],
+)
+def test_verdicts(before, after, cause, words) -> None:
+    found = verdict(before, after)
+    assert found.cause == cause and words in found.sentence
+    assert found.change.total == pytest.approx(after[0] - before[0])
+
+
+def test_the_sentence_has_the_numbers() -> None:
+    found = verdict((0.9, 0.9), (0.2, 0.8))
+    assert found.sentence.startswith(
+        "the recorded reward fell by 0.70 from steps 0-1 to 0-1: "
+        "parser -0.60, skill -0.10, truncation 0.00, format 0.00. "
+    )
+    assert found.shares == pytest.approx({"parser": 6 / 7, "skill": 1 / 7, "truncation": 0, "format": 0})
+
+
+def test_truncation_is_a_cause_of_its_own() -> None:
+    """Right as ever where it comes to its end; cut off, it is worth nothing."""
+    cut = np.array([True, True, True, False])
+    before = window(columns([1.0], [1.0]), 0, 0)
+    after = window(
+        Columns(np.zeros(4, int), 1.0 - cut, 1.0 - cut, 1.0 - cut, 0.0 * cut, ~cut, ~cut, cut, 0 * cut), 0, 0
+    )
+    assert before is not None and after is not None
+    found = judge(before, after)
+    assert found.cause == "truncation" and found.change.record() == {
+        "skill": 0.0,
+        "truncation": -0.75,
+        "format": 0.0,
+        "parser": 0.0,
+    }
