@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import tampering
 from refusals import fails
-from run_folders import make_run
+from run_folders import held, make_run
 
 from hone.cli import main
 from hone.runs import Run
@@ -269,14 +269,24 @@ def test_of_a_conversation_the_messages_are_graded_and_a_state_that_is_not_recor
         {"role": "user", "content": "cold, higher"},
         {"role": "assistant", "content": "7"},
     ]
-    facts = {"answer": "7", "completion": json.dumps(turns), "text": "3\n\n7"}
+    facts = {"answer": "7", "completion": json.dumps(turns)}
     parts = {"components": [("correctness", 1.0), ("guesses", 2.0)], "weights": [("correctness", 1.0), ("guesses", 0)]}
-    run = record(folder / "run", [[row(0, i, "", True, **facts, **parts) for i in range(2)]])
+    run = record(folder / "run", [[row(0, i, "3\n\n7", True, **facts, **parts) for i in range(2)]])
     config = (run / "config.toml").read_text().replace('"early"', '"guessing"')
     (run / "config.toml").write_text(config)
     found = regrade(run)
     assert found["check"]["same"] == 2 and found["windows"][0]["regraded"] == 1.0
     assert "reward functions read the state of a conversation, which is not recorded" in capsys.readouterr().out
+
+
+def test_a_run_that_is_at_work_is_regraded_as_far_as_it_is(drifted, capsys):
+    info = json.loads((drifted / "run.json").read_text())
+    (drifted / "run.json").write_text(json.dumps(info | {"status": "running"}))
+    with held(drifted):
+        before = tampering.snapshot(drifted)
+        assert regrade(drifted)["check"]["same"] == 80
+        assert tampering.snapshot(drifted) == before
+    assert "drifted: running" in capsys.readouterr().out
 
 
 def test_what_is_no_run_of_rl_is_refused(folder, sft_run, capsys):

@@ -9,7 +9,7 @@ import pytest
 from hone.config.eval import EvalConfig
 from hone.config.init_model import InitModelConfig
 from hone.config.parse import parse
-from hone.config.reproduce import DiffConfig
+from hone.config.reproduce import DiffConfig, GraderConfig, JsonConfig, RegradeConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
@@ -48,6 +48,22 @@ def test_flags_take_dashes_underscores_and_equals_signs() -> None:
     config = rl("--max-steps", "3", "--output_dir=runs/a", "--trainer.optim.weight-decay", "0.1", "--seq_len=64")
     assert (config.max_steps, config.output_dir, config.seq_len) == (3, Path("runs/a"), 64)
     assert config.trainer.optim.weight_decay == 0.1
+
+
+def test_a_section_may_be_named_by_one_of_its_keys() -> None:
+    def regrade(*argv: str) -> RegradeConfig:
+        return parse(RegradeConfig, list(argv), "hone regrade")
+
+    config = regrade("outputs/a", "--env", "gsm8k", "--env.args.mode", "sparse", "--json", "--every", "2")
+    assert (config.run, config.env.id, config.env.args) == ("outputs/a", "gsm8k", {"mode": "sparse"})
+    assert config.as_json is not None and config.as_json.file is None
+    assert regrade("--json", "a.json").as_json == JsonConfig(file=Path("a.json"))
+    assert regrade().as_json is None and regrade("--env=gsm8k").env.id == "gsm8k"
+    assert regrade("--env.args", '{"mode": "sparse"}').env == GraderConfig(args={"mode": "sparse"})
+    assert regrade("@", write("a.toml", 'env = "gsm8k"'), "--env.args.mode", "sparse").env.id == "gsm8k"
+    assert rl("--orchestrator.env", "countdown").orchestrator.env.id == "countdown"
+    assert refused(RegradeConfig, "--grading", "5").startswith("--grading is a section: set its keys")
+    assert refused(RegradeConfig, "--env").startswith("--env is a section: set its keys, such as --env.id")
 
 
 def test_booleans_and_their_negations() -> None:

@@ -4,6 +4,7 @@
 - `hone verify` executes steps of a copied run again, in another process, and finds them equal; of a run that was
   tampered with it names the file.
 - `hone diff` finds no difference between a run and one that was killed and resumed, and a planted one where it is.
+- `hone regrade` gives the recorded rewards again, if it grades with the run's own task.
 - None of them writes into a run.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import tampering
 import trials
-from recipes import STEPS
+from recipes import PROMPTS, ROLLOUTS, STEPS
 from traps import Call, Trap
 
 
@@ -43,6 +44,9 @@ def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):
         assert hone(log, "replay", run, "--output-dir", tmp_path / "replayed") == 0, log.read_text()
         replayed, last = tmp_path / "replayed" / "model.safetensors", run / "weights" / f"step_{STEPS}"
         assert replayed.read_bytes() == (last / "model.safetensors").read_bytes()
+        assert hone(log, "regrade", run, "--json", tmp_path / "regraded.json") == 0, log.read_text()
+        regraded = json.loads((tmp_path / "regraded.json").read_text())
+        assert regraded["check"]["same"] == regraded["completions"] == STEPS * PROMPTS * ROLLOUTS
     assert tampering.snapshot(run) == before
 
 
