@@ -110,6 +110,16 @@ def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
     )
 
 
+def test_a_run_whose_reward_fell_is_to_be_regraded(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(Path("outputs/a"))
+    for last, told in ((0.6, False), (0.5, True)):
+        rewards = [0.3] * 10 + [0.9] * 10 + [last] * 10
+        write_lines(run / "metrics.jsonl", [{"step": s, "reward/mean": r} for s, r in enumerate(rewards)])
+        assert main(["runs", "show", "outputs/a"]) == 0
+        out = capsys.readouterr().out
+        assert out.endswith("To see where the reward went:\n  hone regrade outputs/a\n") is told
+
+
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     make_run(Path("outputs/a"))
     fails(capsys, main(["runs", "show"]), "outputs is not a run of hone", "(outputs/a)")

@@ -50,7 +50,6 @@ def test_marks_of_a_grader_that_is_gone_are_found_in_what_it_said() -> None:
     exact = scored(SIMILAR, Outcome.CORRECT, similarity=1.0, correctness=1.0)
     close = scored(SIMILAR, similarity=1.0, correctness=0.0)
     assert Marks.recorded([exact, close]) == Marks(("similarity", "correctness"), 1.0)
-    assert Marks.recorded([scored(SPARSE, Outcome.GRADER_ERROR)]) == Marks((), 0)
 
 
 def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:

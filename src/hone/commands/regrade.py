@@ -98,6 +98,9 @@ def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
             keep_rows=config.output is not None,
             progress=progress,
         )
+    for one in (grader, own):
+        if one is not None:
+            one.env.close_workers()
     cut = windows(found.columns)
     if not cut:
         raise UserError(

@@ -41,6 +41,21 @@ def steps(run: Summary) -> str:
 def next_commands(run: Summary) -> list[tuple[str, str]]:
     """What makes sense now, as (what for, command to paste)."""
     quoted = shlex.quote(str(run.path))
+    lost = [("see where the reward went", f"hone regrade {quoted}")] if has_fallen(run) else []
+    return [*_next_commands(run, quoted), *lost]
+
+
+def has_fallen(run: Summary) -> bool:
+    """Whether the last tenth of an RL run was paid less than 60 % of what its best tenth was."""
+    rewards = run.progress.history if run.kind == "rl" else []
+    size = len(rewards) // 10
+    if size < 2:
+        return False
+    means = [sum(rewards[end - size : end]) / size for end in range(len(rewards), size - 1, -size)]
+    return means[0] < 0.6 * max(means)
+
+
+def _next_commands(run: Summary, quoted: str) -> list[tuple[str, str]]:
     if run.status == "running":
         return [("watch it", f"hone runs attach {quoted}"), ("end it", f"hone runs stop {quoted}")]
     if run.kind == "eval":

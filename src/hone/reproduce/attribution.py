@@ -39,7 +39,8 @@ class Marks:
     full: float
 
     def main_part(self, score: Score) -> float:
-        return sum(score.weights[name] * score.components.get(name, 0.0) for name in self.main)
+        """What the main part is worth in a score."""
+        return sum(score.weights.get(name, 0.0) * score.components.get(name, 0.0) for name in self.main)
 
     @classmethod
     def of(cls, rubric: Rubric) -> Marks:
@@ -52,13 +53,15 @@ class Marks:
 
     @classmethod
     def recorded(cls, scores: Sequence[Score]) -> Marks:
-        """Those of a grader that is not to be had: correct are the completions whose correctness function gave 1."""
-        graded = [score for score in scores if not score.outcome.is_failure]
-        weights = graded[0].weights if graded else {}
+        """Those of a grader that is gone, from its scores: correct are those whose correctness function gave 1.
+
+        None of the scores is a failure.
+        """
+        weights = scores[0].weights
         fits = [
             name
             for name in weights
-            if all((score.components.get(name, 0.0) >= 1) == (score.outcome is Outcome.CORRECT) for score in graded)
+            if all((score.components.get(name, 0.0) >= 1) == (score.outcome is Outcome.CORRECT) for score in scores)
         ]
         name = max(fits, key=lambda name: weights[name] != 0, default=None)
         if name is None or not weights[name]:
@@ -83,6 +86,7 @@ class Split:
         return Split(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     def record(self) -> dict[str, float]:
+        """Its parts by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 

@@ -28,6 +28,7 @@ COLUMNS = (
 """Of a run's rollouts, what is read."""
 SHOWN = 3
 """Completions about which two graders disagree that are kept of each step."""
+_NONE = Marks((), 0.0)
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,8 @@ def regrade(
     If `grader` is `own`, all are checked. `progress` is told how many steps are done. UserError if there is nothing to
     grade, and as soon as more than the share `max_failed` of at least 256 could not be graded.
     """
-    marks = Marks.of(grader.env.rubric)
-    old_marks = None if own is None else Marks.of(own.env.rubric)
-    found = Regraded(_columns([]), Check())
+    marks, old_marks = Marks.of(grader.env.rubric), None
+    found = Regraded(_columns([], _NONE, marks), Check())
     parts: list[Columns] = []
     for done, step in enumerate(steps):
         recorded = list(read_step(run, step))
@@ -153,8 +153,8 @@ def regrade(
         if own is not None:
             quota = (done + 1) * check // len(steps) - done * check // len(steps)
             found.check.add(pairs if own is grader else own.grade(spread(recorded, quota), seed))
-        old_marks = old_marks or Marks.recorded([one.score for one in recorded])
-        parts.append(_columns(pairs, old_marks, marks))
+        old_marks = old_marks or _recorded_marks(recorded, own)
+        parts.append(_columns(pairs, old_marks or _NONE, marks))
         _note(found, pairs)
         if keep_rows:
             found.rows += [_row(pair) for pair in pairs]
@@ -172,7 +172,8 @@ def regrade(
 def read_step(run: Run, step: int) -> Iterator[Recorded]:
     """The completions that a run recorded of a step."""
     table = run.rollouts(step, COLUMNS)
-    for row in table.to_pylist():
+    lengths = _sampled(table["sampled_mask"])
+    for row, length in zip(table.drop_columns(["sampled_mask"]).to_pylist(), lengths, strict=True):
         prompt, info = json.loads(row["prompt"]), json.loads(row["info"] or "{}")
         said = [{"role": "assistant", "content": row["text"]}]
         turns = said if row["completion"] is None else json.loads(row["completion"])
@@ -182,7 +183,7 @@ def read_step(run: Run, step: int) -> Iterator[Recorded]:
             example=Example(prompt, row["answer"] or "", info, row["example_id"]),
             reply=Reply([*prompt, *turns], row["stop_reason"], row["sample_id"]),
             text=row["text"],
-            length=sum(row["sampled_mask"]),
+            length=int(length),
             score=Score(
                 math.nan if outcome.is_failure else row["reward"],
                 dict(row["components"]),
@@ -191,6 +192,26 @@ def read_step(run: Run, step: int) -> Iterator[Recorded]:
                 row["detail"] or "",
             ),
         )
+
+
+def _sampled(masks: Any) -> np.ndarray:
+    """How many are true in each list of an Arrow column, `[rows]`."""
+    column = masks.combine_chunks()
+    ends = column.offsets.to_numpy() - column.offsets[0].as_py()
+    counted = np.concatenate([[0], np.cumsum(column.flatten().to_numpy(zero_copy_only=False))])
+    return counted[ends[1:]] - counted[ends[:-1]]
+
+
+def _recorded_marks(recorded: Sequence[Recorded], own: Grader | None) -> Marks | None:
+    """The marks of the grader that recorded these: of the run's own task, unless it has changed since. None if all
+    failed.
+    """
+    graded = [one.score for one in recorded if not one.score.outcome.is_failure]
+    if not graded:
+        return None
+    if own is not None and own.env.rubric.weights == graded[0].weights:
+        return Marks.of(own.env.rubric)
+    return Marks.recorded(graded)
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -216,11 +237,8 @@ def _last_line(detail: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _columns(pairs: Sequence[Pair], old_marks: Marks | None = None, new_marks: Marks | None = None) -> Columns:
-    parts = []
-    for pair in pairs:
-        assert old_marks is not None and new_marks is not None
-        parts.append(seen(pair.recorded.score, pair.score, old_marks, new_marks))
+def _columns(pairs: Sequence[Pair], old_marks: Marks, new_marks: Marks) -> Columns:
+    parts = [seen(pair.recorded.score, pair.score, old_marks, new_marks) for pair in pairs]
     recorded = [pair.recorded for pair in pairs]
     return Columns(
         step=np.array([one.step for one in recorded], dtype=np.int64),
