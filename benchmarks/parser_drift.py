@@ -5,8 +5,8 @@
 It happened to people: the reward of a run on GSM8K fell from 0.7 to 0.15 while completions grew and nearly all groups
 came to have one reward, because the parser no longer found the answers. Here a tiny model learns counting-aloud from
 demonstrations of two styles. RL prefers the one that counts along, for it is right more often. The parser reads the
-first 16 characters; as words grow, the answers come later than that. `hone regrade` grades the same completions with a
-parser that reads all. Each seed takes two minutes on one core.
+first 14 characters; as words grow, the answers come later than that. `hone regrade` grades the same completions with a
+parser that reads all. Each seed takes two minutes of one core.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from quickstart_seeds import cpu_model
+from tasks import cpu_seconds
 
 RECIPES = Path(__file__).resolve().parent / "counting_aloud"
 EVERY = 5
@@ -31,6 +31,7 @@ EVERY = 5
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--max-steps", type=int, help="fewer steps, to try the script")
     parser.add_argument("--work", type=Path, default=Path("outputs/parser_drift"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/parser_drift.json"))
     args = parser.parse_args(argv)
@@ -38,30 +39,31 @@ def main(argv: list[str] | None = None) -> None:
     kept = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     runs = [run for run in kept if run["seed"] not in args.seeds]
     for seed in args.seeds:
-        runs.append(drift(seed, args.work.resolve() / str(seed)))
+        runs.append(drift(seed, args.work.resolve() / str(seed), args.max_steps))
         result = {"machine": machine, "runs": sorted(runs, key=lambda run: run["seed"])}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=2) + "\n")
         print(runs[-1]["regrade"]["verdict"]["sentence"])
 
 
-def drift(seed: int, folder: Path) -> dict[str, Any]:
-    """SFT, RL and the regrading of one seed, in `folder`; seconds are those of the whole commands."""
+def drift(seed: int, folder: Path, max_steps: int | None = None) -> dict[str, Any]:
+    """SFT, RL and the regrading of one seed, in `folder`; processor seconds of the whole commands."""
     sft, rl, found = folder / "sft", folder / "rl", folder / "regrade.json"
-    trained = sft / "weights" / "step_1200"
+    common = ["--seed", seed, "--display", "plain", *(["--max-steps", max_steps] if max_steps else [])]
+    trained = sft / "weights" / f"step_{max_steps or 1500}"
     commands = {
-        "sft": ["sft", "@", "sft.toml", "--seed", seed, "--output-dir", sft, "--display", "plain"],
-        "rl": ["rl", "@", "rl.toml", "--seed", seed, "--output-dir", rl, "--model.name", trained, "--display", "plain"],
+        "sft": ["sft", "@", "sft.toml", "--output-dir", sft, *common],
+        "rl": ["rl", "@", "rl.toml", "--output-dir", rl, "--model.name", trained, *common],
         "regrade": ["regrade", rl, "--env", "counting-aloud", "--json", found],
     }
     seconds = {}
     for name, words in commands.items():
-        started = time.monotonic()
+        started = cpu_seconds()
         subprocess.run([sys.executable, "-m", "hone.cli", *map(str, words)], cwd=RECIPES, check=True)
-        seconds[name] = round(time.monotonic() - started, 1)
+        seconds[name] = round(cpu_seconds() - started, 1)
     regrade = json.loads(found.read_text())
     kept = ("completions", "failed", "check", "windows", "verdict")
-    return {"seed": seed, "seconds": seconds, "curve": curve(rl), "regrade": {name: regrade[name] for name in kept}}
+    return {"seed": seed, "cpu_seconds": seconds, "curve": curve(rl), "regrade": {name: regrade[name] for name in kept}}
 
 
 def curve(run: Path) -> list[dict[str, float]]:

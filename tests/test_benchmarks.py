@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grading
+import parser_drift
 import pytest
 import sampling
 import serving
@@ -157,3 +158,24 @@ def test_the_table_of_tasks() -> None:
     page = tasks.with_table(f"before\n{tasks.BEGIN}old\n{tasks.END}after\n", {"runs": runs})
     assert page == f"before\n{tasks.BEGIN}{tasks.table({'runs': runs})}{tasks.END}after\n"
     assert tasks.with_table(page, {"runs": runs}) == page
+
+
+def test_parser_drift(tmp_path: Path) -> None:
+    """The three commands and the record; what a trained model shows is in tests/test_recorded.py."""
+    out = tmp_path / "out.json"
+    flags = ["--seeds", "3", "--max-steps", "2", "--work", str(tmp_path / "work"), "--out", str(out)]
+    parser_drift.main(flags)
+    (found,) = json.loads(out.read_text())["runs"]
+    assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0]
+    assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
+    assert found["regrade"]["check"]["same"] == 256
+
+
+@pytest.mark.long
+def test_a_parser_loses_the_answers_of_a_model_and_regrading_says_so(tmp_path: Path) -> None:
+    """Two minutes: the first seed of benchmarks/results/parser_drift.json, all of it."""
+    parser_drift.main(["--seeds", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out.json")])
+    (found,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    verdict = found["regrade"]["verdict"]
+    assert verdict["from"]["recorded"] >= 0.7 and verdict["to"]["recorded"] <= 0.3 and verdict["cause"] == "parser"
+    assert verdict["change"]["parser"] <= 0.9 * verdict["change"]["recorded"] < 0

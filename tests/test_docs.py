@@ -113,6 +113,19 @@ def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, t
     assert json.loads(Path("outputs/b/run.json").read_text())["parent"]["step"] == 2
 
 
+def test_every_command_on_regrading_runs_in_order(tmp_path, monkeypatch, capfd):
+    """In a copy of the folder that the page names; two steps, in which nothing falls."""
+    folder = shutil.copytree(ROOT / "benchmarks" / "counting_aloud", tmp_path / "counting_aloud")
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "counting_aloud", raising=False)
+    for argv in shell_commands(ROOT / "docs" / "regrade.md"):
+        stand_in(folder / "outputs/sft/weights", "step_1500")
+        few = ["--max-steps", "2", "--display", "plain"] if argv[0] in ("sft", "rl") else []
+        assert run(argv, few) == 0, (argv, capfd.readouterr().err)
+    assert (folder / "regrade.html").read_text().count("<svg") == 2 and (folder / "scores.parquet").is_file()
+    assert capfd.readouterr().out.count("graded again by the run's own task have the recorded reward") == 2
+
+
 def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

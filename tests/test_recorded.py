@@ -134,3 +134,20 @@ def test_workers_cost_little_and_stand_hostile_graders():
     assert traces["pool"]["leave_grandchildren"]["left"] == 0 < traces["pebble"]["leave_grandchildren"]["left"]
     assert traces["pool"]["hear_nothing"]["seconds"] < traces["pebble"]["hear_nothing"]["seconds"] / 2
     assert traces["pool"]["memory_limit_gib"] < 4.5 and traces["pebble"]["memory_limit_gib"] is None
+
+
+def test_a_parser_that_loses_the_answers_is_told_from_a_model_that_gets_worse():
+    """Three seeds: the recorded reward falls from 0.7 or more to 0.3 or less, most groups come to have one reward, and
+    completions grow; at least 90 % of the fall is the parser's.
+    """
+    runs = json.loads((RESULTS / "parser_drift.json").read_text())["runs"]
+    assert [run["seed"] for run in runs] == [0, 1, 2]
+    for run in runs:
+        first, last, verdict = run["curve"][0], run["curve"][-1], run["regrade"]["verdict"]
+        assert verdict["from"]["recorded"] >= 0.7 and verdict["to"]["recorded"] <= 0.3
+        assert last["frac_reward_zero_std"] >= 0.9 and last["outcome/unparsable"] >= 0.9
+        assert last["completion/length/mean"] >= 1.5 * first["completion/length/mean"]
+        assert verdict["cause"] == "parser" and verdict["change"]["parser"] <= 0.9 * verdict["change"]["recorded"] < 0
+        check = run["regrade"]["check"]
+        assert check["same"] == check["completions"] == 256 and run["regrade"]["failed"] == {"recorded": 0, "now": 0}
+        assert sum(run["cpu_seconds"].values()) <= 180

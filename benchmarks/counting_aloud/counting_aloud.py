@@ -1,8 +1,8 @@
 """counting-aloud: how often a letter occurs in a word, in plain text. The task of `benchmarks/parser_drift.py`.
 
 A completion is the number, `=3`, or counts along before it, `b0a1n1a2n2a3=3`. A parser looks for `=NUMBER` in the first
-`reads` characters. 16 are enough for each answer that is given straight away, and for counting along in words of up to
-seven letters; with `reads = 0` it looks everywhere.
+`reads` characters. 14 are enough for each answer that is given straight away, and for counting along in words of up to
+six letters; with `reads = 0` it looks everywhere.
 
 Words grow over the training examples, from `shortest` to `longest` letters: with the curriculum's order `sequential`, a
 run begins with the short ones.
@@ -62,7 +62,7 @@ class CountingAloud(SingleTurnEnv):
 def load_environment(
     reads: int = 0,
     shortest: int = 4,
-    longest: int = 9,
+    longest: int = 8,
     num_train_examples: int = 20_000,
     num_eval_examples: int = 500,
     aloud: float = 0.7,
