@@ -5,7 +5,8 @@
 It happened to people: the reward of a run on GSM8K fell from 0.7 to 0.15 while completions grew and nearly all groups
 came to have one reward, because the parser no longer found the answers. Here a tiny model learns counting-aloud from
 demonstrations of two styles. RL prefers the one that counts along, for it is right more often. The parser reads the
-first 14 characters; as words grow, the answers come later than that. `hone regrade` grades the same completions with a
+first 14 characters; as words grow, the answers come later than that. `hone audit` finds it beforehand, and `rl` refuses
+the task unless it is told `--no-audit`. `hone regrade` grades the same completions with a
 parser that reads all. Each seed takes two minutes of one core.
 """
 
@@ -48,22 +49,34 @@ def main(argv: list[str] | None = None) -> None:
 
 def drift(seed: int, folder: Path, max_steps: int | None = None) -> dict[str, Any]:
     """SFT, RL and the regrading of one seed, in `folder`; processor seconds of the whole commands."""
-    sft, rl, found = folder / "sft", folder / "rl", folder / "regrade.json"
+    sft, rl, scores = folder / "sft", folder / "rl", folder / "regrade.json"
     common = ["--seed", seed, "--display", "plain", *(["--max-steps", max_steps] if max_steps else [])]
     trained = sft / "weights" / f"step_{max_steps or 1500}"
     commands = {
         "sft": ["sft", "@", "sft.toml", "--output-dir", sft, *common],
-        "rl": ["rl", "@", "rl.toml", "--output-dir", rl, "--model.name", trained, *common],
-        "regrade": ["regrade", rl, "--env", "counting-aloud", "--json", found],
+        "rl": ["rl", "@", "rl.toml", "--output-dir", rl, "--model.name", trained, *common, "--no-audit"],
+        "regrade": ["regrade", rl, "--env", "counting-aloud", "--json", scores],
     }
     seconds = {}
     for name, words in commands.items():
+        if name == "rl":
+            assert hone(*words[:-1]).returncode == 2, "the audit lets it start"
         started = cpu_seconds()
-        subprocess.run([sys.executable, "-m", "hone.cli", *map(str, words)], cwd=RECIPES, check=True)
+        hone(*words, check=True)
         seconds[name] = round(cpu_seconds() - started, 1)
-    regrade = json.loads(found.read_text())
+    audit = json.loads(hone("audit", "counting-aloud", "-a", '{"reads": 14}', "--json", stdout=subprocess.PIPE).stdout)
+    fails = [
+        finding["name"] for check in audit["checks"] for finding in check["findings"] if finding["verdict"] == "fail"
+    ]
+    regrade = json.loads(scores.read_text())
     kept = ("completions", "failed", "check", "windows", "verdict")
-    return {"seed": seed, "cpu_seconds": seconds, "curve": curve(rl), "regrade": {name: regrade[name] for name in kept}}
+    found = {"curve": curve(rl), "regrade": {name: regrade[name] for name in kept}}
+    return {"seed": seed, "cpu_seconds": seconds, "audit": fails} | found
+
+
+def hone(*words: Any, **how: Any) -> subprocess.CompletedProcess:
+    """Runs a command of hone in the folder of the task and its recipes."""
+    return subprocess.run([sys.executable, "-m", "hone.cli", *map(str, words)], cwd=RECIPES, **how)
 
 
 def curve(run: Path) -> list[dict[str, float]]:

@@ -168,7 +168,7 @@ def test_parser_drift(tmp_path: Path) -> None:
     (found,) = json.loads(out.read_text())["runs"]
     assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0]
     assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
-    assert found["regrade"]["check"]["same"] == 256
+    assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
 
 
 @pytest.mark.long

@@ -138,11 +138,12 @@ def test_workers_cost_little_and_stand_hostile_graders():
 
 def test_a_parser_that_loses_the_answers_is_told_from_a_model_that_gets_worse():
     """Three seeds: the recorded reward falls from 0.7 or more to 0.3 or less, most groups come to have one reward, and
-    completions grow; at least 90 % of the fall is the parser's.
+    completions grow; at least 90 % of the fall is the parser's. The audit refuses the task.
     """
     runs = json.loads((RESULTS / "parser_drift.json").read_text())["runs"]
     assert [run["seed"] for run in runs] == [0, 1, 2]
     for run in runs:
+        assert "growth" in run["audit"]
         first, last, verdict = run["curve"][0], run["curve"][-1], run["regrade"]["verdict"]
         assert verdict["from"]["recorded"] >= 0.7 and verdict["to"]["recorded"] <= 0.3
         assert last["frac_reward_zero_std"] >= 0.9 and last["outcome/unparsable"] >= 0.9

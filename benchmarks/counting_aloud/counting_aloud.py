@@ -10,21 +10,21 @@ run begins with the short ones.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
 from hone import rng
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline, read_number
 from hone.environments.data import Row, Rows, indexed_rows
+from hone.environments.parsers import said
 from hone.types import Example, Message
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class NumberBehindEquals(Parser):
-    """The number after the last `=` in the first `reads` characters; of the whole text, if `reads` is 0."""
+    """The number on the line after the last `=` in the first `reads` characters; of the whole text, if `reads` is 0."""
 
     expects = "a number after ="
 
@@ -32,14 +32,15 @@ class NumberBehindEquals(Parser):
         self.reads = reads
 
     def parse(self, text: str) -> str | None:
-        found = re.findall(r"=\s*(\d+)", text[: self.reads] if self.reads else text)
-        return found[-1] if found else None
+        found = [part.strip().partition("\n")[0] for part in said(text[: self.reads or None]).split("=")[1:]]
+        return found[-1] if found and read_number(found[-1]) is not None else None
 
 
 @inline
 def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
     """1 if the number is right, else 0."""
-    return float(parser.parse_answer(completion) == answer)
+    found = parser.parse_answer(completion)
+    return float(found is not None and read_number(found) == read_number(answer))
 
 
 class CountingAloud(SingleTurnEnv):
