@@ -126,6 +126,7 @@ def test_a_parser_that_lost_the_answers_is_told_from_a_model_that_lost_them(drif
     printed = capsys.readouterr().out
     assert "Your parser lost it: the model did not get worse." in printed
     assert "| I think that yes is it\n  recorded: unparsable (0), as recorded\n  now:      correct (1)" in printed
+    assert "To see what else the recorded grader loses:\n  hone audit early\n" in printed
     assert "hone rl @" in printed and """--orchestrator.env.args '{"reads": "100"}'""" not in printed
     assert """--orchestrator.env.args '{"reads": 100}'""" in printed
 

@@ -109,6 +109,7 @@ def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
         )
     return Result(
         run=recorded,
+        task=task,
         recorded_by=in_words(task.id, task.args),
         graded_by=named,
         same_grader=grader is own,

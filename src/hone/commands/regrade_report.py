@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hone.config.reproduce import RegradeConfig
+from hone.config.shared import EnvConfig
 from hone.pages import visible
 from hone.reproduce.attribution import Window
 from hone.reproduce.regrade import Pair, Regraded
@@ -26,6 +27,7 @@ class Result:
     """All there is to report. `own` is why the run's own task could not be had, empty if it could."""
 
     run: Run
+    task: EnvConfig
     recorded_by: str
     graded_by: str
     same_grader: bool
@@ -177,9 +179,15 @@ def next_commands(result: Result, config: RegradeConfig) -> list[tuple[str, str]
         return [("ask another grader", f"hone regrade {quoted} --env ID")]
     if result.verdict.cause != "parser":
         return []
+    task = result.task
+    audit = ["hone", "audit", task.id, *(["-a", json.dumps(task.args)] if task.args else [])]
+    audit += ["--env-template", json.dumps(task.template)] if task.template else []
     words = ["hone", "rl", "@", f"{result.run.path}/config.toml", "--output-dir", f"{result.run.path}-regraded"]
     if config.env.id is not None:
         words += ["--orchestrator.env.id", config.env.id]
     if config.env.args:
         words += ["--orchestrator.env.args", json.dumps(config.env.args)]
-    return [("train with this grader", shlex.join(words))]
+    return [
+        ("see what else the recorded grader loses", shlex.join(audit)),
+        ("train with the other one", shlex.join(words)),
+    ]

@@ -17,6 +17,7 @@ import numpy as np
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.template import Template
 from hone.errors import UserError
+from hone.grading import last_line
 from hone.reproduce.attribution import Columns, Marks, seen
 from hone.runs import Run
 from hone.types import Example, Outcome, Reply, Score
@@ -227,14 +228,9 @@ def _note(found: Regraded, pairs: Sequence[Pair]) -> None:
     failed = [pair.score for pair in pairs if pair.score.outcome.is_failure]
     found.failed_new += len(failed)
     if failed and not found.failure:
-        found.failure = _last_line(failed[0].detail) or str(failed[0].outcome)
+        found.failure = last_line(failed[0].detail)
     apart = sorted((pair for pair in pairs if pair.disagree), key=lambda pair: len(pair.recorded.text))
     found.disagreements += apart[:SHOWN]
-
-
-def _last_line(detail: str) -> str:
-    lines = detail.strip().splitlines()
-    return lines[-1].strip() if lines else ""
 
 
 def _columns(pairs: Sequence[Pair], old_marks: Marks, new_marks: Marks) -> Columns:
