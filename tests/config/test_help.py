@@ -9,6 +9,7 @@ from hone.config.eval import EvalConfig
 from hone.config.help import render
 from hone.config.init_model import InitModelConfig
 from hone.config.parse import parse
+from hone.config.reproduce import RegradeConfig
 from hone.config.rl import RLConfig
 from hone.config.runs import RunsAttachConfig, RunsLedgerConfig, RunsListConfig, RunsShowConfig, RunsStopConfig
 from hone.config.schema import flag, walk
@@ -47,6 +48,14 @@ def test_types_defaults_and_short_flags() -> None:
     assert sum("--trainer.model" in line for line in lines) == 1
     assert "  -n, --num-examples INT          Held-out examples. [5]" in render(EvalConfig, "eval").splitlines()
     assert "  --optim.lr FLOAT                Peak learning rate. [2e-05]" in render(SFTConfig, "sft").splitlines()
+    assert max(map(len, lines)) <= 120
+
+
+def test_fields_whose_names_python_has_taken_and_sections_named_by_a_key() -> None:
+    lines = render(RegradeConfig, "hone regrade").splitlines()
+    assert any(line.startswith("  --from STR ") for line in lines)
+    assert any(line.startswith("  --json.file PATH ") for line in lines)
+    assert "env: The task that grades. [--env ID: that env.id]" in lines
     assert max(map(len, lines)) <= 120
 
 

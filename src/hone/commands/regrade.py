@@ -74,7 +74,7 @@ def _task_of(recorded: Run) -> EnvConfig:
         raise UserError(
             f"{recorded.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`"
         )
-    return EnvConfig.model_validate(recorded.config["orchestrator"].get("env", {}))
+    return EnvConfig.model_validate(recorded.config.get("orchestrator", {}).get("env", {}))
 
 
 def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hone.config.base import BaseConfig
-from hone.config.schema import Path, dotted, flag, names_of, unwrap, walk
+from hone.config.schema import Path, dotted, flag, names_of, shown_name, unwrap, walk
 
 INDENT = 30
 
@@ -43,7 +43,7 @@ def _groups(cls: type[BaseModel], prefix: Path = (), heading: str = "", default:
     """(heading, [(flag and type, text)]) of a section, then of the sections below it."""
     rows, below = [], []
     for name, field in cls.model_fields.items():
-        path = (*prefix, name)
+        path = (*prefix, shown_name(name, field))
         inner, optional = unwrap(field.annotation)
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())

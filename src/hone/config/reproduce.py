@@ -128,7 +128,7 @@ class RegradeConfig(BaseConfig):
     limit_text: int = Field(default=400, ge=1)
     """Most characters of a completion that are shown."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
-    """The result as JSON: `--json` prints it, `--json FILE` writes it."""
+    """The result as JSON, printed or written."""
     html: Path | None = None
     """Write a page with both curves into this file."""
     output: Path | None = None

@@ -79,6 +79,11 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
 
 
+def shown_name(name: str, field: FieldInfo) -> str:
+    """How users write a field whose name Python or pydantic has taken: `json` for `as_json`, `from` for `from_`."""
+    return next((other for other in names_of(name, field) if name in (f"as_{other}", f"{other}_")), name)
+
+
 def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
     """The key at `parts` (dashes and aliases allowed), its path in canonical names; None if there is no such key."""
     path: Path = ()
