@@ -30,7 +30,7 @@ def load_environment():
     ranges = {"correctness": Range((1.0, 1.0), (0.0, 0.0)), "steps": Range((0.0, 1.0), (0.0, 1.0))}
     return Sums(
         parser=PARSER,
-        rubric=Rubric([correctness, steps], [1.0, 0.1], ranges=ranges),
+        rubric=Rubric([correctness, steps], [1.0, 0.01], ranges=ranges),
         dataset=ROWS,
         system_prompt="Think step by step, and give the number in <answer> tags.",
     )
