@@ -3,53 +3,39 @@
 Seen: step rewards of games ("0.2 for a legal move") summed over the turns, beside 1 for winning.
 """
 
-import re
+from hone.environments import MultiTurnEnv, NumberParser, Rubric, read_number
 
-from hone.environments import MultiTurnEnv, Parser, Rubric
+PARSER = NumberParser(("tag",))
 
 ROWS = [{"question": f"I think of a number from 1 to {n}.", "answer": str(a)} for n, a in ((20, 7), (30, 22), (40, 31))]
 
 
-class GuessParser(Parser):
-    expects = "a <guess>"
-
-    def parse(self, text):
-        found = re.findall(r"<guess>\s*(\d+)\s*</guess>", text)
-        return found[-1] if found else None
+def correctness(completion, answer):
+    return float(PARSER.value(completion) == read_number(answer))
 
 
-def correctness(completion, answer, parser):
-    return float(parser.parse_answer(completion) == answer)
-
-
-def legal_moves(completion, parser):
-    guesses = [parser.parse(m["content"]) for m in completion if m["role"] == "assistant"]
+def legal_moves(completion):
+    guesses = [PARSER.value(message["content"]) for message in completion if message["role"] == "assistant"]
     return 0.25 * sum(guess is not None for guess in guesses)
 
 
 class Guessing(MultiTurnEnv):
     def env_response(self, messages, state):
-        guess = self.parser.parse(messages[-1]["content"])
-        if guess == state["answer"]:
+        guess, number = PARSER.value(messages[-1]["content"]), int(state["answer"])
+        if guess == number:
             return []
-        hint = (
-            "Guess with <guess>7</guess>."
-            if guess is None
-            else "lower"
-            if int(guess) > int(state["answer"])
-            else "higher"
-        )
+        hint = "Guess in <answer> tags." if guess is None else "It is lower." if guess > number else "It is higher."
         return [{"role": "user", "content": hint}]
 
     def reference(self, example):
-        return f"<guess>{example.answer}</guess>"
+        return f"<answer>{example.answer}</answer>"
 
 
 def load_environment():
     return Guessing(
         max_turns=8,
-        parser=GuessParser(),
+        parser=PARSER,
         rubric=Rubric([correctness, legal_moves]),
         dataset=ROWS,
-        system_prompt="Guess the number with <guess>7</guess>; I say whether mine is higher or lower.",
+        system_prompt="Guess the number in <answer> tags; I say whether mine is higher or lower.",
     )

@@ -15,7 +15,7 @@ TEXTS = (
     ("It is red", 2),
 )
 ROWS = [{"question": f"Of which kind is this: {text}?", "answer": LABELS[label]} for text, label in TEXTS]
-MARKER = re.compile(r"label\W*[:：]([^\n]*)", re.IGNORECASE)
+MARKER = re.compile(r"label\W*[:：]\s*([^\n]*)", re.IGNORECASE)
 
 
 class LabelParser(Parser):
