@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -67,6 +67,10 @@ class ChatRenderer:
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
         """Ids of the conversation so far and the opening of the assistant's turn. `tools` are OpenAI's tool schemas."""
         return self._rendering.prompt_ids(messages, tools)
+
+    def text(self, messages: list[Message], opens: bool = True, tools: list[Tool] | None = None) -> str:
+        """The conversation as text, special tokens included; `opens`: with the opening of the assistant's turn."""
+        return self._rendering.text(messages, opens, tools)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
@@ -199,26 +203,44 @@ class ChatRenderer:
         return "" if start < 0 or END_THINK in generation[start:] else generation[start:]
 
 
+class RendererParts(NamedTuple):
+    """What a ChatRenderer is made of. `stop_ids`: those that the model's files name; `source`: the model's folder."""
+
+    tokenizer: Tokenizer
+    rendering: Rendering
+    stop_ids: tuple[int, ...]
+    source: Path | None
+    template: str | None
+
+
 def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) -> ChatRenderer:
     """The renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja text) overrides its own."""
+    return ChatRenderer(*renderer_parts(name_or_folder, chat_template))
+
+
+def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None, own: bool = False) -> RendererParts:
+    """What `load_renderer` reads, before it is known whether the template can be used.
+
+    `own`: by the model's chat template even where `renderers` knows the model.
+    """
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
     if name == TINY:
         tokenizer = build_tiny_tokenizer()
         rendering = TemplateRendering(tokenizer, override or CHAT_TEMPLATE, {"eos_token": IM_END})
-        return ChatRenderer(tokenizer, rendering, (IM_END_ID, ENDOFTEXT_ID), None, override)
+        return RendererParts(tokenizer, rendering, (IM_END_ID, ENDOFTEXT_ID), None, override)
     from_hub = is_hub_id(name)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
-    named = named_rendering(name, tokenizer) if from_hub and override is None else None
-    if named is None:
+    rendering = named_rendering(name, tokenizer) if from_hub and override is None and not own else None
+    if rendering is None:
         template = override or find_template(folder)
         if template is None:
             raise UserError(
                 f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
             )
-        named = TemplateRendering(tokenizer, template, special_tokens(folder))
-    return ChatRenderer(tokenizer, named, _stop_ids(folder, tokenizer), folder, override)
+        rendering = TemplateRendering(tokenizer, template, special_tokens(folder))
+    return RendererParts(tokenizer, rendering, _stop_ids(folder, tokenizer), folder, override)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

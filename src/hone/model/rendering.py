@@ -39,6 +39,10 @@ class Rendering(Protocol):
         """Ids of the conversation and the opening of the assistant's next turn."""
         ...
 
+    def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
+        """The conversation as text, special tokens included; `opens`: with the opening of the assistant's next turn."""
+        ...
+
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
@@ -75,12 +79,12 @@ class TemplateRendering:
         self.format = format_of_template(template) if self._compiled.knows_tools else HERMES
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        return self._encode(self._render(messages, True, tools))
+        return self._encode(self.text(messages, True, tools))
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        prompt, full = self._render(messages, True, tools), self._render([*messages, completion], False, tools)
+        prompt, full = self.text(messages, True, tools), self.text([*messages, completion], False, tools)
         if not full.startswith(prompt):
             raise UserError(
                 "the chat template rewrites the conversation once the assistant has answered: "
@@ -103,8 +107,8 @@ class TemplateRendering:
         structured = self.format is not None and self.format.structured
         only_calls = self.format is not None and self.format.only_calls
         turns, marker = stand_ins(conversation, answers, opened, structured, only_calls)
-        full = self._render([*turns, *answers], True, tools)
-        check_history(self._render(turns[:-1], True, tools), turns[-1], full, opened, answers)
+        full = self.text([*turns, *answers], True, tools)
+        check_history(self.text(turns[:-1], True, tools), turns[-1], full, opened, answers)
         at = full.rfind(marker)
         tail = self._encode(full[at + len(marker) :]) if at >= 0 else []
         end = next((i for i, token in enumerate(tail) if token in ends), None)
@@ -115,7 +119,7 @@ class TemplateRendering:
     def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
         return []
 
-    def _render(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> str:
+    def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
         if self.format is None and tools:
             raise UserError(
                 "the chat template lists tools, but asks for calls in a form that hone does not read: "
@@ -140,6 +144,10 @@ class NamedRendering:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         return list(self._rendered(messages, True, tools).token_ids)
+
+    def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
+        ids = list(self._rendered(messages, opens, tools).token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
