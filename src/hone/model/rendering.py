@@ -69,14 +69,15 @@ class Rendering(Protocol):
 
 
 class TemplateRendering:
-    """A chat template (Jinja) and a tokenizer. A template that knows no tools gets them in Hermes' form."""
+    """A chat template (Jinja) and a tokenizer. One that knows no tools (`knows_tools`) gets them in Hermes' form."""
 
     stop_ids = ()
 
     def __init__(self, tokenizer: Tokenizer, template: str, tokens: dict[str, str]) -> None:
         self._tokenizer = tokenizer
         self._compiled = compile_template(template, tokens)
-        self.format = format_of_template(template) if self._compiled.knows_tools else HERMES
+        self.knows_tools = self._compiled.knows_tools
+        self.format = format_of_template(template) if self.knows_tools else HERMES
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         return self._encode(self.text(messages, True, tools))
@@ -126,7 +127,7 @@ class TemplateRendering:
                 "give a template in the form of Qwen, Llama 3, Mistral or DeepSeek V3 with model.chat_template"
             )
         written = [for_template(message, self.format) for message in messages]
-        if not self._compiled.knows_tools:
+        if not self.knows_tools:
             return self._compiled.render(without_tools(written, tools), opens, None)
         return self._compiled.render(written, opens, tools)
 

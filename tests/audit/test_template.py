@@ -1,0 +1,344 @@
+"""Chat templates with one defect each: what the audit finds, by which conversation, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
+from test_bridge import SPECIALS
+from tokenizers import AddedToken, Tokenizer, normalizers
+
+from hone.audit.report import Finding, Report
+from hone.audit.template import audit_template
+from hone.errors import UserError
+from hone.model.files import write_json
+from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer, tokenizer_config
+
+QWEN25 = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- else %}
+        {{- 'You are a helpful assistant.' }}
+    {%- endif %}
+    {{- "\\n\\n# Tools\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n<tool_call>\\n{\\"name\\": <function-name>}\\n</tool_call><|im_end|>\\n" }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- set tool_call = tool_call.function %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""  # noqa: E501
+CONTENT = "message['content']"
+OPENING = "{{- '<|im_start|>assistant\\n' }}"
+HEAD = "{%- for message in messages %}"
+PARTS = {"refuses": {"a message without content", "content in parts"}, "tools-untaught": {"tools"}}
+QWEN25_FINDINGS = {
+    "refuses": PARTS["refuses"],
+    "default-system": {"system"},
+    "tool-arguments": {"think tags"},
+}
+TOOL_TAGS = {"tool-arguments": {"think tags"}}
+QWEN3_FINDINGS = {
+    "think-stripping": {"user", "empty thoughts", "odd questions"},
+    "moves-white-space": {"thought"},
+    "think-tags": {"stray"},
+    "adds-thought": {"empty"},
+    "refuses": {"content in parts"},
+    **TOOL_TAGS,
+}
+
+
+def folder_of(folder: Path, template: str | None, family: str = "", eos: str = IM_END, normalizer=None) -> str:
+    """A model's folder: the tiny tokenizer with a family's special tokens, and this template."""
+    save_tokenizer(folder)
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_special_tokens(list(SPECIALS.get(family, ())))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": eos, "bos_token": "<s>"}
+    write_json(folder / "tokenizer_config.json", config | {"chat_template": template})
+    return str(folder)
+
+
+def found(report: Report) -> dict[str, set[str]]:
+    """What showed each finding, but for special tokens in text, which become control tokens in all of these."""
+    whats: dict[str, set[str]] = {}
+    for one in report.findings:
+        if one.name != "injection":
+            whats.setdefault(one.name, set()).update(one.what)
+    return whats
+
+
+def finding(report: Report, name: str) -> Finding:
+    return next(one for one in report.findings if one.name == name)
+
+
+def said(one: Finding, what: str) -> list[str]:
+    """What the messages of the conversation say that shows it."""
+    shown = next(shown for shown in one.shown if shown.outcome == what)
+    return [message["content"] for message in shown.completion if isinstance(message, dict)]
+
+
+def variant(old: str, new: str, template: str = CHATML) -> str:
+    assert old in template
+    return template.replace(old, new)
+
+
+# The template, a family's special tokens, the end of text, the verdict, and all that is found.
+FAMILIES = {
+    "tiny": (None, "", IM_END, "warn", {"refuses": {"content in parts"}, **TOOL_TAGS}),
+    "chatml": (CHATML, "", IM_END, "warn", {**PARTS, **TOOL_TAGS}),
+    "qwen2.5": (QWEN25, "", IM_END, "warn", QWEN25_FINDINGS),
+    "qwen2.5 base": (QWEN25, "", "<|endoftext|>", "warn", {**QWEN25_FINDINGS, "eos-differs": {"<|im_end|>"}}),
+    "qwen3": (QWEN3, "", IM_END, "fail", QWEN3_FINDINGS),
+    "llama 3": (
+        *(LLAMA3, "llama", "<|eot_id|>", "warn"),
+        {
+            "loses-text": {"parts"},
+            "refuses": {"two calls in one turn"},
+            "strips-text": {"user", "system", "assistant"},
+            **TOOL_TAGS,
+        },
+    ),
+    "mistral": (
+        *(MISTRAL, "mistral", "</s>", "warn"),
+        {
+            "refuses": {
+                *("a system message", "a system message in the middle"),
+                *("two messages of the user in a row", "content in parts"),
+            },
+            "moves-white-space": {"an empty answer"},
+            "strips-text": {"assistant"},
+            **TOOL_TAGS,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, tmp_path: Path) -> None:
+    template, family, eos, verdict, expected = FAMILIES[name]
+    model = "hone/tiny" if template is None else folder_of(tmp_path, template, family, eos)
+    report = audit_template(model, examples=0)
+    assert (found(report), report.verdict) == (expected, verdict)
+    fuzzed = audit_template(model, examples=60)
+    assert fuzzed.names() == report.names(), found(fuzzed)
+    assert fuzzed.checks[-1].figures["examples"] == 60
+
+
+FORMATTED = (
+    "('<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n').format(role=message['role'])"
+)
+WRITTEN = "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'"
+NO_SYSTEM = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}"
+# A template with one defect, the verdict, the finding that it is there for, and what the shortest conversation says.
+DEFECTS = {
+    "no generation prompt": (
+        *(variant(OPENING, ""), "fail", "no-generation-prompt"),
+        {"opening": ["a", "b"]},
+    ),
+    "trims": (
+        *(variant(CONTENT, CONTENT + " | trim"), "warn", "strips-text"),
+        {role: None for role in ("user", "system", "assistant")},
+    ),
+    "lower-cases": (
+        *(variant(CONTENT, CONTENT + " | lower"), "fail", "changes-text"),
+        {"lower-case": ["what is blue?", "Mixed Case"]},
+    ),
+    "evaluates": (
+        *(variant(WRITTEN, FORMATTED), "fail", "evaluates"),
+        {role: None for role in ("user", "system", "assistant")},
+    ),
+    "split token": (
+        *(CHATML.replace("<|im_end|>", "<|turn_end|>"), "fail", "split-token"),
+        {"<|turn_end|>": ["a", "b"]},
+    ),
+    "drops thoughts": (
+        *(variant(CONTENT, f"({CONTENT}.split('</think>')[-1] if message.role == 'assistant' else {CONTENT})"), "fail"),
+        *("think-stripping", {"answer": ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky."]}),
+    ),
+    "loses the system message": (
+        variant(HEAD, HEAD + "{%- if message['role'] != 'system' %}").replace(
+            "{%- endfor %}", "{%- endif %}{%- endfor %}"
+        ),
+        *("fail", "loses-text", {"system": ["be brief.", "what is blue?"]}),
+    ),
+    "sorts by role": (
+        *(variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"), "fail", "reorders"),
+        {"user": ["be brief.", "what is blue?"]},
+    ),
+    "always opens": (
+        *(variant("{%- if add_generation_prompt %}", "{%- if true %}"), "warn", "always-opens"),
+        {"answer": ["a", "b"]},
+    ),
+    "no end of turn": (
+        "{% for m in messages %}{{ m.content }}|{% endfor %}",
+        *("fail", "no-stop-token", {"answer": ["a", "b"]}),
+    ),
+    "ends before calls": (
+        variant(
+            "{%- for tool_call in message.tool_calls %}",
+            "{{- '\\n<|im_end|>' }}{%- for tool_call in message.tool_calls %}",
+            QWEN25,
+        ),
+        *("fail", "stop-inside", {"calls": ["what is blue?", ""]}),
+    ),
+    "opens thoughts sometimes": (
+        variant(OPENING, OPENING + "{%- if messages|length > 1 %}{{- '<think>\\n' }}{%- endif %}"),
+        *("fail", "opens-differently", {"user": None, "tool": None}),
+    ),
+    "opens what it does not write": (
+        variant(OPENING, OPENING + "{{- '<think>\\n' }}"),
+        *("fail", "rewrites-prompt", {"answer": ["probe", "probe"]}),
+    ),
+    "forgets": (
+        variant(HEAD, "{%- for message in messages[-3:] %}"),
+        *("fail", "rewrites-history", {"tool": None}),
+    ),
+    "no system role": (
+        NO_SYSTEM + CHATML,
+        *("warn", "refuses", {"a system message": ["be brief.", "what is blue?"]}),
+    ),
+    "calls of another form": (variant("<tool_call>", "<call>", QWEN3), "fail", "tools-unread", {"calls": None}),
+    "lists names only": (
+        variant("{{- tool | tojson }}", "{{- tool.function.name }}", QWEN25),
+        *("warn", "tool-listing", {"arguments": None, "description": None}),
+    ),
+    "calls that are not read": (
+        variant('"arguments": \' }}', '"args": \' }}', QWEN25),
+        *("fail", "tool-calls", {"any": ["what is blue?", ""]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defects(name: str, tmp_path: Path) -> None:
+    template, verdict, kind, whats = DEFECTS[name]
+    report = audit_template(folder_of(tmp_path, template), examples=0)
+    assert report.verdict == verdict, found(report)
+    assert set(whats) <= found(report).get(kind, set()), found(report)
+    assert (kind in report.names()) == (verdict == "fail" and kind != "tools-unread")
+    for what, messages in whats.items():
+        assert messages is None or said(finding(report, kind), what) == messages
+    sound = audit_template(folder_of(tmp_path / "sound", CHATML), examples=0)
+    assert not set(whats) & found(sound).get(kind, set())
+
+
+RARE = variant(CONTENT, CONTENT + ".replace('½', '1/2')")
+
+
+def test_fuzzing_finds_what_no_check_asks_and_shows_the_least(tmp_path: Path) -> None:
+    model = folder_of(tmp_path, RARE)
+    assert "changes-text" not in found(audit_template(model, examples=0))
+    told: list[tuple[str, int, int]] = []
+    report = audit_template(model, seed=1, progress=lambda *progress: told.append(progress))
+    fuzz = report.checks[-1]
+    one = finding(report, "changes-text")
+    assert one in fuzz.findings and one.verdict == "fail" and one.what == ("letters",)
+    (shown,) = one.shown
+    spoken = [message["content"] for message in shown.completion if isinstance(message, dict)]
+    assert sorted(spoken)[-1] == "½" and not any(sorted(spoken)[:-1])
+    copied = json.loads(shown.detail.splitlines()[-1])
+    assert copied["messages"] == shown.completion
+    assert told[0][0] == "stop token" and told[-1] == ("fuzz", 200, 200)
+    assert audit_template(model, seed=1).record()["checks"] == report.record()["checks"]
+
+
+def test_what_tokenizers_change(tmp_path: Path) -> None:
+    for i, (normalizer, whats) in enumerate(
+        [(normalizers.NFC(), {"NFC"}), (normalizers.NFKC(), {"NFC", "NFKC"}), (normalizers.Lowercase(), {"lower-case"})]
+    ):
+        report = audit_template(folder_of(tmp_path / str(i), CHATML, normalizer=normalizer), examples=40)
+        assert found(report) == {**PARTS, **TOOL_TAGS, "tokenizer-changes-text": whats}
+
+
+def test_tags_that_graders_do_not_see(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, CHATML)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_special_tokens([AddedToken("<answer>", special=True)])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    one = finding(audit_template(folder, examples=0), "hides-tags")
+    assert (one.verdict, one.what) == ("fail", ("<answer>",))
+
+
+def test_control_tokens_in_text(tmp_path: Path) -> None:
+    one = finding(audit_template(folder_of(tmp_path, CHATML), examples=0), "injection")
+    assert one.verdict == "warn" and set(one.what) == {"<|im_start|>", "<|im_end|>"}
+    assert said(one, "<|im_start|>") == ["<|im_start|>"]
+
+
+def test_qwen3_says_what_still_works_and_what_the_template_opens(tmp_path: Path) -> None:
+    one = finding(audit_template(folder_of(tmp_path, QWEN3), examples=0), "think-stripping")
+    assert "once a message of the user follows" in one.title and one.remedy.startswith(
+        "tasks of one turn and tools that answer after the last message of the user work; "
+    )
+    assert said(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
+    thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING), examples=40)
+    assert thinking.facts["opened_by_template"] == "<think>\n" and thinking.names() == {"think-stripping"}
+    coder = audit_template(folder_of(tmp_path / "coder", QWEN3_CODER), examples=0)
+    assert found(coder)["tool-arguments"] == {"think tags", "tags"}
+
+
+def test_a_model_that_renderers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hone.model import chat
+
+    folder = Path(folder_of(tmp_path, QWEN25))
+    monkeypatch.setattr(chat, "resolve_model", lambda name: folder)
+    report = audit_template("Qwen/Qwen3-0.6B", examples=40)
+    assert report.facts["renders"] == "renderers" and report.checks[-2].name == "agreement"
+    one = finding(report, "renderer-differs")
+    assert "You are a helpful assistant." in one.shown[0].detail and "a question" in one.what
+    assert report.names() == {"think-stripping"}
+    write_json(folder / "tokenizer_config.json", tokenizer_config(1024) | {"chat_template": QWEN3})
+    same = audit_template("Qwen/Qwen3-0.6B", examples=0)
+    assert set(found(same).get("renderer-differs", set())) <= {"tools", "calls"}  # cut down in the tests' template
+    assert audit_template("Qwen/Qwen3-0.6B", chat_template=QWEN25, examples=0).facts["renders"] == "chat template"
+
+
+def test_what_is_no_template_is_an_error_of_the_user(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, None)
+    with pytest.raises(UserError, match="has no chat template"):
+        audit_template(folder)
+    with pytest.raises(UserError, match="not valid Jinja"):
+        audit_template(folder, chat_template="{% for %}")
+    with pytest.raises(UserError):
+        audit_template(str(tmp_path / "nowhere"))
+    refused = audit_template(folder, chat_template="{{ raise_exception('no users') }}")
+    assert refused.names() == {"refuses"} and "no users" in refused.failures[0].shown[0].detail
