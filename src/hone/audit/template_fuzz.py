@@ -36,8 +36,8 @@ SNIPPETS = (
     *("</tool_call>", '{"name": "look_up", "arguments": {}}', '{"name": "a", "parameters": {}}', "<function=a>"),
     *("user", "assistant", "system", "\n\n", "  ", "```", "\\boxed{1}", "<b>&amp;</b>"),
 )
-MOST_FOUND = 5
-MOST_SHRINKING = 600
+MOST_FOUND = 4
+MOST_SHRINKING = 250
 """Conversations that may be tried to make one smaller."""
 Tell = Callable[[str, int, int], None]
 

@@ -273,8 +273,11 @@ def _lost(subject: ChatSubject, conversation: Conversation, index: int, text: st
     if misplaced := _misplaced(subject, conversation):
         return Problem(*misplaced, conversation, difference)
     for name, change in {"strip": str.strip, **CHANGES}.items():
-        if change(text) == text or _written_with(subject, conversation, index, change(text)) != written:
+        changed = change(text)
+        if changed == text or _written_with(subject, conversation, index, changed) != written:
             continue
+        if changed.strip() and _find(subject, written, changed.strip(), 0) < 0:
+            continue  # left out alike
         if name == "strip":
             return Problem("strips-text", role, conversation, difference)
         verdict = Verdict.FAIL if role == "assistant" and name != "white space" else None
