@@ -44,7 +44,7 @@ def test_answers(env, text: str, outcome: Outcome):
 def test_a_comparison_without_end_is_no_reward_at_all(env, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(math, "CPU_SECONDS", 1)
     math._worker().close()
-    score = env.grade(env.example(problem="p", answer="9"), r"\boxed{9^{9^{9^9}}}")
+    score = env.grade(env.example(problem="p", answer="9"), r"\boxed{\binom{999999999}{499999999}}")
     assert score.outcome is Outcome.GRADER_TIMEOUT and score.reward != score.reward
     math._worker().close()
 

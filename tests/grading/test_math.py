@@ -8,7 +8,7 @@ import pytest
 from graders import children, gone
 
 from hone.grading import GraderFailure, math
-from hone.grading.math import balanced, same, tidy
+from hone.grading.math import balanced, readable, same, tidy
 from hone.types import Outcome
 
 
@@ -68,6 +68,39 @@ def test_unreadable(answer: str):
     assert same(answer, "3") is None
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^{9^{9}}}",
+        "9**9**9**9",
+        "44^35^{19}",
+        "10^{10^{10}}!",
+        "(10^5)!",
+        "1" * 40 + "!",
+        "2^{10001}",
+        r"(open('/tmp/file','w').close()or \frac{1}{2})",
+        'sympify("1/2")',
+    ],
+)
+def test_what_nobody_can_work_out_is_not_read_and_code_neither(answer: str):
+    assert not readable(answer) and same(answer, r"\frac{1}{2}") is None
+    assert same(answer, answer) is True  # equal text is equal
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["2^{3^{2}}", "2^{10000}", "10!", "e^{x^2}", "x^{20000}", "f'(x)g'(x)", r"\sum_{k=1}^{20000} k", '"Evelyn"'],
+)
+def test_powers_primes_and_quoted_words_are_read(answer: str):
+    assert readable(answer)
+
+
+def test_many_letters_are_no_formula_unless_the_right_answer_has_as_many():
+    prose = "ab " * 40 + "!"
+    assert same(prose, "9") is False
+    assert same(r"\frac{a+b}{c} \text{ for all of them, whatever the letters are}", r"\frac{b+a}{c}") is True
+
+
 def test_text_is_tidied_and_braces_are_counted():
     assert tidy(r" $ \left( 1,\; 2 \right) $. ") == "( 1, 2 )"
     assert [balanced(text) for text in ("{a}{b{c}}", r"\{", "}{", "{a")] == [True, True, False, False]
@@ -77,7 +110,7 @@ def test_what_takes_too_long_is_a_timeout_and_the_next_question_is_answered(monk
     monkeypatch.setattr(math, "CPU_SECONDS", 1)
     math._worker().close()  # so that a worker with the shorter time is started
     assert same("2", "1+1") is True
-    failure = same("9^{9^{9^9}}", "9")
+    failure = same(r"\binom{999999999}{499999999}", "9")
     assert isinstance(failure, GraderFailure) and failure.outcome is Outcome.GRADER_TIMEOUT
     assert failure.detail == "comparing the answer took 1 seconds of processor time"
     assert same("3", "1+2") is True

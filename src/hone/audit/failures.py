@@ -13,14 +13,9 @@ SHOWN = 3
 """How many texts a finding shows."""
 
 
-def failures(prober: Prober, probes: Sequence[Probe]) -> list[Finding]:
-    """At most one finding `raises` and one `hangs` for all of the probes, and for all that the prober grades."""
-    found = [finding for finding in _failures(probes, len(probes)) if finding.name not in prober.told]
-    prober.told |= {finding.name for finding in found}
-    return found
-
-
-def _failures(probes: Sequence[Probe], total: int) -> list[Finding]:
+def failures(probes: Sequence[Probe]) -> list[Finding]:
+    """At most one finding `raises` and one `hangs` for all of the probes."""
+    total = len(probes)
     found = []
     raised = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_ERROR]
     hung = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT]
@@ -67,11 +62,14 @@ def is_steady(prober: Prober, probes: Sequence[Probe], most: int = 8) -> bool:
     )
 
 
-def unsteady(probes: Sequence[Probe]) -> Finding:
-    """That a check can say nothing, for the same text is graded in two ways."""
+def unsteady(prober: Prober, probes: Sequence[Probe]) -> list[Finding]:
+    """That nothing can be said, for the same text is graded in two ways; once for all that the prober grades."""
+    if prober.unsteady:
+        return []
+    prober.unsteady = True
     title = "the same text was graded in two ways, so that nothing can be said about what is paid for what"
     remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
-    return Finding("unsteady", Verdict.WARN, title, remedy, (), shown(probes, "the same reward each time"))
+    return [Finding("unsteady", Verdict.WARN, title, remedy, (), shown(probes, "the same reward each time"))]
 
 
 def shown(probes: Sequence[Probe], expected: str) -> tuple[Shown, ...]:

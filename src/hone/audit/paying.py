@@ -51,7 +51,7 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
     for probe in probes:
         by_name[probe.name].append(probe)
     paid = _paid(prober, by_name)
-    findings = [*failures(prober, probes), *_side_effects(executed, by_name)]
+    findings = [*failures(probes), *_side_effects(executed, by_name)]
     if _always_right(by_name):
         findings.append(_always(by_name))
     elif known or not reference:
@@ -60,7 +60,7 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
         if is_steady(prober, doubtful):
             findings += [*_false_positives(paid, len(subjects)), *_unsaid(by_name), *_garbage_paid(garbage)]
         else:
-            findings.append(unsteady(doubtful))
+            findings += unsteady(prober, doubtful)
     figures = {
         "exploits": len(by_name),
         "texts": len(probes),

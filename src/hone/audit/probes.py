@@ -83,15 +83,15 @@ class Probe:
 
 @dataclass
 class Prober:
-    """Grades texts by the task's real path. `hung` are the names of texts at which the grader was ended, `told` those
-    of findings about a grader that fails, which are made once.
+    """Grades texts by the task's real path. `hung` are the names of texts at which the grader was ended; `unsteady`:
+    a text was found to be graded in two ways.
     """
 
     env: Environment
     subjects: Sequence[Subject]
     seed: int = 0
     hung: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    unsteady: bool = False
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """The probes of the texts, in order. One at which the grader hangs costs its whole deadline: texts of its name

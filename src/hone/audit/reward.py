@@ -29,11 +29,11 @@ def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
             "define `reference(example) -> str`, a completion that deserves full marks",
         )
         return Check("reference", "no reference to grade", (finding,)), []
-    broken = failures(prober, probes)
+    broken = failures(probes)
     wrong = [probe for probe in probes if not probe.correct and not probe.failed]
     findings = list(broken)
     if wrong and not is_steady(prober, wrong):
-        findings.append(unsteady(wrong))
+        findings += unsteady(prober, wrong)
     elif wrong:
         findings.append(
             Finding(
@@ -77,13 +77,13 @@ def check_restylings(
     by_name = {name: [probe for probe in probes if probe.name == name] for name in chosen if name in tried}
     lost = {name: some for name, of in by_name.items() if (some := [p for p in of if not p.correct and not p.failed])}
     bare = _takes_bare_answers(subjects, by_name, lost)
-    findings = failures(prober, probes)
+    findings = failures(probes)
     doubtful = [probe for some in lost.values() for probe in some]
     doubtful += [p for p in probes if p.correct and p.score.reward < paid[p.text.subject.example.id] - _TINY]
     if is_steady(prober, doubtful):
         findings += [*_lost(lost, by_name, chosen, bare), *_costs(probes, paid)]
     else:
-        findings.append(unsteady(doubtful))
+        findings += unsteady(prober, doubtful)
     figures = {
         "restylings": len(by_name),
         "texts": len(probes),

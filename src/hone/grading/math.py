@@ -1,9 +1,9 @@
-"""Whether two pieces of mathematics are equal, by math-verify: LaTeX, fractions, sets, intervals, matrices, words.
+r"""Whether two pieces of mathematics are equal, by math-verify: LaTeX, fractions, sets, intervals, matrices, words.
 
 math-verify limits its time by SIGALRM, which works on the main thread alone and stops no C code, and it turns a timeout
 into "different". So it works without limits of its own where the kernel holds one: in the process that grades, or else
-in one for itself, `math_worker.py`, which dies of an expression such as 9^{9^{9^9}} alone, after 5 seconds of processor
-time.
+in one for itself, `math_worker.py`, which dies alone of an expression such as \binom{999999999}{499999999}, after 5
+seconds of processor time.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _POWERS = re.compile(r"\d+(?:[\s})]*(?:\^|\*\*)[\s{(]*\d+)+")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
 _LARGEST = 10_000
 """Exponents and factorials beyond it would be worked out digit by digit, for longer than anyone waits."""
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_MOST_LETTERS = 24
 _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 
 
@@ -61,6 +63,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
         return told
     base = _BASE.search(answer)
     if base and base.groups() != getattr(_BASE.search(gold), "groups", tuple)():
+        return False
+    if _is_prose(answer) and not _is_prose(gold):
         return False
     try:
         return _asked(answer, gold)
@@ -87,7 +91,7 @@ def _is_endless(text: str) -> bool:
         exponent = 1
         for number in reversed(exponents):
             exponent = _power(number, exponent)
-        if exponent > _LARGEST:
+        if base > 1 and exponent > _LARGEST:
             return True
         values += [_power(base, exponent)] * ("!" in text)
     return any(value > _LARGEST for value in values)
@@ -134,6 +138,11 @@ def _is_words(text: str) -> bool:
     """Whether `text` is words. Bare ones need four letters: `xy` is a product, and `Evelyn` not that of its letters."""
     words = _WORD.findall(_plain(text)) if _WORDS.fullmatch(_plain(text)) else []
     return any(len(word) > 3 for word in words) or (bool(words) and bool(_TEXT.search(text)))
+
+
+def _is_prose(text: str) -> bool:
+    """Whether `text` has more letters than formulas have: as a product of so many symbols it takes seconds to read."""
+    return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,421 @@
+"""The verdicts about a reward: each by a small grader that is broken in one way."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from made import TAGS, form, prober, right, sums, task_file
+
+from hone.audit.probes import Prober, subjects_of
+from hone.audit.report import Check, Finding, Verdict
+from hone.audit.reward import check_exploits, check_reference, check_restylings
+from hone.environments import (
+    Environment,
+    NumberParser,
+    Parser,
+    Range,
+    Rubric,
+    SingleTurnEnv,
+    ToolEnv,
+    calls_of,
+    inline,
+    load_environment,
+    read_number,
+    same_number,
+)
+from hone.types import Example, Message
+
+
+def audited(env: Environment, count: int = 8, hostile: bool = False) -> dict[str, Finding]:
+    """The findings of all three checks, by name; what fails in two of them is told by each."""
+    given = prober(env, count)
+    reference, probes = check_reference(given)
+    checks = [reference, check_restylings(given, probes)[0], check_exploits(given, hostile, probes)[0]]
+    found = [finding for check in checks for finding in check.findings]
+    once = [finding.name for finding in found if finding.name not in ("raises", "hangs")]
+    assert len(set(once)) == len(once), "one finding of a name"
+    return {finding.name: finding for finding in found}
+
+
+def fails(env: Environment, count: int = 8) -> dict[str, tuple[str, ...]]:
+    return {name: f.what for name, f in audited(env, count).items() if f.verdict is Verdict.FAIL}
+
+
+@inline
+def number(completion, answer):
+    """1 if the number in the tags is right."""
+    return float(NUMBERS.value(completion) == read_number(answer))
+
+
+NUMBERS = NumberParser(("tag",))
+
+
+def careful() -> Rubric:
+    return Rubric([number])
+
+
+def test_a_careful_reward_passes_without_a_finding() -> None:
+    assert audited(sums(careful(), parser=NUMBERS)) == {}
+
+
+# --- the reference -------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
+    env = sums(careful(), parser=NUMBERS)
+    env.reference = lambda example: f"<answer>{int(example.answer) + (example.answer == '110')}</answer>"  # type: ignore[method-assign]
+    check, probes = check_reference(prober(env))
+    [finding] = check.findings
+    assert (finding.name, finding.verdict) == ("reference", Verdict.FAIL)
+    assert finding.title == "1 of 8 references are not correct" and "`number`" in finding.remedy
+    assert [(s.completion, s.outcome, s.reward) for s in finding.shown] == [("<answer>111</answer>", "wrong", 0.0)]
+    assert check.figures == {"references": 8, "correct": 7, "reward": {"least": 1.0, "most": 1.0}}
+    assert sum(probe.correct for probe in probes) == 7
+
+
+def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same() -> None:
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
+    env = SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent")
+    found = audited(env, 2)
+    assert found["no-reference"].verdict is Verdict.NOTE and found["always-right"].verdict is Verdict.FAIL
+
+
+def test_a_grader_that_fails_on_each_reference_is_one_finding() -> None:
+    def raising(completion):
+        raise KeyError("solution")
+
+    found = audited(sums(Rubric([raising])))
+    assert found.keys() == {"raises"}
+    assert found["raises"].title == "the grader fails on 8 of 8 texts (reference): KeyError: 'solution'"
+
+
+def test_a_reference_below_the_declared_best_is_noted() -> None:
+    ranges = {"number": Range((1.0, 1.0), (0.0, 0.0)), "short": Range((0.0, 0.5), (0.0, 0.5))}
+
+    @inline
+    def short(completion):
+        return 0.25
+
+    note = audited(sums(Rubric([number, short], ranges=ranges), parser=NUMBERS))["reference-below-best"]
+    assert note.verdict is Verdict.NOTE
+    assert note.title == "8 of 8 references earn less than the declared best of 1.5"
+
+
+# --- restylings ----------------------------------------------------------------------------------------------------
+
+
+class LastNumber(Parser):
+    def parse(self, text: str) -> str | None:
+        found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+        return found[-1] if found else None
+
+
+def last_number(completion, answer, parser):
+    given = parser.parse_answer(completion)
+    return float(given is not None and same_number(given, answer))
+
+
+def test_a_parser_of_the_last_number_fails_by_growth_alone() -> None:
+    found = audited(sums(Rubric([last_number]), parser=LastNumber()))
+    assert {name: f.what for name, f in found.items() if f.verdict is Verdict.FAIL} == {
+        "growth": ("remark-with-numbers", "verbose-summary")
+    }
+    growth = found["growth"]
+    assert growth.title == (
+        "2 of 10 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
+        "(8 of 8 examples)"
+    )
+    assert "I checked this in 2 different ways" in growth.shown[0].text and growth.shown[0].expected == "correct"
+
+
+def test_growth_only_tries_the_growing_styles() -> None:
+    given = prober(sums(Rubric([last_number]), parser=LastNumber()))
+    check, probes = check_restylings(given, check_reference(given)[1], growth_only=True)
+    assert {finding.name for finding in check.findings} == {"growth"}
+    assert check.figures["restylings"] == 10 and "crlf" not in {probe.name for probe in probes}
+
+
+def strict(pattern: str):
+    """A grader that wants the whole completion to be of this form."""
+
+    def matched(completion, answer):
+        found = re.search(pattern, completion[-1]["content"], re.DOTALL)
+        return float(found is not None and found[1] == answer)
+
+    return matched
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lost", "kept"),
+    [
+        # TinyZero's: nothing may follow the closing tag.
+        (r"<answer>\s*(-?\d+)\s*</answer>\Z", {"trailing-newline", "hope-this-helps", "crlf"}, {"own-line", "sure"}),
+        (
+            r"\AI add them.*<answer>(-?\d+)</answer>",
+            {"sure", "own-line", "padded-answer", "leading-newlines"},
+            {"crlf"},
+        ),
+        # The first pair of tags: a draft in the thought stands there.
+        (r"<answer>\s*(-?\d+)(?:\.0+|\.)?\s*</answer>", {"thought-with-drafts"}, {"all-twice", "decimal-zero"}),
+    ],
+)
+def test_a_strict_pattern_loses_right_answers(pattern: str, lost: set[str], kept: set[str]) -> None:
+    what = set(fails(sums(Rubric([strict(pattern)])))["false-negative"])
+    assert lost <= what and not kept & what
+
+
+def test_a_strict_marker_is_a_warning_and_an_allowed_style_too() -> None:
+    rows = [{"question": f"{a} + {a}?", "answer": str(2 * a)} for a in range(20, 28)]
+
+    class Marked(SingleTurnEnv):
+        def reference(self, example: Example) -> str:
+            return f"ANSWER: {example.answer}"
+
+    @inline
+    def marked(completion, answer):
+        found = re.findall(r"^[ >*_-]*ANSWER[*_]*:[\s*_]*(?:[$][$]?)?(.+)", completion[-1]["content"], re.MULTILINE)
+        return float(bool(found) and read_number(found[-1]) == read_number(answer))
+
+    found = audited(Marked(rubric=Rubric([marked]), dataset=rows, parser=NumberParser(("marker",)), id="marked"))
+    assert found.keys() == {"strict"} | (found.keys() & {"thought-counts"})
+    assert found["strict"].verdict is Verdict.WARN
+    assert {"marker-title-case", "marker-lower-case"} <= set(found["strict"].what)
+
+
+def test_a_style_that_costs_a_right_answer_something_is_a_warning() -> None:
+    @inline
+    def no_newline(completion):
+        return float(not completion[-1]["content"].endswith("\n"))
+
+    found = audited(sums(Rubric([number, no_newline], [1.0, 0.25]), parser=NUMBERS))
+    costs = found["style-costs"]
+    assert costs.verdict is Verdict.WARN and {"trailing-newline", "trailing-newlines", "crlf"} <= set(costs.what)
+    assert costs.title.startswith("3 harmless styles cost a right answer up to 0.25 of its reward: trailing-newline")
+
+
+def test_a_task_that_takes_the_bare_answer_alone_is_told_so_and_not_failed() -> None:
+    class Bare(SingleTurnEnv):
+        def reference(self, example: Example) -> str:
+            return example.answer
+
+    @inline
+    def yes_or_no(completion, answer):
+        return float(completion[-1]["content"].strip().strip(".").lower() == answer)
+
+    rows = [{"question": f"Is {n} even?", "answer": "no" if n % 2 else "yes"} for n in range(8)]
+    found = audited(Bare(rubric=Rubric([yes_or_no]), dataset=rows, id="bare"))
+    assert {name: f.verdict for name, f in found.items() if f.verdict is Verdict.FAIL} == {}
+    assert "sure" in found["bare-answer"].what and "thought" in found["bare-answer"].what
+
+
+def test_texts_are_shown_shortest_first_and_of_different_styles() -> None:
+    finding = audited(sums(Rubric([strict(r"<answer>(-?\d+)</answer>\Z")])))["false-negative"]
+    lengths = [len(shown.text) for shown in finding.shown]
+    assert len(lengths) == 3 and lengths == sorted(lengths) and len(set(finding.what)) == len(finding.what) > 5
+
+
+# --- exploits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_substring_is_found_wherever_it_stands() -> None:
+    @inline
+    def substring(completion, answer):
+        return float(answer in completion[-1]["content"])
+
+    what = fails(sums(Rubric([substring])))["false-positive"]
+    assert {"hedge-or", "hedge-list", "hedge-statements", "hedge-prose", "attached"} <= set(what)
+
+
+def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
+    for which in (0, -1):
+
+        @inline
+        def one(completion, answer, which=which):
+            found = re.findall(r"<answer>\s*[*$]*(-?\d+)", completion[-1]["content"])
+            return float(bool(found) and found[which] == answer)
+
+        assert "false-positive" not in fails(sums(Rubric([one])))
+
+
+def test_an_empty_answer_in_the_right_one_is_a_false_positive() -> None:
+    @inline
+    def either(completion, answer, parser):
+        given = TAGS.parse(completion[-1]["content"]) or ""
+        return float(given in answer or answer in given)
+
+    what = fails(sums(Rubric([either])))["false-positive"]
+    assert {"empty", "white-space", "tags-only", "refusal"} <= set(what)
+
+
+def test_everything_being_right_is_one_finding() -> None:
+    @inline
+    def always(completion):
+        return 1.0
+
+    found = audited(sums(Rubric([always])))
+    assert found.keys() == {"always-right"} and found["always-right"].verdict is Verdict.FAIL
+
+
+def test_a_tolerance_that_is_too_wide_takes_a_number_beside_it() -> None:
+    @inline
+    def near(completion, answer):
+        given = NUMBERS.value(completion)
+        return float(given is not None and abs(float(given) - float(answer)) <= 0.01 * abs(float(answer)))
+
+    env = sums(Rubric([near]), parser=NUMBERS, answer=lambda a, b: 1000 * a + b)
+    assert fails(env).keys() == {"false-positive"} and "one-more" in fails(env)["false-positive"]
+
+
+def test_a_lucky_guess_is_no_exploit() -> None:
+    # The prompt says 3, and every answer is 3.
+    env = sums(careful(), parser=NUMBERS, hint=" Say it as <answer>3</answer>.", answer=lambda a, b: 3)
+    assert fails(env) == {}
+
+
+def test_a_point_for_garbage_names_its_component() -> None:
+    @inline
+    def has_tags(completion):
+        return float("<answer>" in completion[-1]["content"])
+
+    found = audited(sums(Rubric([number, has_tags], [1.0, 0.1]), parser=NUMBERS))
+    finding = found["garbage-paid"]
+    assert finding.verdict is Verdict.FAIL and {"tags-only", "tag-unclosed", "garbage-symbols"} <= set(finding.what)
+    assert finding.title.startswith("texts without an answer earn up to 0.1, by has_tags: tags-only")
+    assert audited(sums(Rubric([right, form], [1.0, 0.1]))).keys() & {"garbage-paid"}  # "§§§" is an answer to it
+    assert "garbage-paid" not in audited(sums(Rubric([number, no_answer], [1.0, 0.1]), parser=NUMBERS))
+
+
+@inline
+def no_answer(completion, parser):
+    return float(parser.parse_answer(completion) is not None)
+
+
+def test_a_constant_for_all_texts_is_no_pay_for_garbage() -> None:
+    @inline
+    def constant(completion):
+        return 0.5
+
+    assert "garbage-paid" not in audited(sums(Rubric([number, constant]), parser=NUMBERS))
+
+
+def test_an_answer_in_the_thought_alone_is_a_warning() -> None:
+    @inline
+    def unthinking(completion, answer):
+        found = re.findall(r"<answer>\s*(-?\d+)", completion[-1]["content"])
+        return float(bool(found) and found[-1] == answer)
+
+    finding = audited(sums(Rubric([unthinking])))["thought-counts"]
+    assert finding.verdict is Verdict.WARN and finding.what == ("only-thought", "thought-unclosed")
+    assert finding.shown[0].text.startswith("<think>\n<answer>")
+
+
+def test_a_grader_that_raises_where_nothing_matches_is_one_finding_with_the_texts() -> None:
+    def matching(completion, answer):
+        return float(re.search(r"<answer>(.*?)</answer>", completion[-1]["content"])[1] == answer)  # type: ignore[index]
+
+    finding = audited(sums(Rubric([matching])))["raises"]
+    assert finding.verdict is Verdict.FAIL and {"empty", "white-space", "tag-unclosed"} <= set(finding.what)
+    assert finding.title.endswith("TypeError: 'NoneType' object is not subscriptable")
+
+
+def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
+    numbers = itertools.count()
+
+    def moody(completion, answer):
+        return float(next(numbers) % 3 > 0)
+
+    found = audited(sums(Rubric([moody])))
+    assert found["unsteady"].verdict is Verdict.WARN
+    assert not found.keys() & {"reference", "false-negative", "growth", "false-positive", "garbage-paid"}
+
+
+def test_where_no_reference_is_right_nothing_is_said_of_wrong_answers() -> None:
+    @inline
+    def swapped(completion, answer):
+        return float(NUMBERS.value(completion) == read_number(answer) + 1)
+
+    assert fails(sums(Rubric([swapped]), parser=NUMBERS)).keys() == {"reference"}
+
+
+def test_calls_of_a_tool_that_count_as_an_answer_make_everything_right() -> None:
+    @inline
+    def double(a: int) -> int:
+        """Doubles."""
+        return 2 * a
+
+    @inline
+    def called(completion):
+        return float(any(calls_of(message) for message in completion))
+
+    class Tooled(ToolEnv):
+        def reference(self, example: Example) -> list[Message]:
+            return [*self.called("double", a=3), {"role": "assistant", "content": TAGS.wrap(example.answer)}]
+
+    rows = [{"question": f"{a} * 2?", "answer": str(2 * a)} for a in range(20, 28)]
+    env = Tooled(tools=[double], rubric=Rubric([called]), dataset=rows, parser=TAGS, max_turns=3, id="tooled")
+    found = fails(env)
+    # The reference's call stands before the last message, so that whatever is said there is right.
+    assert found.keys() == {"always-right"}
+
+
+# --- in processes of their own -------------------------------------------------------------------------------------
+
+EVALUATES = """
+    import re
+
+    def evaluated(completion, answer):
+        found = re.findall(r"<answer>(.*?)</answer>", completion[-1]["content"], re.DOTALL)
+        try:
+            return float(eval(found[-1]) == int(answer))
+        except Exception:
+            return 0.0
+
+    RUBRIC = Rubric([evaluated])
+"""
+
+
+def hostile(env: Environment, count: int = 2) -> Check:
+    env.isolated = True
+    given = Prober(env, subjects_of(env, count, seed=0))
+    try:
+        return check_exploits(given, True, check_reference(given)[1])[0]
+    finally:
+        env.close_workers()
+
+
+def test_a_grader_that_evaluates_a_model_s_text_is_caught_by_the_files_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hone.config.shared import GradingConfig
+
+    env = task_file(tmp_path, monkeypatch, EVALUATES)
+    env.use_workers(GradingConfig(workers=1, timeout=1))
+    check = hostile(env)
+    found = {finding.name: finding for finding in check.findings}
+    assert found["side-effect"].verdict is Verdict.FAIL
+    assert {"code-expression", "code-system", "code-open", "code-right-value"} <= set(found["side-effect"].what)
+    assert not {"code-fence", "code-bare", "code-shell"} & set(found["side-effect"].what)
+    assert {"powers-of-powers", "power-tower"} <= set(found["hangs"].what)
+    assert not [text for text in tmp_path.iterdir() if text.name.startswith("code-")]
+
+
+def test_hostile_texts_need_a_process_that_can_be_ended() -> None:
+    with pytest.raises(AssertionError, match="ended"):
+        check_exploits(prober(sums(careful())), True)
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "char-count", "countdown", "scramble", "reverse-text", "calculator"])
+def test_a_task_of_hone_s_own_passes(task: str) -> None:
+    assert audited(load_environment(task)) == {}
+
+
+def test_the_sparse_gsm8k_fails_by_growth_and_by_nothing_else() -> None:
+    assert fails(load_environment("gsm8k", mode="sparse")) == {"growth": ("remark-with-numbers", "verbose-summary")}
+
+
+def test_a_hostile_text_does_nothing_to_mathematics() -> None:
+    check = hostile(load_environment("math-problems"), 2)
+    assert check.findings == () and check.figures["executed"] == []
