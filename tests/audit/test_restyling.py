@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,9 @@ WORD = subject("<think>\nhm\n</think>\n<answer>Pots</answer>", "Pots")
 FRACTION = subject("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}")
 BARE = subject("42", "42")
 JSON = subject('{"answer": 42}', '{"answer": 42}', gold="42")
+
+DRAFTS_IN_LINE = "Is it \\boxed{-6}? No, that is not it. Is it \\boxed{-5}? No, that is not it."
+DRAFTS_ON_LINES = "ANSWER: 10\nNo, that is not it.\nANSWER: 11\nNo, that is not it."
 
 
 def restyled(name: str, given: Subject, env: SingleTurnEnv = ENV) -> str | None:
@@ -69,16 +73,8 @@ def restyled(name: str, given: Subject, env: SingleTurnEnv = ENV) -> str | None:
         ("thought", BARE, f"<think>\n{prose.THOUGHT}\n</think>\n\n42"),
         ("thought", WORD, f"<think>\n{prose.THOUGHT}\n\nhm\n</think>\n<answer>Pots</answer>"),
         ("thought-with-numbers", BARE, f"<think>\n{prose.THOUGHT_NUMBERS}\n</think>\n\n42"),
-        (
-            "thought-with-drafts",
-            BOX,
-            "<think>\nIs it \\boxed{-6}? No, that is not it. Is it \\boxed{-5}? No, that is not it.\n</think>\n\nSo \\boxed{-7}",
-        ),
-        (
-            "thought-with-drafts",
-            MARKER,
-            "<think>\nANSWER: 10\nNo, that is not it.\nANSWER: 11\nNo, that is not it.\n</think>\n\nHalf is 9.\nANSWER: 9",
-        ),
+        ("thought-with-drafts", BOX, f"<think>\n{DRAFTS_IN_LINE}\n</think>\n\nSo \\boxed{{-7}}"),
+        ("thought-with-drafts", MARKER, f"<think>\n{DRAFTS_ON_LINES}\n</think>\n\nHalf is 9.\nANSWER: 9"),
         ("thought-unopened", BARE, f"{prose.THOUGHT}\n</think>\n\n42"),
         ("thought-unopened", WORD, "\nhm\n</think>\n<answer>Pots</answer>"),
         ("thought-empty", BARE, "<think>\n\n</think>\n\n42"),
@@ -138,8 +134,7 @@ def test_a_restyling_says(name: str, given: Subject, text: str | None) -> None:
 
 
 def test_every_restyling_is_tried_above_or_grows() -> None:
-    tried = set(re.findall(r'^        \("([a-z-]+)", ', open(__file__).read(), re.MULTILINE))
-    tried |= set(re.findall(r'^            "([a-z-]+)",$', open(__file__).read(), re.MULTILINE))
+    tried = set(re.findall(r'^        \("([a-z-]+)", ', Path(__file__).read_text(), re.MULTILINE))
     assert STYLES.keys() - tried == {
         "thought-long", "reasoning-100", "reasoning-1000", "reasoning-4000", "reasoning-16000", "many-lines",
         "paragraphs",

@@ -234,7 +234,7 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
 
         @inline
         def one(completion, answer, which=which):
-            found = re.findall(r"<answer>\s*[*$]*(-?\d+)", completion[-1]["content"])
+            found = re.findall(r"<answer>\s*(-?\d+)\s*</answer>", completion[-1]["content"])
             return float(bool(found) and found[which] == answer)
 
         assert "false-positive" not in fails(sums(Rubric([one])))
