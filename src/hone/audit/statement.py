@@ -32,6 +32,8 @@ _OPENING_TAG = re.compile(r"<(\w+)>\s*\Z")
 _BOX = re.compile(r"\\boxed\s*\{\s*\Z")
 _KEY = re.compile(r"""["']\s*:\s*["']?\Z|=\s*["']\Z|["'\[]\Z""")
 _FORMS = (re.compile(r"<(\w+)>\s*([^<>]*?)\s*</\1>"), re.compile(r"\\boxed\{([^{}]*)\}"), re.compile(r":[ \t]*(\S.*)"))
+_FENCE = re.compile(r"^```[^\n`]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^```[^\n`]*\n\s*\Z", re.MULTILINE)
 _THOUGHT = re.compile(r"</(think|thinking|reasoning|thought|scratchpad)>\s*")
 _CLOSED = re.compile(r"<(think|thinking|reasoning|thought|scratchpad)>.*?</\1>\s*", re.DOTALL)
 
@@ -101,7 +103,8 @@ def statement_of(subject: Subject) -> Statement:
 
 def answer_span(subject: Subject) -> Span | None:
     """Where the answer stands in the reference: as the task's parser finds it or, of one that takes the whole text as
-    the answer, as the data has it, or where completions of this form have it. None if it stands nowhere.
+    the answer, as the data has it, or where completions of this form have it. None if it stands nowhere. Of one that
+    stands in a fenced block, the answer is all of that block.
     """
     text = subject.text
     if not text.strip():
@@ -109,6 +112,18 @@ def answer_span(subject: Subject) -> Span | None:
     if subject.answer and subject.answer != text.strip():
         start = text.rfind(subject.answer)
         return start, start + len(subject.answer)
+    span = _stated(subject, text)
+    blocks = list(_FENCE.finditer(text))
+    if span is None or not blocks:
+        return span
+    within = [
+        block for block in blocks if span[0] <= block.start() < span[1] or block.start(1) <= span[0] < block.end()
+    ]
+    return within[-1].span(1) if within else span
+
+
+def _stated(subject: Subject, text: str) -> Span | None:
+    """Where the answer of the data stands last, or else what completions mark as an answer, or all of the text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
     if gold:
         found = list(re.finditer(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)", text))
@@ -132,6 +147,8 @@ def _marked(text: str, start: int, end: int) -> tuple[int, int, Form]:
         return tag.start(), end + closing.end(), Form.TAG
     if (box := _BOX.search(before)) and (closing := re.match(r"\s*\}", after)):
         return box.start(), end + closing.end(), Form.BOXED
+    if (fence := _FENCED.search(before)) and (closing := re.match(r"\s*```", after)):
+        return fence.start(), end + closing.end(), Form.CODE
     if _is_json(text):
         return 0, len(text), Form.CODE
     opened = before.rfind("\n") + 1
