@@ -38,7 +38,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "evals_answer": ("side-effect", f"hangs {STYLE}"),
     "execs_code": ("side-effect", "hangs"),
     "first_chars": ("growth", ""),
-    "first_number": ("growth", STYLE),
+    "first_number": ("growth", f"false-positive {STYLE}"),
     "first_tag": ("false-negative", STYLE),
     "format_garbage": ("garbage-paid", ""),
     "graded_tool_output": ("false-positive", ""),
