@@ -209,3 +209,15 @@ def named_by(node: ast.AST, func: FunctionType, dataset: type) -> Any:
         owner = func.__globals__.get(node.value.id)
         return getattr(owner, node.attr, None) if isinstance(owner, ModuleType | type) else None
     return None
+
+
+def test_an_audit_is_told_that_answers_are_compared_letter_by_letter():
+    from hone.audit.probes import Prober, subjects_of
+    from hone.audit.reward import check_exploits, check_reference, check_restylings
+
+    env = load_environment("reasoning-gym:chain-sum")
+    prober = Prober(env, subjects_of(env, 2, seed=0))
+    reference, probes = check_reference(prober)
+    checks = [reference, check_restylings(prober, probes)[0], check_exploits(prober, False, probes)[0]]
+    failing = {finding.name for check in checks for finding in check.findings if finding.verdict == "fail"}
+    assert failing == {"false-negative", "garbage-paid"} == env.audit_allows.keys()

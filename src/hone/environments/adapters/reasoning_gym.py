@@ -17,6 +17,7 @@ import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hone.digests import of_source
@@ -42,6 +43,13 @@ SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
 
 class ReasoningGym(SingleTurnEnv):
     """Rows have the column `index`, the number of a row of reasoning-gym's data set: `env.example(index=3)`."""
+
+    audit_allows = MappingProxyType(
+        {
+            "false-negative": "reasoning-gym's own scores compare the answer letter by letter",
+            "garbage-paid": "reasoning-gym does not say what a well-formed answer is, so any text in the tags is one",
+        }
+    )
 
     def __init__(self, task: str, config: dict[str, Any], format_hint: bool, **kwargs: Any) -> None:
         self.task, self.config, self.hint = task, config, FORMAT_HINT * format_hint
