@@ -222,6 +222,23 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
     assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
 
 
+class Telling(Paid):
+    def env_response(self, messages: list[Message], state: dict) -> list[Message]:
+        told = state["answer"] if state["info"].get("told") else "something else"
+        return [{"role": "user", "content": f"No, it is {told}."}]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_environment_that_tells_the_answer_is_warned_of(told: bool) -> None:
+    rows = [{"question": f"{a} * 9?", "answer": str(9 * a), "info": {"told": told}} for a in range(20, 26)]
+    env = Telling(rubric=Rubric([right]), dataset=rows, parser=TAGS, max_turns=3, id="telling")
+    check = check_inversion(prober(env), [])
+    assert [(f.name, f.verdict) for f in check.findings] == [("answer-told", Verdict.WARN)] * told
+    if told:
+        assert check.findings[0].title.endswith("in 3 of 3 examples")
+        assert "[user] No, it is " in check.findings[0].shown[0].text
+
+
 def test_made_up_arguments_follow_the_schema() -> None:
     schema = {
         "type": "object",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hone.audit.probes import Probe, Prober
 from hone.audit.report import Check, Finding, Shown, Verdict
+from hone.audit.telling import answers_told
 from hone.audit.totals import Total, as_figures, component_line, most_telling, totals_of, words_of
 from hone.audit.trajectories import inversion_texts
 from hone.environments import MultiTurnEnv, Range, Rubric, arguments_of, calls_of
@@ -28,7 +29,7 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Compares the best wrong answer with the worst right one. `probes` are the texts that were graded so far; those
     that try what is paid beside the answer are added here.
     """
-    tried, unable = _tried(prober)
+    tried, played = _tried(prober)
     graded = [probe for probe in (*probes, *tried) if not probe.failed]
     rubric = prober.env.rubric
     fair = [probe for probe in graded if words_of(probe) <= MOST_WORDS]
@@ -39,7 +40,7 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     )
     totals = list(totals_of(rubric, wrong, right_answers=False))
     best = max(totals, key=most_telling, default=None)
-    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *unable]
+    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *played]
     varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
     if worst is not None and best is not None and varies and best.reward >= worst.reward:
         findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
@@ -53,7 +54,7 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
 
 
 def _tried(prober: Prober) -> tuple[list[Probe], list[Finding]]:
-    """The texts of this check, graded; and a note where the tools of the task cannot be called."""
+    """The texts of this check, graded; and what else the conversations show, if only that none can be played here."""
     env = prober.env
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     subjects = prober.subjects[: SUBJECTS if turns <= 16 else 2]
@@ -63,7 +64,7 @@ def _tried(prober: Prober) -> tuple[list[Probe], list[Finding]]:
         remedy = "audit it on a machine where it can be sampled"
         note = Finding("not-played", Verdict.NOTE, f"no conversation was played: {error}", remedy)
         return [], [note]
-    return prober.grade(inversion_texts(env, subjects)), []
+    return prober.grade(inversion_texts(env, subjects)), answers_told(prober)
 
 
 def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
