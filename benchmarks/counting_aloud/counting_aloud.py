@@ -63,7 +63,7 @@ class CountingAloud(SingleTurnEnv):
 def load_environment(
     reads: int = 0,
     shortest: int = 4,
-    longest: int = 8,
+    longest: int = 7,
     num_train_examples: int = 20_000,
     num_eval_examples: int = 500,
     aloud: float = 0.7,
