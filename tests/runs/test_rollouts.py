@@ -89,6 +89,16 @@ def test_files_of_older_runs_are_read_without_the_column(tmp_path, group):
     assert read_rollouts(tmp_path / "old.parquet").equals(read_rollouts(tmp_path / "new.parquet"))
 
 
+def test_some_columns_may_be_read_alone(tmp_path, group):
+    write_rollouts(tmp_path / "new.parquet", group_rows(7, 2, group, "trained"))
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["completion"]), tmp_path / "old.parquet")
+    for name in ("new", "old"):
+        table = read_rollouts(tmp_path / f"{name}.parquet", ["text", "completion"])
+        assert table.column_names == ["text", "completion"] and table["completion"].null_count == 3
+        assert table["text"].to_pylist() == ["ba 0 é", "ba 1 é", "ba 2 é"]
+        assert read_rollouts(tmp_path / f"{name}.parquet", ["text"]).column_names == ["text"]
+
+
 def test_equal_rows_give_equal_bytes(tmp_path, group):
     for name in ("a", "b"):
         write_rollouts(tmp_path / name, group_rows(7, 2, group, "trained"))
