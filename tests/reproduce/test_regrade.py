@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from hone.environments import Rubric, SingleTurnEnv
 from hone.reproduce.attribution import Marks
-from hone.reproduce.regrade import Grader, Pair, Recorded, _recorded_marks, _sampled, spread
+from hone.reproduce.regrade import Grader, Pair, Recorded, _recorded_marks, _sampled, spread, typical
 from hone.types import Example, Outcome, Reply, Score
 
 
@@ -39,6 +41,11 @@ def test_the_own_task_says_what_decides_unless_its_weights_have_changed() -> Non
     assert _recorded_marks(graded, same) == Marks(("format",), 0.1)
     assert _recorded_marks(graded, other) == _recorded_marks(graded, None) == Marks(("right",), 0.9)
     assert _recorded_marks([recorded(Outcome.GRADER_ERROR, float("nan"))], same) is None
+
+
+def test_typical_are_those_of_usual_length() -> None:
+    pairs = [Pair(replace(recorded(), text="a" * length), recorded().score) for length in (1, 9, 4, 90, 5)]
+    assert [len(pair.recorded.text) for pair in typical(pairs)] == [5, 4, 9, 1, 90] and typical([]) == []
 
 
 def test_what_came_out_the_same() -> None:

@@ -11,7 +11,7 @@ from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
 from hone.pages import visible
 from hone.reproduce.attribution import Window
-from hone.reproduce.regrade import Pair, Regraded
+from hone.reproduce.regrade import Pair, Regraded, typical
 from hone.reproduce.verdict import Verdict
 from hone.runs import Run
 from hone.runs.liveness import holder
@@ -65,14 +65,13 @@ def record(result: Result) -> dict[str, Any]:
 
 
 def disagreements(result: Result) -> list[Pair]:
-    """The completions to look at: the shortest about which the graders disagree, one of an example, those of the last
-    window first.
+    """The completions to look at: some of usual length about which the graders disagree, one of an example, those of
+    the last window first.
     """
     after = result.verdict.after
-    found = sorted(
-        result.found.disagreements,
-        key=lambda pair: (not after.first <= pair.recorded.step <= after.last, len(pair.recorded.text)),
-    )
+    late = [pair for pair in result.found.disagreements if after.first <= pair.recorded.step <= after.last]
+    others = [pair for pair in result.found.disagreements if not after.first <= pair.recorded.step <= after.last]
+    found = [*typical(late), *typical(others)]
     by_example = {pair.recorded.example.id: pair for pair in reversed(found)}
     return [pair for pair in found if by_example[pair.recorded.example.id] is pair][:SHOWN]
 

@@ -115,8 +115,7 @@ class Regraded:
     """A run's completions under another grader.
 
     `failed_old` and `failed_new` count those that could not be graded, then and now; `failure` says why the first could
-    not now. `disagreements` are up to three of each step, the shortest. `rows` are the new scores, if they were asked
-    for.
+    not now. `disagreements` are up to three of each step, of usual length. `rows` are the new scores, if asked for.
     """
 
     columns: Columns
@@ -223,14 +222,21 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def _note(found: Regraded, pairs: Sequence[Pair]) -> None:
-    """Counts failures, and keeps the shortest completions about which the graders disagree."""
+    """Counts failures, and keeps typical completions about which the graders disagree."""
     found.failed_old += sum(pair.recorded.score.outcome.is_failure for pair in pairs)
     failed = [pair.score for pair in pairs if pair.score.outcome.is_failure]
     found.failed_new += len(failed)
     if failed and not found.failure:
         found.failure = last_line(failed[0].detail)
-    apart = sorted((pair for pair in pairs if pair.disagree), key=lambda pair: len(pair.recorded.text))
-    found.disagreements += apart[:SHOWN]
+    found.disagreements += typical([pair for pair in pairs if pair.disagree])[:SHOWN]
+
+
+def typical(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs by how near their completion's length is to the median, the nearest first."""
+    if not pairs:
+        return []
+    median = float(np.median([len(pair.recorded.text) for pair in pairs]))
+    return sorted(pairs, key=lambda pair: abs(len(pair.recorded.text) - median))
 
 
 def _columns(pairs: Sequence[Pair], old_marks: Marks, new_marks: Marks) -> Columns:
