@@ -9,7 +9,7 @@ import sys
 
 from hone.environments import Rubric, SingleTurnEnv
 
-ROWS = [{"question": f"Write a function f(x) that returns x + {n}.", "answer": str(n)} for n in (3, 5, 8, 13)]
+ROWS = [{"question": f"Write a function f(x) that returns x + {n}.", "answer": str(n)} for n in (3, 8)]
 
 
 def correctness(completion, answer):
