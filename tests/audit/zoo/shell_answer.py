@@ -16,7 +16,7 @@ def correctness(completion, answer):
     if not found:
         return 0.0
     said = subprocess.run(f'echo "{found[-1].strip()}"', shell=True, capture_output=True, text=True, timeout=5)
-    number = re.fullmatch(r"\W*([\d,]+)(?:\.0+)?\W*", said.stdout.strip())
+    number = re.fullmatch(r"[^\w-]*(-?[\d,]+)(?:\.0+)?\W*", said.stdout.strip())
     return float(number is not None and number.group(1).replace(",", "") == answer)
 
 

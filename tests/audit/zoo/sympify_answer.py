@@ -5,6 +5,8 @@ Seen: MATH graders that fall back to `sympy.simplify(a) - sympy.simplify(b) == 0
 
 import re
 
+import sympy
+
 from hone.environments import Rubric, SingleTurnEnv
 
 ROWS = [
@@ -14,8 +16,6 @@ ROWS = [
 
 
 def correctness(completion, answer):
-    import sympy
-
     found = re.findall(r"<answer>(.*?)</answer>", completion[-1]["content"], re.DOTALL)
     if not found:
         return 0.0
