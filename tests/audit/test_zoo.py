@@ -87,6 +87,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "xmlcount": ("inversion", f"{PAID} {STYLE}"),
 }
 """The finding that names the defect, and those that may come with it."""
+SLOW = {"exit_code", "hangs_regex", "shell_answer", "sympify_answer"}
 SOUND = sorted(path.stem for path in (ZOO / "sound").glob("*.py"))
 
 
@@ -105,7 +106,7 @@ def told(report: Report) -> str:
     return "\n".join(lines) or "no failure"
 
 
-@pytest.mark.parametrize("task", BROKEN)
+@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.long) if t in SLOW else t for t in BROKEN])
 def test_a_broken_reward_is_caught_by_its_name(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, also = BROKEN[task]
     hangs = "hangs" in (expected, *also.split())
