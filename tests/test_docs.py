@@ -126,6 +126,20 @@ def test_every_command_on_regrading_runs_in_order(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out.count("graded again by the run's own task have the recorded reward") == 2
 
 
+def test_every_command_on_the_audit_page_runs(tmp_path, monkeypatch, capfd):
+    """On four examples each; the model is an untrained one, which never comes to an end."""
+    monkeypatch.chdir(tmp_path)
+    for argv in shell_commands(ROOT / "docs" / "audit.md"):
+        few = [] if "--template" in argv else ["-n", "4"]
+        argv = ["hone/tiny" if word == "outputs/weights/step_600" else word for word in argv]
+        assert run(argv, few) == ("-m" in argv), (argv, capfd.readouterr().err)
+    assert "Nothing fails." in (tmp_path / "gsm8k.html").read_text()
+    allowed, template = blocks(ROOT / "docs" / "audit.md", "python")
+    exec(allowed, {"env": load_environment("char-count")})
+    exec(template, {})
+    assert capfd.readouterr().out.splitlines()[-1] == "warn []"
+
+
 def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

@@ -14,6 +14,8 @@ from hone.audit.environment import audit_before_training, audit_environment, ref
 from hone.audit.report import Report
 from hone.environments import load_environment
 
+pytestmark = pytest.mark.audit
+
 TASKS = (
     "reverse-text",
     "char-count",

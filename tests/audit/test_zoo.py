@@ -16,6 +16,8 @@ from hone.audit.environment import audit_environment
 from hone.audit.report import Report
 from hone.environments import load_environment
 
+pytestmark = pytest.mark.audit
+
 ZOO = Path(__file__).parent / "zoo"
 EXAMPLES = 4
 MORE_EXAMPLES = {"wrong_data": 8, "unparsable_gold": 6, "prime_witness": 6}
@@ -87,7 +89,6 @@ BROKEN: dict[str, tuple[str, str]] = {
     "xmlcount": ("inversion", f"{PAID} {STYLE}"),
 }
 """The finding that names the defect, and those that may come with it."""
-SLOW = {"exit_code", "hangs_regex", "shell_answer", "sympify_answer"}
 SOUND = sorted(path.stem for path in (ZOO / "sound").glob("*.py"))
 
 
@@ -106,7 +107,7 @@ def told(report: Report) -> str:
     return "\n".join(lines) or "no failure"
 
 
-@pytest.mark.parametrize("task", [pytest.param(t, marks=pytest.mark.long) if t in SLOW else t for t in BROKEN])
+@pytest.mark.parametrize("task", BROKEN)
 def test_a_broken_reward_is_caught_by_its_name(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, also = BROKEN[task]
     hangs = "hangs" in (expected, *also.split())

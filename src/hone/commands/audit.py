@@ -110,7 +110,9 @@ def _template(config: AuditConfig, status: Status) -> Report:
         config.chat_template,
         examples=max(LEAST_CONVERSATIONS, config.num_examples),
         seed=config.seed,
-        progress=lambda words: status(f"auditing the chat template of {config.template}: {words}"),
+        progress=lambda what, done, of: status(
+            f"auditing the chat template of {config.template}: {what}" + (f" ({done} of {of})" if of > 1 else "")
+        ),
     )
 
 
