@@ -55,3 +55,12 @@ def test_of_messages_the_last_one_of_the_assistant_is_read():
 def test_the_plain_parser_takes_the_whole_text():
     assert Parser().parse("  42\n") == "42"
     assert Parser().parse(" \n") is None
+
+
+def test_tags_in_a_thought_are_no_answer():
+    parser = TagParser("answer")
+    assert parser.parse("<think><answer>41</answer></think>") is None
+    assert parser.parse("<think>Hm: <answer>41</answer>") is None
+    assert parser.parse("<answer>41</answer></think>\n<answer>42</answer>") == "42"
+    assert parser.parse("<answer>42</answer>\n<think>or <answer>41</answer></think>") == "42"
+    assert TagParser("think").parse("<think>41</think>") == "41"
