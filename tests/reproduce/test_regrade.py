@@ -45,7 +45,7 @@ def test_the_own_task_says_what_decides_unless_its_weights_have_changed() -> Non
 
 def test_typical_are_those_of_usual_length() -> None:
     pairs = [Pair(replace(recorded(), text="a" * length), recorded().score) for length in (1, 9, 4, 90, 5)]
-    assert [len(pair.recorded.text) for pair in typical(pairs)] == [5, 4, 9, 1, 90] and typical([]) == []
+    assert [len(pair.recorded.text) for pair in typical(pairs)] == [5, 4, 1, 9, 90] and typical([]) == []
 
 
 def test_what_came_out_the_same() -> None:
