@@ -22,6 +22,7 @@ import pytest
 
 from hone.cli import main
 from hone.config.rl import CurriculumConfig, PoolConfig
+from hone.environments import load_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

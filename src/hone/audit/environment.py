@@ -36,7 +36,7 @@ _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
         "reference", "false-negative", "growth", "style-costs", "false-positive", "garbage-paid", "always-right",
-        "inversion", "range", "global-state", "order-dependent", "no-signal",
+        "inversion", "range", "global-state", "order-dependent", "no-signal", "unsteady",
     },
 }  # fmt: skip
 """Findings that follow from another one: they are left out beside it."""

@@ -16,8 +16,8 @@ from hone.grading import printable
 STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
 TABLES = ("inversion",)
 """Checks whose tables are always shown, the others' where something is wrong."""
-_LONGEST = 400
-"""Characters of a text that are shown; `--json` has all."""
+_LONGEST, _LONGEST_DETAIL = 400, 3000
+"""Characters of a text that are shown, and of why it got what it got; `--json` has all."""
 _SHOWN = 2
 """Texts that are shown for a finding."""
 
@@ -99,7 +99,7 @@ def _show_text(console: Console, shown: Shown) -> None:
     line = f"-> {worth} ({shown.outcome}); expected {shown.expected}"
     console.print(Padding(Text(printable(line), "dim"), (0, 0, 0, 9)))
     if shown.detail:
-        console.print(Padding(Text(printable(shortened(shown.detail)), "dim"), (0, 0, 0, 9)))
+        console.print(Padding(Text(printable(shortened(shown.detail, _LONGEST_DETAIL)), "dim"), (0, 0, 0, 9)))
 
 
 def shortened(text: str, limit: int = _LONGEST) -> str:
