@@ -29,6 +29,7 @@ MARKER = subject("Half is 9.\nANSWER: 9", "9")
 SUM = subject("<answer>(1+2)*3</answer>", "(1+2)*3")
 WORD = subject("<think>\nhm\n</think>\n<answer>Pots</answer>", "Pots")
 FRACTION = subject("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}")
+CHOICE = subject("Answer: (B)", "(B)")
 BARE = subject("42", "42")
 JSON = subject('{"answer": 42}', '{"answer": 42}', gold="42")
 
@@ -119,6 +120,9 @@ def restyled(name: str, given: Subject, env: SingleTurnEnv = ENV) -> str | None:
         ("outer-brackets", SUM, "<answer>((1+2)*3)</answer>"),
         ("upper-case", WORD, "<think>\nhm\n</think>\n<answer>POTS</answer>"),
         ("lower-case", WORD, "<think>\nhm\n</think>\n<answer>pots</answer>"),
+        ("upper-case", subject("<answer>x</answer>", "x"), None),
+        ("lower-case", CHOICE, None),
+        ("decimal-zero", subject("<answer>007</answer>", "007"), None),
         ("title-case", subject("<answer>pots</answer>", "pots"), "<answer>Pots</answer>"),
         ("word-full-stop", WORD, "<think>\nhm\n</think>\n<answer>Pots.</answer>"),
         ("quoted", WORD, '<think>\nhm\n</think>\n<answer>"Pots"</answer>'),
@@ -153,7 +157,7 @@ def test_reasoning_grows_in_front_of_what_is_said(words: int) -> None:
 def test_lines_and_paragraphs_of_reasoning() -> None:
     assert (restyled("many-lines", BARE) or "").count("\n") > 150
     assert (restyled("paragraphs", BARE) or "").count("\n\n") > 150
-    assert "Step 29 " in (restyled("thought-long", BARE) or "").partition("</think>")[0]
+    assert "Step 23 " in (restyled("thought-long", BARE) or "").partition("</think>")[0]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +241,7 @@ def test_values_and_wrong_answers() -> None:
     assert value_of("(1+2)*3 ÷ 2") == value_of("9/2") != value_of("4")
     assert [value_of(text) for text in ("2**3", "7//2", "1/0", "__import__('os')", "2(3)", "9" * 300)] == [None] * 6
     assert wrong_for("42") == ["43", "44"] and wrong_for("2.50") == ["3.50", "4.50"]
+    assert wrong_for("-512.5") == ["-412.5", "-312.5"], "beyond what a tolerance lets by"
     assert wrong_for("1+2") == ["1+2+1", "1+2+2"]
     assert wrong_for("B") == ["A", "C"] and wrong_for("(b)"[1]) == ["a", "c"]
     assert wrong_for("Yes")[0] == "No" and wrong_for("true", ["true", "maybe"]) == ["false", "maybe"]

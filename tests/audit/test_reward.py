@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made import TAGS, form, prober, right, sums, task_file
+from made import TAGS, Sums, form, prober, right, sums, task_file
 
 from hone.audit.probes import Prober, subjects_of
 from hone.audit.report import Check, Finding, Verdict
@@ -269,6 +269,44 @@ def test_a_tolerance_that_is_too_wide_takes_a_number_beside_it() -> None:
     assert fails(env).keys() == {"false-positive"} and "one-more" in fails(env)["false-positive"]
 
 
+def test_a_tolerance_for_decimals_is_no_exploit() -> None:
+    @inline
+    def near(completion, answer):
+        given = NUMBERS.value(completion)
+        return float(given is not None and abs(float(given) - float(answer)) <= 0.02 * abs(float(answer)))
+
+    assert fails(sums(Rubric([near]), parser=NUMBERS, answer=lambda a, b: (10 * a + b) / 8)) == {}
+
+
+@pytest.mark.parametrize(("keep", "what"), [("[^0-9]", "pointed"), ("[^0-9.]", "first-half")])
+def test_a_number_of_which_some_characters_count_is_a_false_positive(keep: str, what: str) -> None:
+    @inline
+    def begins(completion, answer):
+        given = re.sub(keep, "", TAGS.parse(completion[-1]["content"]) or "")
+        return float(bool(given) and answer.startswith(given))
+
+    assert what in fails(sums(Rubric([begins])))["false-positive"]
+
+
+@pytest.mark.parametrize(("index", "style"), [(0, "reasoning-100"), (-1, "long-closing")])
+@pytest.mark.parametrize(("options", "answer"), [(r"\b[A-D]\b", "B"), (r"\b(?:true|false)\b", "false")])
+def test_the_first_or_last_option_in_a_text_is_lost_as_it_grows(
+    options: str, answer: str, index: int, style: str
+) -> None:
+    class Scanner(Parser):
+        def parse(self, text: str) -> str | None:
+            found = re.findall(options, text)
+            return found[index] if found else None
+
+    class Choice(SingleTurnEnv):
+        def reference(self, example: Example) -> str:
+            return f"It must be {example.answer}."
+
+    rows = [{"question": f"Which one, number {i}?", "answer": answer} for i in range(4)]
+    env = Choice(rubric=Rubric([right]), dataset=rows, parser=Scanner(), id="choice")
+    assert style in fails(env)["growth"]
+
+
 def test_a_lucky_guess_is_no_exploit() -> None:
     # The prompt says 3, and every answer is 3.
     env = sums(careful(), parser=NUMBERS, hint=" Say it as <answer>3</answer>.", answer=lambda a, b: 3)
@@ -291,6 +329,36 @@ def test_a_point_for_garbage_names_its_component() -> None:
 @inline
 def no_answer(completion, parser):
     return float(parser.parse_answer(completion) is not None)
+
+
+def test_the_summaries_count_what_worked_and_what_was_kept() -> None:
+    @inline
+    def has_tags(completion):
+        return float("<answer>" in completion[-1]["content"])
+
+    @inline
+    def raises_on_carriage_returns(completion, answer, parser):
+        return 1 / 0 if "\r" in completion[-1]["content"] else right(completion, answer, parser)
+
+    given = prober(sums(Rubric([number, has_tags], [1.0, 0.1]), parser=NUMBERS))
+    check = check_exploits(given, False, check_reference(given)[1])[0]
+    paid = next(finding for finding in check.findings if finding.name == "garbage-paid")
+    assert check.summary.endswith(f" ways to be paid for nothing, on 8 examples: {len(paid.what)} worked")
+    given = prober(sums(Rubric([raises_on_carriage_returns])))
+    check = check_restylings(given, check_reference(given)[1])[0]
+    tried, kept = map(int, re.findall(r"^(\d+) ways .* (\d+) keep all", check.summary)[0])
+    lost = {name for finding in check.findings if finding.verdict is not Verdict.NOTE for name in finding.what}
+    assert "crlf" in lost and kept == tried - len(lost)
+
+
+def test_an_example_that_is_there_many_times_is_tried_once() -> None:
+    rows = [{"question": "What is 6 + 36?", "answer": "42"}] * 8
+    given = prober(Sums(rubric=careful(), dataset=rows, parser=NUMBERS, id="one"))
+    check, probes = check_reference(given)
+    assert check.summary == "1 of 1 references are correct" and len(probes) == 1
+    check, probes = check_exploits(given, False, probes)
+    assert " on 1 examples: none worked" in check.summary
+    assert len({(probe.name, str(probe.text.completion)) for probe in probes}) == len(probes)
 
 
 def test_a_constant_for_all_texts_is_no_pay_for_garbage() -> None:

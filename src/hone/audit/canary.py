@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CODES: dict[str, tuple[bool, str]] = {
@@ -46,6 +46,11 @@ def in_place(name: str, folder: Path, answer: str, say: Callable[[str], str]) ->
     return say(text) if as_answer else text
 
 
-def ran(folder: Path) -> tuple[str, ...]:
-    """The names of the exploits that were run, by the files that are there."""
-    return tuple(sorted(path.name for path in folder.iterdir()))
+def ran(folder: Path, tried: Iterable[str]) -> tuple[str, ...]:
+    """Which of the exploits that were tried were run, by the files that are there. What runs a text as a whole may make
+    a file whose name goes on with what stands behind it: `code-shell"}`.
+    """
+    made = [path.name for path in folder.iterdir()]
+    longest_first = sorted(tried, key=len, reverse=True)
+    found = {next((name for name in longest_first if file.startswith(name)), None) for file in made}
+    return tuple(sorted(found - {None}))

@@ -99,7 +99,7 @@ def audit_before_training(
     prober = Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed)
     reference, probes = check_reference(prober)
     checks = [reference]
-    prober = replace(prober, subjects=prober.subjects[:FAST_EXAMPLES])
+    prober = replace(prober, subjects=prober.distinct[:FAST_EXAMPLES])
     if _gradable(probes):
         probes = [probe for probe in probes if probe.text.subject in prober.subjects]
         checks += _of_rewards(prober, probes, False, lambda words: None)

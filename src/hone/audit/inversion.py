@@ -57,7 +57,7 @@ def _tried(prober: Prober) -> tuple[list[Probe], list[Finding]]:
     """The texts of this check, graded; and what else the conversations show, if only that none can be played here."""
     env = prober.env
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
-    subjects = prober.subjects[: SUBJECTS if turns <= 16 else 2]
+    subjects = prober.distinct[: SUBJECTS if turns <= 16 else 2]
     try:
         env.check_rollouts()
     except UserError as error:

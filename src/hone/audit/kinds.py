@@ -129,11 +129,14 @@ def wrong_answer(subject: Subject, subjects: Sequence[Subject]) -> str | None:
 
 
 def shifted(answer: str, by: int = 1) -> str | None:
-    """The number plus `by`, written in the same way; None if it is none of digits alone."""
+    """The number plus `by`, written in the same way; None if it is none of digits alone. Of a decimal number it is the
+    first digit that is moved: such numbers may be meant within a tolerance.
+    """
     if not PLAIN.fullmatch(answer):
         return None
-    whole, _, decimals = answer.partition(".")
-    return f"{int(whole) + by}{'.' + decimals if decimals else ''}" if not whole.startswith("-0") else None
+    whole, point, decimals = answer.partition(".")
+    step = 10 ** (len(whole.lstrip("-")) - 1) if point else 1
+    return f"{int(whole) + by * step}{point}{decimals}" if not whole.startswith("-0") else None
 
 
 def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:

@@ -19,6 +19,8 @@ from hone.types import Outcome
 LUCKY_SHARE = 0.1
 """What is right by luck now and then counts where it pays in more than this share of the examples."""
 _TINY = 1e-9
+_WORKED = ("false-positive", "garbage-paid", "side-effect")
+"""Findings whose exploits are counted as having worked."""
 _BY_NAME = {exploit.name: exploit for exploit in EXPLOITS}
 
 
@@ -28,25 +30,25 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
     `hostile` tries also what may take a grader's time or safety: the environment must be isolated then, as a text may
     hang it, and code in it would run in this process. Of `graded`, the probes so far, those of the references say which
     examples to leave out: where the reference is not correct, nothing is known of what is wrong. If none is, only
-    effects count.
+    effects count. Conversations wait for their tools: without `hostile` they are played with one example.
     """
     reference = [probe for probe in graded if probe.name == "reference"]
     assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
     known = [probe.text.subject for probe in reference if probe.correct]
     if reference and all(probe.failed for probe in reference):
         return Check("exploits", "not looked at: the grader fails on each reference"), []
-    subjects = known or prober.subjects
+    subjects = known or prober.distinct
     chosen = [exploit for exploit in EXPLOITS if hostile or not exploit.hostile]
     with tempfile.TemporaryDirectory(prefix="hone-") as folder:
         canary = Path(folder)
         texts = [
             Text(subject, exploit.name, script)
             for exploit in chosen
-            for subject in subjects
+            for subject in (subjects if hostile or exploit.play is None else subjects[:1])
             for script in exploit.apply(subject, prober.subjects, prober.env, canary)
         ]
         probes = prober.grade(texts)
-        executed = ran(canary)
+        executed = ran(canary, {probe.name for probe in probes})
     by_name: dict[str, list[Probe]] = defaultdict(list)
     for probe in probes:
         by_name[probe.name].append(probe)
@@ -68,8 +70,9 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
         "correct": {name: [len(some), _examples(by_name[name])] for name, some in paid.items()},
         "executed": list(executed),
     }
-    bad = len({*paid, *executed})
-    summary = f"{len(by_name)} ways to be paid for nothing, on {len(subjects)} examples: {bad or 'none'} worked"
+    worked = {name for finding in findings if finding.name in _WORKED for name in finding.what}
+    count = len(by_name) if _always_right(by_name) else len(worked) or "none"
+    summary = f"{len(by_name)} ways to be paid for nothing, on {len(subjects)} examples: {count} worked"
     return Check("exploits", summary, tuple(findings), figures), probes
 
 
@@ -128,11 +131,15 @@ def _false_positives(paid: dict[str, list[Probe]], tried: int) -> list[Finding]:
         return []
     probes = [probe for name in names for probe in paid[name]]
     examples = _examples(probes)
+    count = "1 exploit is" if len(names) == 1 else f"{len(names)} exploits are"
     title = (
-        f"{len(names)} exploits are scored as correct on {examples} of {tried} examples: "
+        f"{count} scored as correct on {examples} of {tried} examples: "
         f"{listed([f'{name} ({_BY_NAME[name].deserves})' for name in names], 4)}"
     )
-    remedy = "parse one answer and compare it as a whole: what states no answer, several or a wrong one is not correct"
+    remedy = (
+        "parse one answer and compare it as a whole: what states no answer, several or a wrong one is not correct; of "
+        "a question with many right answers, or a tolerance, allow those that are right (`audit_allows`)"
+    )
     return [Finding("false-positive", Verdict.FAIL, title, remedy, names, shown(probes, "not correct"))]
 
 

@@ -93,6 +93,11 @@ class Prober:
     hung: set[str] = field(default_factory=set)
     unsteady: bool = False
 
+    @property
+    def distinct(self) -> list[Subject]:
+        """The subjects, each example once: a data set may repeat one, and says nothing more by it."""
+        return list({subject.example.id: subject for subject in self.subjects}.values())
+
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """The probes of the texts, in order. One at which the grader hangs costs its whole deadline: texts of its name
         are tried with one example first, and left out for the others if that hangs.

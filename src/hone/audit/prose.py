@@ -18,7 +18,8 @@ CLOSING = "\n\n" + " ".join(
     [
         "That settles the question that was asked.",
         "The way there was to read what is given, to see what is missing, and to take one step after the other.",
-        "Each step was checked before the next one, so that nothing was lost on the way.",
+        "Each step was checked before the next one, so that no number was lost on the way.",
+        "A second look at it, as in case B or case D of the book, changes nothing; that much is true.",
         "If anything in it is unclear, I am happy to go through it again with you, in more detail or with a picture.",
     ]
     * 6
@@ -50,6 +51,7 @@ def _sentences() -> Iterator[str]:
         yield f"Taking {b} away from {a * b} leaves {a * b - b}, which does not help yet."
         yield "Hmm, so the other way may be better, and I should look at what is asked."
         yield f"If x = {a}, then 2x + {b} = {2 * a + b}."
+        yield "A closer look at case C and case D says: yes and no, neither is true nor false in general."
         i += 1
 
 

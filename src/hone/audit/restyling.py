@@ -173,11 +173,16 @@ def _thousands(answer: str) -> str | None:
 
 
 def _whole(after: str, before: str = "") -> Callable[[str], str | None]:
-    return lambda answer: f"{before}{answer}{after}" if re.fullmatch(r"-?[0-9]+", answer) else None
+    return lambda answer: f"{before}{answer}{after}" if re.fullmatch(r"-?(?:0|[1-9][0-9]*)", answer) else None
 
 
 def _plain(after: str, before: str = "") -> Callable[[str], str | None]:
     return lambda answer: f"{before}{answer}{after}" if PLAIN.fullmatch(answer) else None
+
+
+def _cased(change: Callable[[str], str]) -> Callable[[str], str | None]:
+    """Of words, not of a letter: whether that is a variable or a choice, its case may count."""
+    return lambda answer: change(answer) if len(answer.strip("()")) > 1 else None
 
 
 def _equation(answer: str) -> str | None:
@@ -273,7 +278,7 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("dfrac", "latex", _inner(_dfrac, _MATHS)),
     Restyling("unicode-minus", "unicode", _unicode_minus),
     Restyling("thousands-separators", "number", _inner(_thousands, _NUMERIC)),
-    Restyling("decimal-zero", "number", _inner(_whole(".0"), (Kind.NUMBER,))),
+    Restyling("decimal-zero", "number", _inner(_whole(".0"), (Kind.NUMBER,)), arguable=True),
     Restyling("full-stop", "number", _full_stop((Kind.NUMBER, Kind.MATH))),
     Restyling("unit", "number", _inner(_plain(" units"), (Kind.NUMBER,)), arguable=True),
     Restyling("currency", "number", _inner(_plain("", "$"), (Kind.NUMBER,)), arguable=True),
@@ -286,8 +291,8 @@ RESTYLINGS: tuple[Restyling, ...] = (
     ),
     Restyling("equals-value", "expression", _inner(_equation, (Kind.EXPRESSION,))),
     Restyling("outer-brackets", "expression", _inner(lambda a: f"({a})", (Kind.EXPRESSION,)), arguable=True),
-    Restyling("upper-case", "word", _inner(str.upper, (Kind.WORD,))),
-    Restyling("lower-case", "word", _inner(str.lower, (Kind.WORD,))),
+    Restyling("upper-case", "word", _inner(_cased(str.upper), (Kind.WORD,))),
+    Restyling("lower-case", "word", _inner(_cased(str.lower), (Kind.WORD,))),
     Restyling("title-case", "word", _inner(str.title, (Kind.WORD,))),
     Restyling("word-full-stop", "word", _full_stop((Kind.WORD,)), arguable=True),
     Restyling("quoted", "word", _inner(lambda a: f'"{a}"', (Kind.WORD,)), arguable=True),

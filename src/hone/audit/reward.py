@@ -19,7 +19,7 @@ _TINY = 1e-9
 
 def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
     """Whether the references of the examples are correct, and score what the task declares as the best."""
-    texts = [Text(s, "reference", s.reference) for s in prober.subjects if s.reference is not None]
+    texts = [Text(s, "reference", s.reference) for s in prober.distinct if s.reference is not None]
     probes = prober.grade(texts)
     if not texts:
         finding = Finding(
@@ -64,7 +64,7 @@ def check_restylings(
     only what a policy in training grows into.
     """
     paid = {probe.text.subject.example.id: probe.score.reward for probe in reference if probe.correct}
-    subjects = [subject for subject in prober.subjects if subject.example.id in paid]
+    subjects = [subject for subject in prober.distinct if subject.example.id in paid]
     chosen = {r.name: r for r in RESTYLINGS if r.growth or not growth_only}
     texts = [
         Text(subject, name, subject.saying(text))
@@ -91,7 +91,8 @@ def check_restylings(
     }
     if not subjects:
         return Check("restylings", "no correct reference to restyle", (), figures), []
-    summary = f"{len(by_name)} ways to write {len(subjects)} right answers: {len(by_name) - len(lost)} keep all of them"
+    kept = sum(all(probe.correct for probe in some) for some in by_name.values())
+    summary = f"{len(by_name)} ways to write {len(subjects)} right answers: {kept} keep all of them"
     return Check("restylings", summary, tuple(findings), figures), probes
 
 
@@ -163,30 +164,26 @@ def _lost(
 ) -> list[Finding]:
     sorts: dict[str, list[str]] = {sort: [] for sort in _LOSSES}
     for name in lost:
-        styling = chosen[name]
-        sort = "growth" if styling.growth else "strict" if styling.arguable else "false-negative"
-        sorts["bare-answer" if bare and styling.around else sort].append(name)
+        sorts[_sort(chosen[name], bare)].append(name)
     total = _examples([probe for probes in by_name.values() for probe in probes])
     findings = []
     for sort, names in sorts.items():
         if names:
             loss, probes = _LOSSES[sort], [probe for name in names for probe in lost[name]]
+            tried = sum(_sort(chosen[name], bare) == sort for name in by_name)
             title = (
-                f"{len(names)} of {_tried(sort, by_name, chosen)} {loss.of} lose a right answer: {listed(names)} "
+                f"{len(names)} of {tried} {loss.of} lose a right answer: {listed(names)} "
                 f"({_examples(probes)} of {total} examples)"
             )
             findings.append(Finding(sort, loss.verdict, title, loss.remedy, tuple(names), shown(probes, "correct")))
     return findings
 
 
-def _tried(sort: str, by_name: dict[str, list[Probe]], chosen: dict[str, Restyling]) -> int:
-    """How many restylings of a sort were tried."""
-    tried = [chosen[name] for name in by_name]
-    if sort == "bare-answer":
-        return sum(styling.around for styling in tried)
-    if sort == "growth":
-        return sum(styling.growth for styling in tried)
-    return sum(not styling.growth and styling.arguable == (sort == "strict") for styling in tried)
+def _sort(styling: Restyling, bare: bool) -> str:
+    """What it is if a restyling loses a right answer; `bare`: the completion is to be the answer and nothing else."""
+    if bare and styling.around:
+        return "bare-answer"
+    return "growth" if styling.growth else "strict" if styling.arguable else "false-negative"
 
 
 def _examples(probes: Sequence[Probe]) -> int:
@@ -199,6 +196,7 @@ def _costs(probes: Sequence[Probe], paid: dict[str, float]) -> list[Finding]:
         return []
     names = tuple(dict.fromkeys(probe.name for probe in less))
     most = max(paid[probe.text.subject.example.id] - probe.score.reward for probe in less)
-    title = f"{len(names)} harmless styles cost a right answer up to {most:.3g} of its reward: {listed(names)}"
+    styles = "harmless style costs" if len(names) == 1 else "harmless styles cost"
+    title = f"{len(names)} {styles} a right answer up to {most:.3g} of its reward: {listed(names)}"
     remedy = "make sure that this is meant: what is paid for style is not paid for the answer"
     return [Finding("style-costs", Verdict.WARN, title, remedy, names, shown(less, "the reward of the reference"))]

@@ -54,7 +54,7 @@ class Strategy:
 
 def check_signal(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Grades guesses, references and mock groups. `probes` are the texts that were graded so far."""
-    subjects = list({subject.example.id: subject for subject in prober.subjects}.values())
+    subjects = prober.distinct
     known = {_key(probe.text): probe for probe in probes}
     references = _graded(prober, _references(subjects), known)
     known |= {_key(probe.text): probe for probe in references}

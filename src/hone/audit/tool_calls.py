@@ -32,10 +32,15 @@ def calls_with_code(env: Environment, folder: Path) -> Sequence[Script]:
     played = []
     for tool in _tools(env):
         schema = tool.get("parameters") or {}
-        texts = [name for name, part in schema.get("properties", {}).items() if part.get("type") == "string"]
+        texts = [name for name, part in schema.get("properties", {}).items() if _is_text(part)]
         codes = [payload("code-in-tool", folder, code) for code in IN_TOOL] if texts else []
         played += [[call_message((tool["name"], made_up(schema) | dict.fromkeys(texts, code)))] for code in codes]
     return played
+
+
+def _is_text(part: dict) -> bool:
+    """Whether an argument of this schema may be any text: `str`, or `str | None`."""
+    return part.get("type") == "string" or any(_is_text(one) for one in part.get("anyOf") or [])
 
 
 def calls_in_text(env: Environment) -> str | None:
