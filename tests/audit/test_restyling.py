@@ -180,6 +180,11 @@ def test_lines_and_paragraphs_of_reasoning() -> None:
         ("(B)", Kind.WORD),
         ("a red house", Kind.TEXT),
         ("Room 12 of the house", Kind.TEXT),
+        ("2024-12-11", Kind.WORD),
+        ("25/12/2024", Kind.WORD),
+        ("7:45", Kind.WORD),
+        ("3-2", Kind.WORD),
+        ("90-20-5", Kind.EXPRESSION),
     ],
 )
 def test_the_kind_of_an_answer(answer: str, kind: Kind) -> None:

@@ -26,6 +26,7 @@ from hone.environments import (
     read_number,
     same_number,
 )
+from hone.environments.parsers import said
 from hone.types import Example, Message
 
 
@@ -209,6 +210,21 @@ def test_a_task_that_takes_the_bare_answer_alone_is_told_so_and_not_failed() -> 
     found = audited(Bare(rubric=Rubric([yes_or_no]), dataset=rows, id="bare"))
     assert {name: f.verdict for name, f in found.items() if f.verdict is Verdict.FAIL} == {}
     assert "sure" in found["bare-answer"].what and "thought" in found["bare-answer"].what
+
+
+def test_a_bare_answer_may_be_thought_about() -> None:
+    class Bare(SingleTurnEnv):
+        def reference(self, example: Example) -> str:
+            return example.answer
+
+    @inline
+    def same_text(completion, answer):
+        return float(said(completion[-1]["content"]).strip() == answer)
+
+    rows = [{"question": f"Say {word}.", "answer": f"the {word} is on the table"} for word in ("cat", "hat", "map")]
+    found = audited(Bare(rubric=Rubric([same_text]), dataset=rows, id="bare"))
+    assert not [name for name, f in found.items() if f.verdict is Verdict.FAIL]
+    assert {"sure", "reasoning-100"} <= set(found["bare-answer"].what) and "thought" not in found["bare-answer"].what
 
 
 def test_texts_are_shown_shortest_first_and_of_different_styles() -> None:

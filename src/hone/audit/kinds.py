@@ -27,7 +27,7 @@ class Kind(StrEnum):
     MATH = "math"
     """Other mathematics: LaTeX, symbols, points, lists of numbers."""
     WORD = "word"
-    """One word, or the letter of a choice."""
+    """One word, the letter of a choice, a date or a time."""
     TEXT = "text"
     EXACT = "exact"
     """Text of which every character counts, as the task declares (`answer_is_exact`)."""
@@ -38,6 +38,9 @@ class Kind(StrEnum):
 PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 """A number of digits alone, which may be written in other ways."""
 _WORD = re.compile(r"[^\W\d_]+|\([A-Z]\)")
+_DATE = r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}"
+_PARTED = re.compile(rf"{_DATE}|\d+[-–]\d+|\d+:\d+(?::\d+)?")
+"""A date, a range or a score, a time: no arithmetic, though it can be read as such."""
 _MATH = re.compile(r"\\|[\^_=]|(?<!\w)[A-Za-z](?!\w)|[0-9]\s*[-+*/,]|[0-9][a-z](?!\w)")
 _SYMBOLS = re.compile(r"[0-9]\s*[-+*]\s*[A-Za-z](?!\w)")
 _LONG_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{4,}")
@@ -59,10 +62,10 @@ def kind_of_text(answer: str) -> Kind:
     """The kind of an answer, by its text alone."""
     if read_number(answer) is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
         return Kind.NUMBER
+    if _WORD.fullmatch(answer) or _PARTED.fullmatch(answer):
+        return Kind.WORD
     if value_of(answer) is not None:
         return Kind.EXPRESSION
-    if _WORD.fullmatch(answer):
-        return Kind.WORD
     short = len(answer) <= 200 and "\n" not in answer
     if short and _MATH.search(answer) and ("\\" in answer or not _LONG_WORD.search(answer)):
         return Kind.MATH

@@ -114,12 +114,13 @@ def _takes_bare_answers(
     subjects: Sequence[Subject], by_name: dict[str, list[Probe]], lost: dict[str, list[Probe]]
 ) -> bool:
     """Whether the completion is to be the answer and nothing else: no reference marks it, and all that adds something
-    to say before or after it is refused.
+    to say before or after it is refused. A thought is not said, and may be taken.
     """
     forms = [statement_of(subject) for subject in subjects]
     if not forms or not all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.said) for s in forms):
         return False
-    around = [restyling.name for restyling in RESTYLINGS if restyling.around and restyling.name in by_name]
+    saying = [restyling.name for restyling in RESTYLINGS if restyling.around and restyling.group != "thought"]
+    around = [name for name in saying if name in by_name]
     return bool(around) and all(len(lost.get(name, ())) == len(by_name[name]) for name in around)
 
 
