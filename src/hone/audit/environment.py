@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from hone.audit.behaviour import check_behaviour
+from hone.audit.failures import listed
 from hone.audit.instructions import check_instructions
 from hone.audit.inversion import check_inversion
 from hone.audit.probes import Probe, Prober, subjects_of
@@ -32,6 +33,12 @@ BACKSTOP = 3.0
 REFUSED = ("reference", "inversion", "growth")
 """What a run is not started on; nor is it on a reference at which the grader hangs. One that raises is left to the run,
 which counts such samples, and ends when they are too many."""
+_NOT_ISOLATED = Finding(
+    "not-isolated",
+    Verdict.NOTE,
+    "what may hang a grader, or be executed by one, was not tried: no other process can load this task",
+    "load it by its id, with arguments that JSON can hold",
+)
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
@@ -39,7 +46,7 @@ _EXPLAINS = {
         "inversion", "range", "global-state", "order-dependent", "no-signal", "unsteady",
     },
 }  # fmt: skip
-"""Findings that follow from another one: they are left out beside it."""
+"""Findings that follow from another one that fails: they are left out beside it."""
 
 
 def audit_environment(
@@ -58,6 +65,7 @@ def audit_environment(
     """The full audit, on `num_examples` examples of `split`, drawn by `seed`.
 
     All functions of the task run in worker processes, also those marked `inline`; a text may take `timeout` seconds.
+    Where no other process can load the task, what is hostile to a grader is left out.
     `max_tokens` and `count_tokens` say what a completion may be long, and how long a text is. `allows` are findings
     that are meant so, and why, besides the task's own (`Environment.audit_allows`). `more` are further checks, such as
     of a model. Raises UserError for a task without data.
@@ -70,8 +78,10 @@ def audit_environment(
         progress("the reference")
         reference, probes = check_reference(prober)
         checks = [reference]
+        if not env.has_workers:
+            checks[0] = _with(reference, [*reference.findings, _NOT_ISOLATED])
         if _gradable(probes):
-            checks += _of_rewards(prober, probes, True, progress)
+            checks += _of_rewards(prober, probes, env.has_workers, progress)
             progress("the signal")
             checks.append(check_signal(prober, probes))
             progress("the instructions")
@@ -141,25 +151,75 @@ def _kept(result: tuple[Check, list[Probe]], probes: list[Probe]) -> Check:
 def _report(
     env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str] | None, began: float
 ) -> Report:
-    allowed = {**env.audit_allows, **(allows or {})}
+    found = [finding for check in checks for finding in check.findings]
+    allowed = _by_key({**env.audit_allows, **(allows or {})})
+    checks = _once([_with(check, [allow(finding, allowed) for finding in check.findings]) for check in checks])
     failing = {finding.name for check in checks for finding in check.findings if finding.verdict is Verdict.FAIL}
     explained = set().union(*(_EXPLAINS[name] for name in failing & _EXPLAINS.keys()))
-    kept = tuple(
-        replace(
+    checks = [_with(check, [f for f in check.findings if f.name not in explained]) for check in checks]
+    if unused := _by_key(allows or {}).keys() - {key for finding in found for key in _keys(finding)}:
+        checks[0] = _with(checks[0], [*checks[0].findings, _unused(sorted(unused))])
+    return Report(env.id, tuple(checks), facts, time.perf_counter() - began)
+
+
+def _with(check: Check, findings: Sequence[Finding]) -> Check:
+    return replace(check, findings=tuple(findings))
+
+
+def _once(checks: Sequence[Check]) -> list[Check]:
+    """The checks with one finding of the texts that the grader raises at, and one of those that it hangs at: in the
+    first check that came upon any.
+    """
+    joined: dict[str, Finding] = {}
+    for check in checks:
+        for finding in filter(_in_many, check.findings):
+            first = joined.get(finding.name)
+            joined[finding.name] = finding if first is None else _joined(first, finding, check.name)
+    return [
+        _with(
             check,
-            findings=tuple(allow(finding, allowed) for finding in check.findings if finding.name not in explained),
+            [joined.pop(f.name) if _in_many(f) else f for f in check.findings if not _in_many(f) or f.name in joined],
         )
         for check in checks
-    )
-    return Report(env.id, kept, facts, time.perf_counter() - began)
+    ]
+
+
+def _in_many(finding: Finding) -> bool:
+    """Whether this is about texts, and may have been found in several checks."""
+    return finding.name in ("raises", "hangs") and bool(finding.what) and finding.verdict is Verdict.FAIL
+
+
+def _joined(one: Finding, other: Finding, check: str) -> Finding:
+    """The finding with the texts of another one, from the check of this name."""
+    more = [what for what in other.what if what not in one.what]
+    title = f"{one.title}; and in {check}: {listed(more)}" if more else one.title
+    return replace(one, title=title, what=(*one.what, *more), shown=one.shown + other.shown)
+
+
+def _by_key(allows: Mapping[str, str]) -> dict[str, str]:
+    """Allowed findings by name; the command line makes `_` of a dash."""
+    return {name.replace("_", "-"): reason for name, reason in allows.items()}
+
+
+def _keys(finding: Finding) -> list[str]:
+    """What a finding, and each text of it, is allowed by."""
+    return [name.replace("_", "-") for name in (finding.name, *(f"{finding.name}:{what}" for what in finding.what))]
+
+
+def _unused(names: Sequence[str]) -> Finding:
+    title = f"allowed, but not found: {', '.join(names)}"
+    return Finding("unused-allow", Verdict.NOTE, title, "compare with the names of the findings, or leave it out")
 
 
 def allow(finding: Finding, allowed: Mapping[str, str]) -> Finding:
-    """The finding as a note, if it is allowed as a whole; else without those of its texts that are."""
+    """The finding as a note, if it is allowed as a whole; else without those of its texts that are. Names in `allowed`
+    have dashes.
+    """
     if finding.verdict in (Verdict.PASS, Verdict.NOTE):
         return finding
-    reason = allowed.get(finding.name)
-    reasons = {what: allowed[key] for what in finding.what if (key := f"{finding.name}:{what}") in allowed}
+    name, *keys = _keys(finding)
+    reason = allowed.get(name)
+    reasons = {what: allowed[key] for what, key in zip(finding.what, keys, strict=True) if key in allowed}
     if reason is None and reasons and len(reasons) == len(finding.what):
         reason = "; ".join(dict.fromkeys(reasons.values()))
     if reason is not None:

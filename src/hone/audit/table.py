@@ -29,7 +29,9 @@ def show_report(console: Console, report: Report) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     for check in report.checks:
-        table.add_row(Text(str(check.verdict), STYLES[check.verdict]), check.name, printable(check.summary))
+        # Text, for in a plain string rich takes "[/b]" for markup and ":x:" for an emoji.
+        words = Text(check.name), Text(printable(check.summary))
+        table.add_row(Text(str(check.verdict), STYLES[check.verdict]), *words)
     console.print(table)
     for check in report.checks:
         if check.name in TABLES or check.verdict in (Verdict.FAIL, Verdict.WARN):
@@ -41,11 +43,11 @@ def show_report(console: Console, report: Report) -> None:
 def _show_figures(console: Console, check: Check) -> None:
     for title, columns, rows in tables_of(check):
         console.print()
-        table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+        table = Table(title=Text(title, "bold"), title_justify="left", pad_edge=False)
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(Text(column), overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         console.print(table)
 
 

@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 
 from rich.console import Console
 from rich.text import Text
@@ -20,10 +21,11 @@ from hone.audit.report import Check, Report, Verdict
 from hone.audit.table import show_report
 from hone.commands.status import Status
 from hone.config.audit import AuditConfig
+from hone.config.eval import MAX_TOKENS
 from hone.environments import Environment
 from hone.environments.loading import configured
-from hone.errors import UserError
 from hone.runs.files import write_file
+from hone.runs.outputs import check_target
 
 LEAST_CONVERSATIONS = 200
 """That the audit of a template makes up."""
@@ -31,13 +33,15 @@ LEAST_CONVERSATIONS = 200
 
 def run(config: AuditConfig) -> int:
     """Audits and reports. Returns 0 if nothing fails, else 1."""
-    if config.html is not None and not config.html.parent.is_dir():
-        raise UserError(f"--html {config.html}: there is no folder {config.html.parent}")
+    if config.html is not None:
+        check_target(config.html, "--html")
     status = Status(sys.stderr)
-    try:
-        report = _template(config, status) if config.template is not None else _task(config, status)
-    finally:
-        status.clear()
+    # What a task prints when it is imported is no part of the report.
+    with redirect_stdout(sys.stderr):
+        try:
+            report = _template(config, status) if config.template is not None else _task(config, status)
+        finally:
+            status.clear()
     if config.html is not None:
         from hone.audit.page import report_page
 
@@ -80,6 +84,7 @@ def _policy(
     from hone.orchestrator.conversations import check_turns
 
     env.check_rollouts()
+    env.split("eval")  # a task without one is told before the model is loaded
     policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
     renderer = policy.renderer
     check_turns(env, renderer, env.split(config.split)[0])
@@ -91,7 +96,7 @@ def _policy(
             renderer,
             num_examples=config.num_examples,
             rollouts=config.rollouts_per_example,
-            max_tokens=config.max_tokens,
+            max_tokens=config.max_tokens or MAX_TOKENS,
             seq_len=policy.engine.model.config.max_position_embeddings,
             temperature=config.temperature,
             seed=config.seed,

@@ -10,13 +10,16 @@ from typing import Any
 
 from hone.audit.environment import audit_before_training, refusals
 from hone.audit.report import Report, Verdict
+from hone.commands.status import Status
 from hone.config.rl import RLConfig
+from hone.digests import of_source
 from hone.environments import Environment
 from hone.errors import UserError
 from hone.grading import printable
 from hone.model.chat import ChatRenderer
 from hone.runs.files import write_json
-from hone.runs.outputs import AUDIT
+from hone.runs.outputs import AUDIT, run_info
+from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
 _SKIPPED = {"verdict": "skipped", "why": "--no-audit"}
@@ -41,7 +44,7 @@ class Preflight:
 
     def tell(self, writer: RunWriter) -> None:
         write_json(writer.folder / AUDIT, self.record)
-        writer.event("audit", 0, verdict=self.record["verdict"])
+        writer.event("audit", writer.start_step, verdict=self.record["verdict"])
         if self._report is None:
             writer.display.message("The task was not audited (--no-audit).")
             return
@@ -60,30 +63,29 @@ def _timeless(value: Any) -> Any:
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
-def audited(config: RLConfig, load: Callable[[], Environment], renderer: ChatRenderer) -> Preflight | None:
-    """The audit of the run's task; None for a resume of a run that had it. UserError for a task that fails it.
+def audited(
+    config: RLConfig, env: Environment, load: Callable[[], Environment], renderer: ChatRenderer
+) -> Preflight | None:
+    """The audit of the run's task `env`; None for a resume of a run that had it. UserError for a task that fails it.
 
-    `load` makes the task: one of its own, in processes of its own, so that what reward functions remember is not from
-    here.
+    `load` makes the task anew: one of its own, in processes of its own, so that what reward functions remember is not
+    from here. Only the data is read once.
     """
-    if config.resume is not None and (Path(config.resume.dir or config.output_dir) / AUDIT).exists():
+    if _had_before(config, env):
         return None
     command = audit_command(config)
     if not config.audit:
         return Preflight(None, command)
-    env = load()
-    env.isolated = True
-    grading = config.orchestrator.grading
-    env.use_workers(grading.model_copy(update={"timeout": min(grading.timeout, DEADLINE)}))
+    fresh = load()
+    fresh.share_data(env)
+    fresh.isolated = True
+    status = Status()
+    if config.display != "none":
+        fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
     try:
-        report = audit_before_training(
-            env,
-            seed=config.seed,
-            max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
-            count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
-        )
+        report = _report(config, fresh, renderer)
     finally:
-        env.close_workers()
+        status.clear()
     if refused := refusals(report):
         others = f" ({len(refused) - 1} more such)" if len(refused) > 1 else ""
         raise UserError(
@@ -93,10 +95,44 @@ def audited(config: RLConfig, load: Callable[[], Environment], renderer: ChatRen
     return Preflight(report, command)
 
 
+def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Report:
+    """The fast part, with a short deadline; where that ends the grading of references, again with the run's own."""
+    grading = config.orchestrator.grading
+    deadlines = sorted({min(grading.timeout, DEADLINE), grading.timeout})
+    while True:
+        env.use_workers(grading.model_copy(update={"timeout": deadlines.pop(0)}))
+        try:
+            report = audit_before_training(
+                env,
+                seed=config.seed,
+                max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
+                count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
+            )
+        finally:
+            env.close_workers()
+        if not deadlines or not any(finding.name == "hangs" for finding in refusals(report)):
+            return report
+
+
+def _had_before(config: RLConfig, env: Environment) -> bool:
+    """Whether the run that is resumed was audited, or was told not to be, and its task is as it was then."""
+    if config.resume is None:
+        return False
+    folder = Path(config.resume.dir or config.output_dir)
+    info = run_info(folder)
+    if info is None or not (folder / AUDIT).exists():
+        return False
+    changed = {change.name for change in changes(settings_of(folder, config), config, {})}
+    source = info.get("sources", {}).get("environment")
+    same = env.module is None or source in (None, of_source(env.module))
+    return same and not any(name.startswith("orchestrator.env.") for name in changed)
+
+
 def audit_command(config: RLConfig) -> str:
-    """The command that audits the run's task in full."""
+    """The command that audits the run's task in full, on the examples that the fast part has tried."""
     task = config.orchestrator.env
     words = ["hone", "audit", task.id]
     words += ["-a", json.dumps(task.args)] if task.args else []
     words += ["--env-template", json.dumps(task.template)] if task.template else []
+    words += ["--seed", str(config.seed)] if config.seed else []
     return shlex.join(words)

@@ -28,7 +28,7 @@ from hone.reproduce.verdict import ends, judge
 from hone.runs import Run
 from hone.runs.files import write_file
 from hone.runs.listing import find_run
-from hone.runs.outputs import refuse_inside_run
+from hone.runs.outputs import check_target
 
 
 def run(config: RegradeConfig) -> int:
@@ -38,7 +38,7 @@ def run(config: RegradeConfig) -> int:
     task = _task_of(recorded)
     for flag, path in (("--output", config.output), ("--html", config.html), ("--json", _json_file(config))):
         if path is not None:
-            _check_target(path, flag)
+            check_target(path, flag)
     result = _regrade(config, recorded, task)
     if config.output is not None:
         write_scores(config.output, result.found.rows)
@@ -52,15 +52,6 @@ def run(config: RegradeConfig) -> int:
         write_file(config.as_json.file, text)
     say(result, config)
     return 0
-
-
-def _check_target(path: Path, flag: str) -> None:
-    """UserError if no file can be put there, before anything is graded."""
-    refuse_inside_run(path, flag)
-    if path.is_dir():
-        raise UserError(f"{flag} {path} is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise UserError(f"{flag} {path}: there is no folder {path.parent}")
 
 
 def _json_file(config: RegradeConfig) -> Path | None:

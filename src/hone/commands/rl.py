@@ -68,7 +68,7 @@ def run(config: RLConfig) -> int:
     check_turns(env, renderer, env.split("train")[0])
     check_lengths(config, env, renderer, model, curriculum)
     server = reached(config, renderer, model.num_parameters)
-    preflight = audited(config, lambda: task_of(config), renderer)
+    preflight = audited(config, env, lambda: task_of(config), renderer)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
     intro = introduction(config, model, threads)
@@ -77,8 +77,8 @@ def run(config: RLConfig) -> int:
             return 0
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
-            if preflight is not None:
-                preflight.tell(writer)
+        if preflight is not None:
+            preflight.tell(writer)
         stack.callback(env.close_workers)
         env.progress = writer.display.doing
         env.start_workers(config.orchestrator.batch_size)

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TextIO
 
+from hone.grading import printable
+
 _EVERY = 10.0
 """Seconds between lines where there is no terminal to write one over another."""
 
@@ -20,6 +22,7 @@ class Status:
         self._shown = time.monotonic()
 
     def __call__(self, text: str) -> None:
+        text = printable(" ".join(text.splitlines()))
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\033[K{text[: columns - 1]}", end="", flush=True, file=self._stream)

@@ -42,7 +42,8 @@ class AuditConfig(BaseConfig):
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example of the model."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training: does what the prompt asks for fit?"""
+    """Most new tokens per completion in training: does what the prompt asks for fit? A model samples at most so many,
+    by default 1024."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Of the model."""
     seed: int = Field(default=0, ge=0)

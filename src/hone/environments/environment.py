@@ -38,20 +38,20 @@ class Split(Sequence[Example]):
     """The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
 
     def __init__(self, env: Environment, rows: Rows) -> None:
-        self._env, self._rows = env, rows
+        self._env, self.rows = env, rows
         self.generated = rows.generated
 
     def where(self, index: int) -> str:
         """Where example `index` comes from, in words: "data.jsonl, line 4"."""
-        return self._rows.where(index)
+        return self.rows.where(index)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._env.to_example(self._rows[index], self._rows.where(int(index) % len(self)))
+        return self._env.to_example(self.rows[index], self.rows.where(int(index) % len(self)))
 
 
 class _Ids(Sequence[str]):
@@ -128,6 +128,11 @@ class Environment:
         if not self._runs_here and (workers := self._processes()):
             workers.pool.start(samples)
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether there are processes for what is not `inline`, or can be: if not, all functions run in this one."""
+        return self._processes() is not None
+
     def close_workers(self) -> None:
         """Ends the processes; the next grading starts others."""
         if self._workers is not None:
@@ -145,7 +150,7 @@ class Environment:
         self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
-            yield self._processes() is not None
+            yield self.has_workers
         finally:
             self.close_workers()
             self._workers, self._limits, self.isolated = kept
@@ -208,6 +213,10 @@ class Environment:
                 self.to_example(rows[i], rows.where(i))
             self._splits[name] = Split(self, rows)
         return self._splits[name]
+
+    def share_data(self, other: Environment) -> None:
+        """Takes the rows that `other`, the same task loaded another time, has read, so that they are read once."""
+        self._splits |= {name: Split(self, split.rows) for name, split in other._splits.items()}
 
     def _rows(self, source: RowSource, name: str) -> Rows:
         """The rows of a split, through the template if there is one."""

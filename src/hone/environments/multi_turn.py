@@ -49,7 +49,7 @@ class MultiTurnEnv(Environment):
 
     @property
     def _runs_here(self) -> bool:
-        return super()._runs_here and self.responds_inline and not self.isolated
+        return super()._runs_here and self.responds_inline
 
     @property
     def responds_async(self) -> bool:

@@ -76,6 +76,15 @@ def refuse_inside_run(path: Path, flag: str) -> None:
             raise UserError(f"{path} lies in the run {outer}, into which nothing is written: choose another {flag}")
 
 
+def check_target(path: Path, flag: str) -> None:
+    """UserError if no file can be put at `path`, given by `flag`: to be said before the work that it is to hold."""
+    refuse_inside_run(path, flag)
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no folder {path.parent}")
+
+
 def is_hones(path: Path) -> bool:
     """True for what hone makes beside runs: directories with a run.json and their certificates, models it created,
     folders of only those.

@@ -26,10 +26,10 @@ from hone.runs.files import (
     whole_lines,
     write_file,
 )
-from hone.runs.outputs import sweep_run
+from hone.runs.outputs import AUDIT, sweep_run
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
-HISTORY = frozenset({"start", "resume", "stop", "checkpoint", "weights"})
+HISTORY = frozenset({"start", "audit", "resume", "stop", "checkpoint", "weights"})
 """Events about the process or about the state before step N: those at N itself stay."""
 _PLAN = "rollback.json"
 
@@ -79,13 +79,16 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
-    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
+    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights,
+    and what its audit found.
 
     The checkpoint comes last: where it is, everything is. Weights that are damaged are left out, to be written anew.
     """
     for name in LOGS:
         pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)
         write_file(target / name, b"".join(line for record, line in pairs if not goes(name, record, step)))
+    if (audit := source / AUDIT).exists():
+        write_file(target / AUDIT, audit.read_bytes())
     for path in sorted((source / "rollouts").glob("step_*.parquet")):
         if (at := step_of(path)) is not None and at < step:
             (target / "rollouts").mkdir(exist_ok=True)
