@@ -182,3 +182,52 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, argv, sentence
     assert main(["audit", *argv]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and sentence in said and said.count("\n") == 1
+
+
+PRINTS = """
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric
+
+print("imported")
+PARSER = AnswerParser(str.strip)
+
+
+def correctness(completion, answer):
+    print("graded")
+    return float(PARSER.parse_answer(completion) == answer)
+
+
+class Prints(SingleTurnEnv):
+    def reference(self, example):
+        print("asked")
+        return PARSER.wrap(example.answer)
+
+
+def load_environment():
+    print("loaded")
+    rows = [{"question": "Say it", "answer": "it"}]
+    return Prints(id="prints", parser=PARSER, rubric=answer_rubric(correctness), dataset=rows)
+"""
+
+
+def test_what_a_task_prints_is_no_part_of_the_report(tasks, capsys):
+    (tasks / "prints.py").write_text(PRINTS)
+    assert main(["audit", "prints", "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["examples"] == 1 and "loaded" in said.err
+
+
+def test_the_sentence_that_says_how_to_allow_a_finding_is_true(tasks, capsys):
+    """`--allow.NAME REASON`, of names with dashes too."""
+    (tasks / "prints.py").write_text(PRINTS)
+    assert main(["audit", "prints"]) == 1
+    assert "--allow.false-negative REASON" in capsys.readouterr().out
+    allowed = ["--allow.false-negative", "words are exact", "--allow.garbage-paid", "a small part"]
+    assert main(["audit", "prints", *allowed]) == 0
+    assert "allowed: words are exact" in capsys.readouterr().out
+
+
+def test_a_page_is_not_put_into_a_run(tasks, tiny_model_dir, capsys):
+    assert rl(tiny_model_dir, "swapped", "--no-audit") == 0
+    assert main(["audit", "swapped", "--html", "outputs/report.html"]) == 2
+    assert "lies in the run" in capsys.readouterr().err
+    assert main(["audit", "swapped", "--html", "outputs"]) == 2

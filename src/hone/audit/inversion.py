@@ -41,8 +41,7 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     totals = list(totals_of(rubric, wrong, right_answers=False))
     best = max(totals, key=most_telling, default=None)
     findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *played]
-    varies = len({round(probe.score.reward, 9) for probe in graded}) != 1
-    if worst is not None and best is not None and varies and best.reward >= worst.reward:
+    if worst is not None and best is not None and best.reward >= worst.reward:
         findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
     figures = {
         "components": [component_line(rubric, name, right, wrong) for name in rubric.funcs],
@@ -146,6 +145,9 @@ def _inversion(prober: Prober, told: Total, best: Total, worst: Total) -> Findin
     room = worst.reward - (told.reward - gain)
     if gain > 0 and room > 0:
         remedy += f": {_listed(culprits)} must add less than {_amount(room)}{' together' * (len(culprits) > 1)}"
+    rubric = prober.env.rubric
+    if rubric.weights[rubric.correctness] <= 0:
+        remedy = f"give {rubric.correctness}, which says what is right, a weight above 0"
     title = _inversion_title(prober, told, worst, culprits)
     if best.reward > told.reward + _SMALL:
         calls = sum(_calls(prober, best))
@@ -159,7 +161,7 @@ def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
     """
     before = {name: value - worst.parts.get(name, 0.0) for name, value in best.parts.items()}
     before |= {name: -value for name, value in worst.parts.items() if name not in before}
-    most = max(before, key=lambda name: before[name])
+    most = max(before, key=lambda name: (before[name], best.parts.get(name, 0.0)))
     paying = tuple(name for name, more in before.items() if more > _SMALL and best.parts.get(name, 0.0) > 0)
     return (most,) if len(paying) < 2 or best.parts.get(most, 0.0) >= worst.reward else paying
 

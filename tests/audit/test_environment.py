@@ -1,0 +1,94 @@
+"""What an audit makes of the findings of its checks: each told once, allowed by name, and shown as it is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from made import TAGS, right, sums, task_file
+from rich.console import Console
+
+from hone.audit.environment import audit_before_training, audit_environment, refusals
+from hone.audit.report import Check, Finding, Report, Verdict
+from hone.audit.table import show_report
+from hone.environments import Rubric
+
+NOISY = """
+    import random
+    def noisy(completion, answer, parser):
+        return float(parser.parse_answer(completion) == answer)
+    def bonus(completion):
+        return 2 * random.random() + len(completion[-1]["content"]) / 100
+    RUBRIC = Rubric([noisy, bonus], [1.0, 1.0], parser=TAGS)
+"""
+
+
+def test_a_grader_that_raises_is_one_finding_with_the_texts_of_all_checks() -> None:
+    def picky(completion, answer, parser):
+        text = completion[-1]["content"]
+        if "\r" in text or not text:
+            raise ValueError("not such a text")
+        return right(completion, answer, parser)
+
+    report = audit_before_training(sums(Rubric([picky])))
+    (found,) = [finding for finding in report.findings if finding.name == "raises"]
+    assert found.what == ("crlf", "empty") and len(found.shown) == 6
+    assert found.title.endswith("(crlf): ValueError: not such a text; and in exploits: empty")
+    assert [check.name for check in report.checks if found in check.findings] == ["restylings"]
+
+
+@pytest.mark.parametrize("name", ["false-negative", "false_negative"])
+def test_a_finding_is_allowed_with_dashes_or_as_the_command_line_writes_them(name: str) -> None:
+    strict = sums(Rubric([right]))
+    assert "false-negative" in audit_environment(strict, num_examples=2).names()
+    report = audit_environment(strict, num_examples=2, allows={name: "tags hold the bare number"})
+    assert report.names() == set() and not report.names(Verdict.NOTE) & {"unused-allow"}
+    (allowed,) = [finding for finding in report.findings if finding.allowed]
+    assert (allowed.name, allowed.allowed) == ("false-negative", "tags hold the bare number")
+
+
+def test_a_text_of_a_finding_is_allowed_by_its_name() -> None:
+    report = audit_environment(sums(Rubric([right])), num_examples=2, allows={"false_negative:full_stop": "meant so"})
+    (found,) = [finding for finding in report.findings if finding.name == "false-negative"]
+    assert "full-stop" not in found.what and found.title.endswith("(allowed: full-stop)")
+
+
+def test_what_is_allowed_and_was_not_found_is_said() -> None:
+    report = audit_environment(sums(Rubric([right])), num_examples=2, allows={"grwoth": "a slip"})
+    assert [f.title for f in report.findings if f.name == "unused-allow"] == ["allowed, but not found: grwoth"]
+
+
+def test_a_finding_that_is_allowed_hides_none(tmp_path, monkeypatch) -> None:
+    """Rewards that differ from process to process leave nothing to be said about the rest, unless they are meant so."""
+    env = task_file(tmp_path, monkeypatch, NOISY)
+    assert audit_environment(env, num_examples=2).names() == {"nondeterministic"}
+    assert "inversion" in audit_environment(env, num_examples=2, allows={"nondeterministic": "a judge"}).names()
+
+
+def test_what_is_hostile_stays_out_of_this_process() -> None:
+    """Of a task that no other process can load: a grader that hangs, or runs code, would do it here."""
+    seen = []
+
+    def sees(completion, answer, parser):
+        seen.append(completion[-1]["content"])
+        return right(completion, answer, parser)
+
+    report = audit_environment(sums(Rubric([sees])), num_examples=2)
+    assert "not-isolated" in report.names(Verdict.NOTE)
+    assert len(seen) > 100 and not any("__import__" in text or "9**9**9" in text for text in seen)
+
+
+def test_a_reward_without_weight_for_being_right_is_refused() -> None:
+    (found,) = refusals(audit_before_training(sums(Rubric([right], [0.0], parser=TAGS))))
+    assert found.name == "inversion" and found.remedy == "give right, which says what is right, a weight above 0"
+
+
+def test_data_is_shown_as_it_is() -> None:
+    """Rich reads markup and emoji in plain strings: an answer such as [/b] would end the audit."""
+    rows = [{"strategy": "always answering [/b] :smile:", "reward": 1.0}]
+    finding = Finding("high-floor", Verdict.WARN, "always answering [/b]", "pay [red]less")
+    check = Check("signal", "the best guess [/b] \x1b[31m", (finding,), {"blind": rows})
+    out = io.StringIO()
+    show_report(Console(file=out, width=100, highlight=False), Report("made", (check,)))
+    said = out.getvalue()
+    assert "the best guess [/b] \\x1b[31m" in said and "always answering [/b] :smile:" in said and "\x1b" not in said
