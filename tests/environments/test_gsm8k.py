@@ -102,7 +102,7 @@ def test_the_steps_of_made_up_problems_are_right_and_use_numbers_there_are():
     env = load_environment("gsm8k")
     stories = set()
     for i in range(500):
-        row = env.split("train")._rows[i]
+        row = env.split("train").rows[i]
         stories.add(re.sub(r"\d+", "#", row["answer"].splitlines()[0]).split(" ", 1)[1])
         known = {int(n) for n in re.findall(r"\d+", row["question"])} | {2, 4, 100}
         for a, op, b, result in re.findall(r"<<(\d+)([-+*/])(\d+)=(\d+)>>", row["answer"]):
@@ -118,7 +118,7 @@ def test_no_made_up_problem_of_evaluation_has_the_numbers_of_a_training_problem(
     env = load_environment("gsm8k")
 
     def numbers(split):
-        return {tuple(re.findall(r"\d+|[a-z]{6,}", row["question"])) for row in env.split(split)._rows}
+        return {tuple(re.findall(r"\d+|[a-z]{6,}", row["question"])) for row in env.split(split).rows}
 
     train, held_out = numbers("train"), numbers("eval")
     assert not train & held_out
@@ -127,7 +127,7 @@ def test_no_made_up_problem_of_evaluation_has_the_numbers_of_a_training_problem(
 
 def test_the_first_problems_are_fixed_for_ever():
     env = load_environment("gsm8k")
-    assert [env.split(s)._rows[0]["question"] for s in ("train", "eval")] == [
+    assert [env.split(s).rows[0]["question"] for s in ("train", "eval")] == [
         "A museum ticket costs $10 for an adult and $2 less for a child. How many dollars do 5 adults and 5 children "
         "pay together?",
         "A bicycle costs $81. Ben saves $4 a week for 10 weeks and is given $9. How many dollars does Ben still need?",
