@@ -1,14 +1,14 @@
 """Random conversations through a chat template, by Hypothesis: what breaks a rule is shrunk to the least that does.
 
 Hypothesis finds failures and shrinks them better than own code would, but its text and its random numbers go by what
-else is imported, to which `_Provider` says no: what is found is a function of the template and the seed. Nothing is
-stored.
+else is imported, which is switched off: what is found is a function of the template and the seed. Nothing is stored.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hone import rng
@@ -83,7 +83,7 @@ class _Search:
         import hypothesis
         from hypothesis import HealthCheck, Phase, Verbosity
 
-        with _backend() as backend:
+        with _nothing_imported():
             settings = hypothesis.settings(
                 max_examples=self.examples - self.before,
                 database=None,
@@ -94,7 +94,7 @@ class _Search:
                 verbosity=Verbosity.quiet,
                 phases=(Phase.generate, Phase.shrink),
                 suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-                backend=backend,
+                backend="hypothesis",
             )
             test = hypothesis.given(conversations(self.subject))(self._try)
             try:
@@ -210,22 +210,17 @@ def _size(problem: Problem) -> int:
     return len(problem.conversation.json())
 
 
-class _backend:
-    """Hypothesis' own way of drawing, without the constants that it picks out of the modules that are imported."""
+@contextmanager
+def _nothing_imported() -> Iterator[None]:
+    """Hypothesis without the constants that it picks out of the modules that are imported, and stores.
 
-    NAME = "hone-audit"
+    A backend of its own would not do: Hypothesis shrinks with its usual one.
+    """
+    from hypothesis.internal.conjecture.providers import HypothesisProvider
 
-    def __enter__(self) -> str:
-        from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
-
-        class _Provider(HypothesisProvider):
-            def _maybe_draw_constant(self, *args: Any, **options: Any) -> None:
-                return None
-
-        AVAILABLE_PROVIDERS[self.NAME] = _Provider
-        return self.NAME
-
-    def __exit__(self, *_: object) -> None:
-        from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS
-
-        AVAILABLE_PROVIDERS.pop(self.NAME, None)
+    usual = HypothesisProvider._maybe_draw_constant
+    HypothesisProvider._maybe_draw_constant = lambda *args, **options: None
+    try:
+        yield
+    finally:
+        HypothesisProvider._maybe_draw_constant = usual
