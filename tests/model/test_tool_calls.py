@@ -52,6 +52,11 @@ GOOD = '{"name": "add", "arguments": {"a": 1}}'
             hermes('{"name": "add", "arguments": {"c": "</tool_call> <think> é 🎲"}}'),
             [("add", {"c": "</tool_call> <think> é 🎲"})],
         ),
+        (
+            hermes('{"name": "add", "arguments": {"c": "<tool_call> </think>"}}') + "\n" + hermes(GOOD),
+            [("add", {"c": "<tool_call> </think>"}), ("add", {"a": 1})],
+        ),
+        ("say <tool_call>" + hermes(GOOD) + "</think>" + hermes('{"name": "now"}'), [("now", {})]),
         ("<think>" + hermes(GOOD) + "</think>so", []),
         ("<think>" + hermes(GOOD), []),
         (hermes(GOOD) + "</think>" + hermes('{"name": "now"}'), [("now", {})]),
@@ -134,6 +139,7 @@ def test_a_schema_that_declares_no_types_leaves_arguments_as_text(parameters):
         ('{"answer": 42}', []),
         ('So {"name": "add", "parameters": {}}', []),
         ('<think>hm</think>\n{"name": "now", "parameters": {}}', [("now", {})]),
+        ('{"name": "add", "parameters": {"c": "</think>"}}', [("add", {"c": "</think>"})]),
     ],
 )
 def test_llama(text, expected):

@@ -14,6 +14,7 @@ Text of a model is data: calls are read in time linear in its length, as strict 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class Format:
     def _found(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
         """Each call, and where it (or the list that it stands in) starts."""
         found: list[tuple[Call, int]] = []
-        at = _spoken_from(text)
+        at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
         while match := start.search(text, at):
             if match.group() == "<think>":
@@ -86,6 +87,24 @@ class Format:
             found += [(call, match.start()) for call in calls]
             at = max(end, match.end())
         return found
+
+    def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
+        """Where speech can start: behind a `</think>` that nothing before it opened (the chat template did), unless it
+        stands in an argument of a call.
+        """
+        end = text.find("</think>")
+        if end < 0 or "<think>" in text[:end]:
+            return 0
+        before = text[:end]
+        for opened in itertools.islice(self.opening.finditer(before), MAX_CALLS):
+            if self._is_call(text, opened.start(), tools) and not self._is_call(before, opened.start(), tools):
+                return 0
+        return end + len("</think>")
+
+    def _is_call(self, text: str, at: int, tools: Sequence[Tool]) -> bool:
+        """Whether what is opened here is a call, and not a malformed one."""
+        calls, _ = self.read(text, at, tools)
+        return bool(calls) and all(call.name is not None for call in calls)
 
 
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
@@ -103,12 +122,6 @@ def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
     arguments = call.raw if call.name is None else json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name or "", "arguments": arguments}
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
-
-
-def _spoken_from(text: str) -> int:
-    """Where speech can start: behind a `</think>` that nothing before it opened (the chat template did)."""
-    end = text.find("</think>")
-    return 0 if end < 0 or "<think>" in text[:end] else end + len("</think>")
 
 
 def format_of_template(template: str) -> Format | None:
