@@ -139,8 +139,9 @@ def test_arguments_alone_override_those_of_the_run(drifted):
 def test_the_runs_own_task_gives_the_recorded_rewards(drifted, capsys):
     found = regrade(drifted)
     assert found["check"] == {"completions": 80, "same": 80, "impossible": None}
-    assert found["verdict"]["cause"] == "skill", "which is all that this grader can say"
-    assert "graded by     the same task" in capsys.readouterr().out
+    assert found["verdict"]["cause"] == "undecided"
+    printed = capsys.readouterr().out
+    assert "graded by     the same task" in printed and "name another one with --env" in printed
 
 
 def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys):
@@ -252,6 +253,38 @@ def test_a_run_whose_task_is_gone_needs_another(drifted, folder, capsys):
     found = regrade(drifted, "--env", "later", "--env.args.reads", "100")
     assert found["verdict"]["cause"] == "parser" and found["check"]["completions"] == 0
     assert "no environment 'early'" in found["check"]["impossible"]
+
+
+def test_flags_that_would_keep_arguments_of_the_recorded_task_are_not_suggested(drifted, capsys):
+    """Tables of a config are merged: `reads` would stay."""
+    (drifted / "config.toml").write_text(
+        (drifted / "config.toml").read_text() + "\n[orchestrator.env.args]\nreads = 8\n"
+    )
+    regrade(drifted, "--env", "early", "--env.args.reads", "100")
+    assert "--orchestrator.env.id early" in capsys.readouterr().out
+    regrade(drifted, "--env", "early", "--env.args", "{}", "--from", "0:10", "--to", "10:20")
+    (drifted.parent / "environments" / "later.py").write_text(TASK.replace("reads: int = 8", "far: int = 99, reads=99"))
+    capsys.readouterr()
+    regrade(drifted, "--env", "later")
+    told = capsys.readouterr().out
+    assert "in a copy of" in told and '  [orchestrator.env]\n  id = "later"\n' in told and "hone rl @" not in told
+
+
+def test_what_a_task_prints_is_not_in_the_json_and_what_it_says_is_escaped(drifted, capfd):
+    module = drifted.parent / "environments" / "loud.py"
+    loud = TASK.replace('    if "boom"', '    print("loud")\n    if "boom"').replace(
+        "import Parser", "import inline, Parser"
+    )
+    module.write_text(loud.replace("def correctness", "@inline\ndef correctness"))
+    assert main(["regrade", str(drifted), "--env", "loud", "--env.args.reads", "100", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["disagreements"] == 30, "all, not only those that are kept"
+    module = drifted.parent / "environments" / "angry.py"
+    module.write_text(TASK.replace('    if "boom"', '    if "I think"').replace("boom was said", "\\x1b[2J was said"))
+    capfd.readouterr()
+    assert main(["regrade", str(drifted), "--env", "angry", "--grading.max-failed", "1"]) == 0
+    printed = capfd.readouterr().out
+    assert "ValueError: \\x1b[2J was said" in printed and "\x1b" not in printed
 
 
 def test_the_answer_and_info_of_another_task_are_made_by_a_template(folder):

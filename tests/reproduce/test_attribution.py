@@ -154,6 +154,57 @@ def test_verdicts(before, after, cause, words) -> None:
     assert found.change.total == pytest.approx(after[0] - before[0])
 
 
+def test_a_fall_beside_a_grader_that_was_more_lenient_from_the_start_is_no_proof() -> None:
+    """It stays so if the other grader misses what the recorded one sees."""
+    assert "if the other grader is right: it was more lenient" in verdict((0.4, 0.9), (0.1, 0.9)).sentence
+
+
+def test_a_grader_that_makes_the_same_of_everything_tells_nothing() -> None:
+    right, nothing = verdict((0.9, 1.0), (0.2, 1.0)), verdict((0.9, 0.0), (0.2, 0.0))
+    assert (right.cause, nothing.cause) == ("undecided", "undecided")
+    assert "calls everything right" in right.sentence and "sees nothing in any completion" in nothing.sentence
+    early = window(columns([0.5], [0.5]), 0, 0)
+    assert early is not None and judge(right.before, right.after, [early]).cause == "parser"
+
+
+def test_one_grader_does_not_tell_the_model_from_its_parser() -> None:
+    before, after = verdict((0.9, 0.9), (0.2, 0.2)).before, verdict((0.9, 0.9), (0.2, 0.2)).after
+    found = judge(before, after, same_grader=True)
+    assert found.cause == "undecided" and "both graders" not in found.sentence
+
+
+def test_what_was_paid_for_nothing_may_come_with_a_worse_model() -> None:
+    worse = verdict((0.9, 0.5), (0.3, 0.4)).sentence
+    assert "paid for what the other one does not see; the model got a little worse, too." in worse
+
+
+def test_where_the_limit_stops_all_what_it_cost_is_truncation() -> None:
+    """No more than those were worth that it did not stop before."""
+    lost = verdict((0.9, 0.9), (0.1, 0.1), cut=(0, 1))
+    assert lost.cause == "truncation" and lost.change.record() == pytest.approx(
+        {"skill": 0, "truncation": -0.8, "format": 0, "parser": 0}
+    )
+    worse = verdict((0.8, 0.8), (0.2, 0.2), cut=(0.75, 1)).change
+    assert (worse.truncation, worse.skill) == pytest.approx((-0.2, -0.4))
+    won = verdict((0.1, 0.1), (0.9, 0.9), cut=(1, 0.5)).change
+    assert (won.truncation, won.skill) == pytest.approx((0.45, 0.35))
+    assert verdict((0.9, 0.9), (0.1, 0.1), cut=(1, 1)).cause == "skill"
+
+
+def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
+    """The best of ten windows of noise stands out; a few steps may be alike by chance."""
+    rng = np.random.default_rng(0)
+    fell = 0
+    for size in (20, 120):
+        for _ in range(100):
+            marks = (rng.random((size, 64)) < 0.5).astype(float).ravel()
+            no = np.zeros(len(marks), dtype=bool)
+            made = Columns(np.repeat(np.arange(size), 64), marks, marks, marks, 0 * marks, no, no, no, 0 * no)
+            before, after = ends(windows(made))
+            fell += judge(before, after).cause != "none"
+    assert fell <= 20
+
+
 def test_the_sentence_has_the_numbers() -> None:
     found = verdict((0.9, 0.9), (0.2, 0.8))
     assert found.sentence.startswith(

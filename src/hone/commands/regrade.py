@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hone.commands.regrade_page import write_page
 from hone.commands.regrade_report import Result, in_words, record, say
@@ -30,6 +31,9 @@ from hone.runs.files import write_file
 from hone.runs.listing import find_run
 from hone.runs.outputs import check_target
 
+if TYPE_CHECKING:
+    import pyarrow
+
 
 def run(config: RegradeConfig) -> int:
     """Grades again and reports; returns 0, whatever came out."""
@@ -39,9 +43,11 @@ def run(config: RegradeConfig) -> int:
     for flag, path in (("--output", config.output), ("--html", config.html), ("--json", _json_file(config))):
         if path is not None:
             check_target(path, flag)
-    result = _regrade(config, recorded, task)
+    quiet = config.as_json is not None and config.as_json.file is None
+    with redirect_stdout(sys.stderr) if quiet else nullcontext():  # what a task prints is no JSON
+        result = _regrade(config, recorded, task, quiet)
     if config.output is not None:
-        write_scores(config.output, result.found.rows)
+        write_scores(config.output, result.found.scores)
     if config.html is not None:
         write_page(config.html, result, config.limit_text)
     if config.as_json is not None:
@@ -68,7 +74,7 @@ def _task_of(recorded: Run) -> EnvConfig:
     return EnvConfig.model_validate(recorded.config.get("orchestrator", {}).get("env", {}))
 
 
-def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
+def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig, quiet: bool) -> Result:
     own, why = _own(task)
     grader, named = _grader(config, task, own, why)
     for one in (grader, own):
@@ -76,22 +82,23 @@ def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
             one.env.use_workers(config.grading)
     every = _steps(config, recorded)
     steps = chosen(config, recorded, every)
-    quiet = config.as_json is not None and config.as_json.file is None
-    with slow_work("regrading step", len(steps), "none" if quiet else "auto") as progress:
-        found = regrade(
-            recorded,
-            steps,
-            grader,
-            own,
-            seed=recorded.info["seed"],
-            check=config.check,
-            max_failed=config.grading.max_failed,
-            keep_rows=config.output is not None,
-            progress=progress,
-        )
-    for one in (grader, own):
-        if one is not None:
-            one.env.close_workers()
+    try:
+        with slow_work("regrading step", len(steps), "none" if quiet else "auto") as progress:
+            found = regrade(
+                recorded,
+                steps,
+                grader,
+                own,
+                seed=recorded.info["seed"],
+                check=config.check,
+                max_failed=config.grading.max_failed,
+                keep_scores=config.output is not None,
+                progress=progress,
+            )
+    finally:
+        for one in (grader, own):
+            if one is not None:
+                one.env.close_workers()
     cut = windows(found.columns)
     if not cut:
         raise UserError(
@@ -109,7 +116,7 @@ def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig) -> Result:
         all_steps=len(every),
         found=found,
         windows=cut,
-        verdict=judge(*_ends(config, found, cut)),
+        verdict=judge(*_ends(config, found, cut), cut, same_grader=grader is own),
         reads_state=grader.reads_state,
     )
 
@@ -163,8 +170,8 @@ def chosen(config: RegradeConfig, recorded: Run, steps: list[int]) -> list[int]:
     steps = steps[:: config.every]
     if config.max_rollouts is None:
         return steps
-    size = len(recorded.rollouts(steps[0], ["sample_id"]))
-    return spread(steps, max(1, config.max_rollouts // size))
+    largest = max(len(recorded.rollouts(step, ["step"])) for step in steps)
+    return spread(steps, max(1, config.max_rollouts // largest))
 
 
 def _ends(config: RegradeConfig, found: Regraded, cut: list[Window]) -> tuple[Window, Window]:
@@ -181,16 +188,11 @@ def _ends(config: RegradeConfig, found: Regraded, cut: list[Window]) -> tuple[Wi
     return made[0], made[1]
 
 
-def write_scores(path: Path, rows: list[dict[str, Any]]) -> None:
-    """The new scores as Parquet, a row for each completion; joins with the run's rollouts by step and sample_id."""
+def write_scores(path: Path, scores: list[pyarrow.Table]) -> None:
+    """The new scores of all steps as one Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text, number = pa.string(), pa.float64()
-    names = ("sample_id", "example_id", "recorded_outcome", "outcome", "detail")
-    fields = [("step", pa.int32()), *((name, text) for name in names)]
-    fields += [("recorded_reward", number), ("reward", number)]
-    fields += [(name, pa.map_(text, number)) for name in ("components", "weights")]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), sink, compression="zstd")
+    pq.write_table(pa.concat_tables(scores), sink, compression="zstd")
     write_file(path, sink.getvalue().to_pybytes())

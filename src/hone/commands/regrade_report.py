@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+import tomli_w
+
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
 from hone.pages import visible
@@ -60,7 +62,7 @@ def record(result: Result) -> dict[str, Any]:
         "check": {"completions": check.count, "same": check.same, "impossible": result.own or None},
         "windows": [one.record() for one in result.windows],
         "verdict": result.verdict.record(),
-        "disagreements": len(found.disagreements),
+        "disagreements": found.disagreeing,
     }
 
 
@@ -181,12 +183,23 @@ def next_commands(result: Result, config: RegradeConfig) -> list[tuple[str, str]
     task = result.task
     audit = ["hone", "audit", task.id, *(["-a", json.dumps(task.args)] if task.args else [])]
     audit += ["--env-template", json.dumps(task.template)] if task.template else []
-    words = ["hone", "rl", "@", f"{result.run.path}/config.toml", "--output-dir", f"{result.run.path}-regraded"]
+    return [
+        ("see what else the recorded grader loses", shlex.join(audit)),
+        _training(result, config),
+    ]
+
+
+def _training(result: Result, config: RegradeConfig) -> tuple[str, str]:
+    """How to train with the other grader: by flags, or by a table where flags would keep what the run's config says."""
+    task, path = result.task, result.run.path
+    other = config.env.id is not None
+    if other and (task.args.keys() - config.env.args.keys() or task.template or config.env.template):
+        table = {"orchestrator": {"env": {"id": config.env.id, "args": config.env.args}}}
+        text = tomli_w.dumps(table).strip().replace("\n\n", "\n").replace("\n", "\n  ")
+        return f"train with the other one, put this in place of the task in a copy of {path}/config.toml", text
+    words = ["hone", "rl", "@", f"{path}/config.toml", "--output-dir", f"{path}-regraded"]
     if config.env.id is not None:
         words += ["--orchestrator.env.id", config.env.id]
     if config.env.args:
         words += ["--orchestrator.env.args", json.dumps(config.env.args)]
-    return [
-        ("see what else the recorded grader loses", shlex.join(audit)),
-        ("train with the other one", shlex.join(words)),
-    ]
+    return "train with the other one", shlex.join(words)

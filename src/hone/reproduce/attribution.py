@@ -29,6 +29,7 @@ from hone.types import Outcome, Score
 
 WINDOWS = 10
 """Parts that the steps of a run are cut into."""
+FEW_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,9 @@ def windows(columns: Columns) -> list[Window]:
 
 
 def _standard_error(steps: np.ndarray, values: np.ndarray) -> float:
-    """Of the mean: from the means of the steps, for completions of a step resemble each other."""
+    """Of the mean: from the means of the steps, for completions of a step resemble each other. A few means may be
+    alike by chance, so that it is then no less than from the completions.
+    """
     means = np.array([values[steps == step].mean() for step in np.unique(steps)])
-    parts = means if len(means) > 1 else values
-    return float(parts.std(ddof=1) / np.sqrt(len(parts))) if len(parts) > 1 else 0.0
+    samples = [means] if len(means) >= FEW_STEPS else [means, values]
+    return max(float(part.std(ddof=1) / np.sqrt(len(part))) if len(part) > 1 else 0.0 for part in samples)

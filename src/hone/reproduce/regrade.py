@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,9 +18,13 @@ from hone.environments import Environment, MultiTurnEnv
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.grading import last_line
+from hone.pages import visible
 from hone.reproduce.attribution import Columns, Marks, seen
 from hone.runs import Run
 from hone.types import Example, Outcome, Reply, Score
+
+if TYPE_CHECKING:
+    import pyarrow
 
 COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
@@ -29,6 +33,8 @@ COLUMNS = (
 """Of a run's rollouts, what is read."""
 SHOWN = 3
 """Completions about which two graders disagree that are kept of each step."""
+LONGEST = 200
+"""Characters of the reason why a completion could not be graded."""
 _NONE = Marks((), 0.0)
 
 
@@ -115,7 +121,8 @@ class Regraded:
     """A run's completions under another grader.
 
     `failed_old` and `failed_new` count those that could not be graded, then and now; `failure` says why the first could
-    not now. `disagreements` are up to three of each step, of usual length. `rows` are the new scores, if asked for.
+    not now. Of `disagreeing` completions, `disagreements` are up to three of each step, of usual length. `scores` are
+    the new scores of each step as Arrow tables, if asked for.
     """
 
     columns: Columns
@@ -123,8 +130,9 @@ class Regraded:
     failed_old: int = 0
     failed_new: int = 0
     failure: str = ""
+    disagreeing: int = 0
     disagreements: list[Pair] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    scores: list[pyarrow.Table] = field(default_factory=list)
 
 
 def regrade(
@@ -136,7 +144,7 @@ def regrade(
     seed: int,
     check: int,
     max_failed: float = 1.0,
-    keep_rows: bool = False,
+    keep_scores: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Regraded:
     """Grades the completions of these steps with `grader`, and about `check` of them with `own`, the run's own task.
@@ -156,8 +164,8 @@ def regrade(
         old_marks = old_marks or _recorded_marks(recorded, own)
         parts.append(_columns(pairs, old_marks or _NONE, marks))
         _note(found, pairs)
-        if keep_rows:
-            found.rows += [_row(pair) for pair in pairs]
+        if keep_scores:
+            found.scores.append(scores_table(pairs))
         progress(done + 1)
         graded = sum(len(part.step) for part in parts)
         if graded >= 256 and found.failed_new > max_failed * graded:
@@ -227,7 +235,8 @@ def _note(found: Regraded, pairs: Sequence[Pair]) -> None:
     failed = [pair.score for pair in pairs if pair.score.outcome.is_failure]
     found.failed_new += len(failed)
     if failed and not found.failure:
-        found.failure = last_line(failed[0].detail)
+        found.failure = visible(last_line(failed[0].detail), LONGEST)
+    found.disagreeing += sum(pair.disagree for pair in pairs)
     found.disagreements += typical([pair for pair in pairs if pair.disagree])[:SHOWN]
 
 
@@ -258,6 +267,18 @@ def _columns(pairs: Sequence[Pair], old_marks: Marks, new_marks: Marks) -> Colum
 def _joined(parts: Sequence[Columns]) -> Columns:
     names = Columns.__dataclass_fields__
     return Columns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
+    """New scores, a row for each completion; joins with the run's rollouts by step and sample_id."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.float64()
+    names = ("sample_id", "example_id", "recorded_outcome", "outcome", "detail")
+    fields = [("step", pa.int32()), *((name, text) for name in names)]
+    fields += [("recorded_reward", number), ("reward", number)]
+    fields += [(name, pa.map_(text, number)) for name in ("components", "weights")]
+    return pa.Table.from_pylist([_row(pair) for pair in pairs], schema=pa.schema(fields))
 
 
 def _row(pair: Pair) -> dict[str, Any]:
