@@ -52,5 +52,5 @@ def ran(folder: Path, tried: Iterable[str]) -> tuple[str, ...]:
     """
     made = [path.name for path in folder.iterdir()]
     longest_first = sorted(tried, key=len, reverse=True)
-    found = {next((name for name in longest_first if file.startswith(name)), None) for file in made}
-    return tuple(sorted(found - {None}))
+    found = [[name for name in longest_first if file.startswith(name)] for file in made]
+    return tuple(sorted({names[0] for names in found if names}))
