@@ -255,6 +255,13 @@ def test_a_run_whose_task_is_gone_needs_another(drifted, folder, capsys):
     assert "no environment 'early'" in found["check"]["impossible"]
 
 
+def test_a_run_of_one_step_has_no_change(folder):
+    run = record(folder / "run", [[row(0, i, "yes is it", True) for i in range(4)]])
+    verdict = regrade(run, "--env.args.reads", "100")["verdict"]
+    assert (verdict["cause"], verdict["change"]["recorded"]) == ("none", 0.0)
+    assert verdict["sentence"] == "there is no change to split: all that was graded both times is of the steps 0."
+
+
 def test_flags_that_would_keep_arguments_of_the_recorded_task_are_not_suggested(drifted, capsys):
     """Tables of a config are merged: `reads` would stay."""
     (drifted / "config.toml").write_text(
@@ -262,8 +269,7 @@ def test_flags_that_would_keep_arguments_of_the_recorded_task_are_not_suggested(
     )
     regrade(drifted, "--env", "early", "--env.args.reads", "100")
     assert "--orchestrator.env.id early" in capsys.readouterr().out
-    regrade(drifted, "--env", "early", "--env.args", "{}", "--from", "0:10", "--to", "10:20")
-    (drifted.parent / "environments" / "later.py").write_text(TASK.replace("reads: int = 8", "far: int = 99, reads=99"))
+    (drifted.parent / "environments" / "later.py").write_text(TASK.replace("reads: int = 8", "reads: int = 100"))
     capsys.readouterr()
     regrade(drifted, "--env", "later")
     told = capsys.readouterr().out

@@ -84,6 +84,9 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
     `run` are all windows, which show whether the other grader tells completions apart at all; `same_grader`: there is
     no other one.
     """
+    if before is after:
+        sentence = f"there is no change to split: all that was graded both times is of the steps {before.name}."
+        return Verdict("none", sentence, before, after)
     change = changed(before, after)
     total, where = change.total, f"from steps {before.name} to {after.name}"
     listed = ", ".join(
