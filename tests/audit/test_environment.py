@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 
 import pytest
-from made import TAGS, right, sums, task_file
+from made import TAGS, Sums, prober, right, sums, task_file
 from rich.console import Console
 
 from hone.audit.environment import audit_before_training, audit_environment, refusals
+from hone.audit.probes import AT_ONCE, Text
 from hone.audit.report import Check, Finding, Report, Verdict
 from hone.audit.table import show_report
 from hone.environments import Rubric
+from hone.environments.workers import Limits
+from hone.types import Outcome
 
 NOISY = """
     import random
@@ -45,6 +48,39 @@ def test_a_finding_is_allowed_with_dashes_or_as_the_command_line_writes_them(nam
     assert report.names() == set() and not report.names(Verdict.NOTE) & {"unused-allow"}
     (allowed,) = [finding for finding in report.findings if finding.allowed]
     assert (allowed.name, allowed.allowed) == ("false-negative", "tags hold the bare number")
+
+
+def test_the_references_of_the_other_split_are_graded_too() -> None:
+    """Its answers are marked as in GSM8K's file, which the reference leaves out and the grader does not."""
+
+    class Marked(Sums):
+        def reference(self, example):
+            return f"<answer>{example.answer.removeprefix('#### ')}</answer>"
+
+    held_out = [{"question": "What is 2 + 2?", "answer": "#### 4"}]
+    rows = [{"question": "What is 1 + 2?", "answer": "3"}]
+    env = Marked(id="sums", rubric=Rubric([right]), parser=TAGS, dataset=rows, eval_dataset=held_out)
+    report = audit_environment(env, num_examples=2)
+    (found,) = [finding for finding in report.findings if finding.name == "reference"]
+    assert found.title == "1 of 1 references are not correct"
+    assert [check.name for check in report.checks if found in check.findings] == ["eval split"]
+
+
+def test_a_grader_that_hangs_everywhere_is_left_after_the_first_texts(tmp_path, monkeypatch) -> None:
+    """Not after a deadline for each of a hundred."""
+    source = """
+    def stuck(completion):
+        while True:
+            pass
+    RUBRIC = Rubric([stuck])
+    """
+    env = task_file(tmp_path, monkeypatch, source)
+    env.limited(Limits(timeout=0.1))
+    made = prober(env, 1)
+    probes = made.grade([Text(made.subjects[0], f"text {i}", str(i)) for i in range(100)])
+    env.close_workers()
+    assert [probe.name for probe in probes] == [f"text {i}" for i in range(AT_ONCE)]
+    assert all(probe.score.outcome is Outcome.GRADER_TIMEOUT for probe in probes)
 
 
 def test_a_text_of_a_finding_is_allowed_by_its_name() -> None:

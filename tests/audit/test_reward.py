@@ -81,7 +81,7 @@ def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
     env = SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent")
     found = audited(env, 2)
-    assert found["no-reference"].verdict is Verdict.NOTE and found["always-right"].verdict is Verdict.FAIL
+    assert found["no-reference"].verdict is Verdict.WARN and found["always-right"].verdict is Verdict.FAIL
 
 
 def test_a_grader_that_fails_on_each_reference_is_one_finding() -> None:

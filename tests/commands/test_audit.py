@@ -165,6 +165,36 @@ def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
     assert "audit        nothing found, of " in capsys.readouterr().out
 
 
+def test_a_task_without_a_reference_is_said_to_be_hardly_audited(tasks, capsys):
+    """What can be tried without one passes: the verdict must not sound like a clean bill."""
+    (tasks / "bare.py").write_text(SWAPPED.replace("def reference", "def unused").replace("swapped", "bare"))
+    assert main(["audit", "bare", "-n", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "verdict nothing fails, but nothing right could be tried: the task declares no reference" in said
+    assert "next define `reference(example) -> str` in the task" in said
+
+
+def test_the_task_that_init_env_writes_passes(tasks, capsys):
+    assert main(["init-env", "my-task"]) == 0
+    assert main(["audit", "my-task", "-n", "4"]) == 0
+
+
+def test_a_finding_of_a_template_can_be_allowed(tasks, capsys):
+    """The template drops the system message."""
+    turns = (
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    template = turns + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    argv = ["audit", "--template", "hone/tiny", "--chat-template", template, "--json"]
+    assert main(argv) == 1
+    report = json.loads(capsys.readouterr().out)
+    failing = {f["name"] for check in report["checks"] for f in check["findings"] if f["verdict"] == "fail"}
+    assert "loses-text" in failing
+    assert (
+        main([*argv, *(word for name in failing for word in (f"--allow.{name}", "tasks have no system message"))]) == 0
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
@@ -175,6 +205,8 @@ def test_what_the_audit_found_is_in_the_run(tasks, tiny_model_dir, capsys):
         (["gsm8k", "-a", '{"mode": "other"}'], "mode is 'other'"),
         (["gsm8k", "--num-exampels", "3"], "did you mean --num-examples?"),
         (["gsm8k", "-n", "0"], "num_examples"),
+        (["--template", "hone/tiny", "-m", "hone/tiny"], "-m is for the audit of a task"),
+        (["gsm8k", "--chat-template", "x.jinja"], "--chat-template overrides a model's"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, argv, sentence):

@@ -81,6 +81,9 @@ def audit_environment(
         if not env.has_workers:
             checks[0] = _with(reference, [*reference.findings, _NOT_ISOLATED])
         if _gradable(probes):
+            checks += [
+                _references_of(env, other, num_examples, seed) for other in env.splits if probes and other != split
+            ]
             checks += _of_rewards(prober, probes, env.has_workers, progress)
             progress("the signal")
             checks.append(check_signal(prober, probes))
@@ -123,6 +126,12 @@ def refusals(report: Report) -> list[Finding]:
     return [f for f in report.failures if f.name in REFUSED or (f.name == "hangs" and "reference" in f.what)]
 
 
+def _references_of(env: Environment, split: str, num_examples: int, seed: int) -> Check:
+    """The references of another split: its answers may be written in another way."""
+    check, _ = check_reference(Prober(env, subjects_of(env, num_examples, seed, split), seed))
+    return replace(check, name=f"{split} split", summary=f"{check.summary}, of the {split} split")
+
+
 def _gradable(references: Sequence[Probe]) -> bool:
     """Whether there is anything to try beyond the references: not where none of them got a reward."""
     return not references or not all(probe.failed for probe in references)
@@ -160,6 +169,13 @@ def _report(
     if unused := _by_key(allows or {}).keys() - {key for finding in found for key in _keys(finding)}:
         checks[0] = _with(checks[0], [*checks[0].findings, _unused(sorted(unused))])
     return Report(env.id, tuple(checks), facts, time.perf_counter() - began)
+
+
+def allowing(report: Report, allows: Mapping[str, str]) -> Report:
+    """The report with the findings as notes that are meant so, by their names, and why."""
+    allowed = _by_key(allows)
+    checks = [_with(check, [allow(finding, allowed) for finding in check.findings]) for check in report.checks]
+    return replace(report, checks=tuple(checks))
 
 
 def _with(check: Check, findings: Sequence[Finding]) -> Check:

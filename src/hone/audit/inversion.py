@@ -40,7 +40,7 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     )
     totals = list(totals_of(rubric, wrong, right_answers=False))
     best = max(totals, key=most_telling, default=None)
-    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric), *played]
+    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric, right, wrong), *played]
     if worst is not None and best is not None and best.reward >= worst.reward:
         findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
     figures = {
@@ -102,21 +102,32 @@ def _range_of(given: Range | None, probe: Probe) -> tuple[float, float] | None:
     return given.right if probe.correct else given.wrong
 
 
-def _undeclared(rubric: Rubric) -> list[Finding]:
+def _undeclared(rubric: Rubric, right: Sequence[Probe], wrong: Sequence[Probe]) -> list[Finding]:
     missing = [name for name in rubric.funcs if name not in rubric.ranges and rubric.weights[name]]
     if len(rubric.funcs) == 1 or not missing:
         return []
     names = ", ".join(missing)
-    example = f'Rubric(..., ranges={{"{missing[0]}": Range(right=(0.0, 1.0), wrong=(0.0, 0.5))}})'
+    found = [
+        f'"{name}": Range(right={_ends(name, right)}, wrong={_ends(name, wrong)})'
+        for name in missing
+        if right and wrong
+    ]
+    values = f", with all that the functions can return; found were {{{', '.join(found)}}}" if found else ""
     return [
         Finding(
             "undeclared-ranges",
             Verdict.NOTE,
             f"no range is declared for {names}: what they can pay is known from the texts tried here alone",
-            f"declare them: {example}",
+            f"declare them: Rubric(..., ranges={{NAME: Range(right=(LEAST, MOST), wrong=(LEAST, MOST))}}){values}",
             tuple(missing),
         )
     ]
+
+
+def _ends(name: str, probes: Sequence[Probe]) -> tuple[float, float]:
+    """The least and the greatest value of a component among texts; 0 where it always abstained."""
+    values = [probe.score.components.get(name, 0.0) for probe in probes]
+    return (min(values), max(values))
 
 
 def _plainest(prober: Prober, totals: Sequence[Total], worst: Total) -> Total:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hone.audit.report import Report
-from hone.audit.table import cell, tables_of
+from hone.audit.table import cell, in_words, tables_of
 from hone.pages import fill, page
 
 _LONGEST = 4000
@@ -32,8 +32,7 @@ _BODY = """
 {% elif finding.remedy %}<br><i>{{ finding.remedy | visible }}</i>{% endif %}
 {% for shown in finding.shown %}
 <pre>{{ shown.text | visible(longest) }}</pre>
-<div>{% if shown.reward is none %}no reward{% else %}reward {{ "%.3g" | format(shown.reward) }}{% endif %}
- ({{ shown.outcome }}), expected {{ shown.expected | visible }}.
+<div>{{ in_words(shown) | visible }}.
  {{ shown.detail | visible(longest) }}</div>
 {% endfor %}
 </div>
@@ -67,6 +66,7 @@ def report_page(report: Report) -> str:
         tables=[table for check in report.checks for table in tables_of(check)],
         numbers={check.name: _numbers(check.figures) for check in report.checks},
         longest=_LONGEST,
+        in_words=in_words,
     )
     return page(f"audit of {report.subject}", body)
 

@@ -18,6 +18,11 @@ from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.types import Example, Message, Outcome, Score
 
+AT_ONCE = 16
+"""Names of texts that are tried at a time."""
+MOST_HUNG = 6
+"""Names of texts at which a grader may hang before no more are tried."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -100,17 +105,26 @@ class Prober:
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """The probes of the texts, in order. One at which the grader hangs costs its whole deadline: texts of its name
-        are tried with one example first, and left out for the others if that hangs.
+        are tried with one example first, and left out for the others if that hangs. A grader that has hung at
+        `MOST_HUNG` names is known well enough: what was not tried by then is left out.
         """
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
             first.setdefault(text.name, index)
         ahead = sorted(first.values())
-        probes = dict(zip(ahead, self._grade([texts[i] for i in ahead]), strict=True))
-        self.hung |= {p.name for p in probes.values() if p.score.outcome is Outcome.GRADER_TIMEOUT}
-        rest = [i for i, text in enumerate(texts) if i not in probes and text.name not in self.hung]
-        probes |= zip(rest, self._grade([texts[i] for i in rest]), strict=True)
+        probes: dict[int, Probe] = {}
+        for start in range(0, len(ahead), AT_ONCE):
+            if len(self.hung) < MOST_HUNG:
+                self._try(texts, ahead[start : start + AT_ONCE], probes)
+        if len(self.hung) < MOST_HUNG:
+            self._try(texts, [i for i, t in enumerate(texts) if i not in probes and t.name not in self.hung], probes)
         return [probes[i] for i in sorted(probes)]
+
+    def _try(self, texts: Sequence[Text], indices: Sequence[int], probes: dict[int, Probe]) -> None:
+        """Adds the probes of these texts."""
+        made = self._grade([texts[i] for i in indices])
+        probes |= zip(indices, made, strict=True)
+        self.hung |= {probe.name for probe in made if probe.score.outcome is Outcome.GRADER_TIMEOUT}
 
     def _grade(self, texts: Sequence[Text]) -> list[Probe]:
         scripts = [(text.subject.example, text.completion) for text in texts]

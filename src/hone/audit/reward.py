@@ -24,7 +24,7 @@ def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
     if not texts:
         finding = Finding(
             "no-reference",
-            Verdict.NOTE,
+            Verdict.WARN,
             "the task declares no reference completion, so nothing right can be tried",
             "define `reference(example) -> str`, a completion that deserves full marks",
         )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hone.audit.report import Check, Finding, Report, Shown, Verdict
 from hone.grading import printable
+from hone.types import Outcome
 
 STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
 TABLES = ("inversion",)
@@ -96,12 +97,19 @@ def _show_finding(console: Console, finding: Finding) -> None:
 
 
 def _show_text(console: Console, shown: Shown) -> None:
-    worth = "no reward" if shown.reward is None else f"reward {shown.reward:.3g}"
     console.print(Padding(Text(f"{shortened(shown.text)!r}"), (0, 0, 0, 6)))
-    line = f"-> {worth} ({shown.outcome}); expected {shown.expected}"
-    console.print(Padding(Text(printable(line), "dim"), (0, 0, 0, 9)))
+    console.print(Padding(Text(printable(f"-> {in_words(shown)}"), "dim"), (0, 0, 0, 9)))
     if shown.detail:
         console.print(Padding(Text(printable(shortened(shown.detail, _LONGEST_DETAIL)), "dim"), (0, 0, 0, 9)))
+
+
+def in_words(shown: Shown) -> str:
+    """What a completion got and should have got; of a conversation for a template, the rule that does not hold."""
+    if shown.reward is not None:
+        return f"reward {shown.reward:.3g} ({shown.outcome}); expected {shown.expected}"
+    if shown.outcome in set(Outcome):
+        return f"no reward ({shown.outcome}); expected {shown.expected}"
+    return f"{shown.outcome}: it should hold that {shown.expected}"
 
 
 def shortened(text: str, limit: int = _LONGEST) -> str:
@@ -109,4 +117,5 @@ def shortened(text: str, limit: int = _LONGEST) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+    between = f" … {len(text) - 2 * half:,} characters … "
+    return text if len(text) <= 2 * half + len(between) else f"{text[:half]}{between}{text[-half:]}"

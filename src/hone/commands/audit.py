@@ -12,11 +12,12 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
 
-from hone.audit.environment import audit_environment
+from hone.audit.environment import allowing, audit_environment
 from hone.audit.report import Check, Report, Verdict
 from hone.audit.table import show_report
 from hone.commands.status import Status
@@ -61,7 +62,7 @@ def _task(config: AuditConfig, status: Status) -> Report:
     if config.model is not None:
         count, check = _policy(config, env, config.model, status)
         more = [check]
-    return audit_environment(
+    report = audit_environment(
         env,
         num_examples=config.num_examples,
         seed=config.seed,
@@ -73,6 +74,7 @@ def _task(config: AuditConfig, status: Status) -> Report:
         more=more,
         progress=lambda words: status(f"auditing {env.id}: {words}"),
     )
+    return replace(report, subject=f"{env.id} {json.dumps(config.env_args)}") if config.env_args else report
 
 
 def _policy(
@@ -110,7 +112,7 @@ def _template(config: AuditConfig, status: Status) -> Report:
     from hone.audit.template import audit_template
 
     assert config.template is not None
-    return audit_template(
+    report = audit_template(
         config.template,
         config.chat_template,
         examples=max(LEAST_CONVERSATIONS, config.num_examples),
@@ -119,6 +121,7 @@ def _template(config: AuditConfig, status: Status) -> Report:
             f"auditing the chat template of {config.template}: {what}" + (f" ({done} of {of})" if of > 1 else "")
         ),
     )
+    return allowing(report, config.allow)
 
 
 def _tell(config: AuditConfig, report: Report) -> None:
@@ -126,22 +129,28 @@ def _tell(config: AuditConfig, report: Report) -> None:
     counts = [
         f"{report.facts[name]:,} {name}" for name in ("examples", "texts", "conversations") if name in report.facts
     ]
-    arguments = f" {json.dumps(config.env_args)}" if config.env_args else ""
-    console.print(Text(f"audit of {report.subject}{arguments}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
+    console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
     show_report(console, report)
     failing = list(dict.fromkeys(finding.name for finding in report.failures))
     words = f"fails: {', '.join(failing)}" if failing else "nothing fails"
+    unknown = "no-reference" in report.names(Verdict.WARN)
+    if unknown and not failing:
+        words += ", but nothing right could be tried: the task declares no reference"
     console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
     if config.html is not None:
         console.print(Text(f"page        {config.html}"), soft_wrap=True)
-    if hint := _next(config, failing):
+    if hint := _next(config, failing, unknown):
         console.print(Text(f"next        {hint}"), soft_wrap=True)
 
 
-def _next(config: AuditConfig, failing: list[str]) -> str:
-    """What to do now."""
+def _next(config: AuditConfig, failing: list[str], unknown: bool) -> str:
+    """What to do now; `unknown`: the task has no reference."""
+    if unknown:
+        return (
+            "define `reference(example) -> str` in the task, a completion that deserves full marks, and audit it again"
+        )
     if failing:
-        page = "" if config.html else "; all texts: --html audit.html"
+        page = "" if config.html else "; more texts: --html audit.html"
         return f"mend what fails, or say that it is meant so: --allow.{failing[0]} REASON{page}"
     if config.env is None:
         return ""

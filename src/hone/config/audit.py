@@ -11,6 +11,16 @@ from hone.config.base import BaseConfig
 from hone.config.shared import Precision
 from hone.errors import UserError
 
+OF_TASKS = {
+    "env_args": "-a",
+    "env_template": "--env-template",
+    "model": "-m",
+    "max_tokens": "-t",
+    "rollouts_per_example": "-r",
+    "split": "--split",
+}
+"""Fields that mean nothing for a chat template, and their flags."""
+
 
 class AuditConfig(BaseConfig):
     """Find the broken reward before it costs money: try a task's grader, or a model's chat template (`--template`).
@@ -66,4 +76,12 @@ class AuditConfig(BaseConfig):
                 "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model "
                 "(`hone audit --template PATH`)" + (", not both" if self.env else "")
             )
+        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for name, flag in OF_TASKS.items():
+            if self.template is not None and name in given:
+                raise UserError(
+                    f"{flag} is for the audit of a task, and --template is of a chat template: leave it out"
+                )
+        if self.chat_template is not None and self.template is None and self.model is None:
+            raise UserError("--chat-template overrides a model's: name the model with --template, or with -m to sample")
         return self

@@ -348,8 +348,13 @@ class Environment:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return messages
 
+    @property
+    def splits(self) -> list[str]:
+        """Those of "train" and "eval" that there are."""
+        return [name for name, source in self._sources.items() if source is not None]
+
     def _names(self) -> str:
-        return ", ".join(name for name, source in self._sources.items() if source is not None) or "no data"
+        return ", ".join(self.splits) or "no data"
 
 
 class SingleTurnEnv(Environment):

@@ -79,6 +79,8 @@ def refuse_inside_run(path: Path, flag: str) -> None:
 def check_target(path: Path, flag: str) -> None:
     """UserError if no file can be put at `path`, given by `flag`: to be said before the work that it is to hold."""
     refuse_inside_run(path, flag)
+    if run_info(path.resolve().parent) is not None:
+        raise UserError(f"{path} lies in the run {path.parent}, into which nothing is written: choose another {flag}")
     if path.is_dir():
         raise UserError(f"{flag} {path} is a folder: name a file in it")
     if not path.parent.is_dir():

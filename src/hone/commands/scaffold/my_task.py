@@ -21,8 +21,9 @@ FORMAT_HINT = " Give the answer in <answer> tags, such as <answer>abc</answer>."
 
 
 def read_answer(text: str) -> str | None:
-    """CHANGE: what counts as an answer, right or wrong; None for what is none."""
-    return text if text.isalpha() and text.islower() else None
+    """CHANGE: what counts as an answer, right or wrong, without case, quotes and emphasis; None for what is none."""
+    word = text.strip(" .*_`'\"").lower()
+    return word if word.isalpha() else None
 
 
 # Finds the last well-formed answer in <answer> tags, \boxed{} or after ANSWER: (for numbers there is NumberParser).
