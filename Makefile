@@ -49,7 +49,7 @@ test-contracts: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long --durations=15
 
 test-audit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "audit and not sandbox" tests/audit --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "audit and not sandbox" --durations=10
 
 # Not part of `make test`, which needs no package of the system.
 test-sandbox: install

@@ -160,6 +160,7 @@ def test_the_table_of_tasks() -> None:
     assert tasks.with_table(page, {"runs": runs}) == page
 
 
+@pytest.mark.long
 def test_parser_drift(tmp_path: Path) -> None:
     """The three commands and the record; what a trained model shows is in tests/test_recorded.py."""
     out = tmp_path / "out.json"

@@ -14,6 +14,8 @@ from hone.audit.report import Verdict
 from hone.config.shared import GradingConfig
 from hone.environments import Rubric, load_environment
 
+pytestmark = pytest.mark.audit
+
 RANDOM = """
     import random
     def luck(completion):

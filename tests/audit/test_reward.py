@@ -29,6 +29,8 @@ from hone.environments import (
 from hone.environments.parsers import said
 from hone.types import Example, Message
 
+pytestmark = pytest.mark.audit
+
 
 def audited(env: Environment, count: int = 8, hostile: bool = False) -> dict[str, Finding]:
     """The findings of all three checks, by name; what fails in two of them is told by each."""

@@ -17,6 +17,8 @@ from hone.errors import UserError
 from hone.model.files import write_json
 from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer, tokenizer_config
 
+pytestmark = pytest.mark.audit
+
 QWEN25 = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}

@@ -13,6 +13,8 @@ from hone.runs import Run
 TOOL_BONUS = """
 from hone.environments import AnswerParser, Rubric, ToolEnv
 
+pytestmark = pytest.mark.audit
+
 PARSER = AnswerParser(lambda text: text.strip(" .*_").lower())
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
 
+pytestmark = pytest.mark.audit
+
 PARSER = AnswerParser(str.strip)
 
 
