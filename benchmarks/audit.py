@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/audit.py --out benchmarks/results/audit.json
 
-For each task the fast part (what `rl` does before step 0) in a fresh process that has loaded the task and nothing
-else, and the full audit as `hone audit TASK` on the command line, imports and the start of worker processes included.
+For each task the fast part (what `rl` does before step 0, worker processes and all) in a fresh process that has loaded
+the task and nothing else, and the full audit as `hone audit TASK` on the command line, imports and the start of worker processes included.
 Medians of the rounds, in seconds of the clock; beside them a fixed piece of pure Python, as a measure of the machine.
 """
 
@@ -41,6 +41,7 @@ from hone.audit.environment import audit_before_training, refusals
 from hone.environments import load_environment
 env = load_environment(sys.argv[1], **json.loads(sys.argv[2]))
 env.split("train")
+env.isolated = True
 began = time.perf_counter()
 report = audit_before_training(env)
 seconds = time.perf_counter() - began

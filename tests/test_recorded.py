@@ -152,3 +152,15 @@ def test_a_parser_that_loses_the_answers_is_told_from_a_model_that_gets_worse():
         check = run["regrade"]["check"]
         assert check["same"] == check["completions"] == 256 and run["regrade"]["failed"] == {"recorded": 0, "now": 0}
         assert sum(run["cpu_seconds"].values()) <= 180
+
+
+def test_audits_are_quick_and_pass_the_built_in_tasks():
+    """Before a run at most 5 s, in full at most 60 s; only the mode of gsm8k that is known to break fails."""
+    result = json.loads((RESULTS / "audit.json").read_text())
+    tasks = result["tasks"]
+    assert len(tasks) == 10 and result["rounds"] >= 3 and result["examples"] == 32
+    assert all(row["fast_seconds"] <= 5 for row in tasks.values())
+    assert tasks["gsm8k"]["full_seconds"] <= 60
+    sparse = tasks.pop("gsm8k sparse")
+    assert sparse["failures"] == sparse["refused"] == ["growth"]
+    assert all(row["failures"] == row["refused"] == [] for row in tasks.values())
