@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,10 @@ import pytest
 from hone.cli import main
 from hone.runs import Run
 
+pytestmark = pytest.mark.audit
+
 TOOL_BONUS = """
 from hone.environments import AnswerParser, Rubric, ToolEnv
-
-pytestmark = pytest.mark.audit
 
 PARSER = AnswerParser(lambda text: text.strip(" .*_").lower())
 
@@ -265,3 +267,9 @@ def test_a_page_is_not_put_into_a_run(tasks, tiny_model_dir, capsys):
     assert main(["audit", "swapped", "--html", "outputs/report.html"]) == 2
     assert "lies in the run" in capsys.readouterr().err
     assert main(["audit", "swapped", "--html", "outputs"]) == 2
+
+
+def test_auditing_a_task_loads_no_torch():
+    """It starts in half a second, also where torch takes several."""
+    code = "import sys, hone.commands.audit; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

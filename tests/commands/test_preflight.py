@@ -14,13 +14,13 @@ import pytest
 from hone.cli import main
 from hone.runs import Run
 
+pytestmark = pytest.mark.audit
+
 SAYS = """
 import time
 from pathlib import Path
 
 from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
-
-pytestmark = pytest.mark.audit
 
 PARSER = AnswerParser(str.strip)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hone.environments import Environment, MultiTurnEnv
-from hone.orchestrator.conversations import Answer, settled
+from hone.environments.multi_turn import Answer, settled
 from hone.types import Example, Message, Outcome, Reply
 
 Script = str | Sequence[Message]

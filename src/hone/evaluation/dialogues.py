@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from hone.environments import Environment, MultiTurnEnv
+from hone.environments.multi_turn import Answer, settled
 from hone.evaluation.client import ChatClient, ChatRequest, Failure
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
-from hone.orchestrator.conversations import Answer, settled
 from hone.types import Example, Message, Reply
 
 Body = Callable[[int], dict[str, Any]]

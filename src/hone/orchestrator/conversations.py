@@ -10,7 +10,6 @@ for the environment's answer is appended to them: nothing is tokenised twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hone.environments import Environment, MultiTurnEnv
+from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
 from hone.inference.types import SamplingParams
@@ -73,44 +73,6 @@ def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> N
             renderer.bridge_ids(conversation, [answer], env.tool_schemas)
         except UserError as error:
             raise UserError(f"{env.id} is a task of several turns, but {error}") from None
-
-
-Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
-"""What the environment says, and the state after it; or why it failed."""
-
-
-def settled(
-    answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
-) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
-    """What is said to a conversation, its state then, and what it failed of: `answer`, or what `env` says in its place.
-
-    Messages are copied as JSON that every file and tokenizer takes. What is no message of the environment's is a
-    failure.
-    """
-    if isinstance(answer, GraderFailure):
-        said = env.failed_response(messages, answer)
-        if said is None:
-            return [], state, (answer.outcome, answer.detail)
-    else:
-        said, state = answer
-    try:
-        return [_copied(message) for message in said], state, None
-    except ValueError as error:
-        return [], state, (Outcome.GRADER_ERROR, str(error))
-
-
-def _copied(message: Any) -> Message:
-    """The message as JSON; ValueError says why it is none of the environment's."""
-    needed = "messages with a text as role and content"
-    if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        needed = "messages of other roles than the model's"
-        if message["role"] != "assistant":
-            try:
-                # A tool may print half a surrogate pair.
-                return json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
-            except (TypeError, ValueError):
-                needed = "messages that are JSON"
-    raise ValueError(f"env_response returned {message!r:.200}; it must return {needed}")
 
 
 def _with_calls(trajectory: Trajectory, maker: RequestMaker) -> Trajectory:
