@@ -18,9 +18,9 @@ from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.types import Example, Message, Outcome, Score
 
-AT_ONCE = 16
+AT_ONCE = 8
 """Names of texts that are tried at a time."""
-MOST_HUNG = 6
+MOST_HUNG = 4
 """Names of texts at which a grader may hang before no more are tried."""
 
 

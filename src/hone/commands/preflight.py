@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hone.commands.status import Status
 from hone.config.rl import RLConfig
 from hone.digests import of_source
 from hone.environments import Environment
+from hone.environments.workers import Limits
 from hone.errors import UserError
 from hone.grading import printable
 from hone.model.chat import ChatRenderer
@@ -23,6 +25,8 @@ from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
 _SKIPPED = {"verdict": "skipped", "why": "--no-audit"}
+BACKSTOP = 2.0
+"""By the clock, it may take this many times as long: a grader that sleeps is ended then."""
 DEADLINE = 2.0
 """Seconds that grading one text may take, unless the run allows less."""
 _SAID = 3
@@ -97,10 +101,10 @@ def audited(
 
 def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Report:
     """The fast part, with a short deadline; where that ends the grading of references, again with the run's own."""
-    grading = config.orchestrator.grading
-    deadlines = sorted({min(grading.timeout, DEADLINE), grading.timeout})
+    own = Limits.of(config.orchestrator.grading, deterministic=True)
+    tries = [own] if own.timeout <= DEADLINE else [replace(own, timeout=DEADLINE, backstop=BACKSTOP), own]
     while True:
-        env.use_workers(grading.model_copy(update={"timeout": deadlines.pop(0)}))
+        env.limited(tries.pop(0))
         try:
             report = audit_before_training(
                 env,
@@ -110,7 +114,7 @@ def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Repor
             )
         finally:
             env.close_workers()
-        if not deadlines or not any(finding.name == "hangs" for finding in refusals(report)):
+        if not tries or not any(finding.name == "hangs" for finding in refusals(report)):
             return report
 
 
