@@ -137,7 +137,9 @@ def test_in_the_background_a_run_is_refused_before_it_begins(task, tiny_model_di
 
 def test_ctrl_c_ends_an_audit_and_all_of_its_processes(task):
     task.write_text(SAYS.replace("SECONDS", "0.5"))
-    argv = [sys.executable, "-m", "hone.cli", "audit", "says", "-n", "2"]
+    # In the background of a shell SIGINT is ignored.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from hone.cli import main; "
+    argv = [sys.executable, "-c", code + "sys.exit(main(['audit', 'says', '-n', '2']))"]
     running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     marker = f"HONE_GRADER={running.pid}-".encode()
     deadline = time.monotonic() + 60
