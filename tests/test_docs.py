@@ -127,6 +127,7 @@ def test_every_command_on_regrading_runs_in_order(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out.count("graded again by the run's own task have the recorded reward") == 2
 
 
+@pytest.mark.audit
 def test_every_command_on_the_audit_page_runs(tmp_path, monkeypatch, capfd):
     """On four examples each; the model is an untrained one, which never comes to an end."""
     monkeypatch.chdir(tmp_path)
