@@ -78,6 +78,8 @@ class Environment:
 
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
+    has_own_process = False
+    """Whether what is marked `inline` runs in a process of the task's own already, as a library's graders do."""
     answer_is_exact = False
     """Whether every character of an answer counts, its case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
@@ -290,7 +292,7 @@ class Environment:
         return [_failed(self.rubric, completion) or next(scores) for _, completion in pairs]
 
     def _grade(self, samples: list[Sample]) -> list[Score]:
-        workers = None if self.rubric.inline and not self.isolated else self._processes()
+        workers = None if self.rubric.inline and not self._apart else self._processes()
         if workers is None:
             return together([self.grading(sample) for sample in samples], self._limits.timeout)
         waits = sum(map(is_async, self.rubric.funcs.values()))
@@ -309,9 +311,14 @@ class Environment:
         )
 
     @property
+    def _apart(self) -> bool:
+        """Whether inline functions are to run in workers."""
+        return self.isolated and not self.has_own_process
+
+    @property
     def _runs_here(self) -> bool:
         """Whether nothing of this task needs a worker."""
-        return self.rubric.inline and not self.isolated
+        return self.rubric.inline and not self._apart
 
     def _processes(self) -> Workers | None:
         """The workers; None where there are to be none, and where they would load another environment than this."""

@@ -69,7 +69,7 @@ class MultiTurnEnv(Environment):
         load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
         a state that goes to workers must be JSON.
         """
-        workers = None if self.responds_inline and not self.isolated else self._processes()
+        workers = None if self.responds_inline and not self._apart else self._processes()
         if workers is None:
             works = [self.responding(messages, state) for messages, state in turns]
             return together(works, self._limits.timeout)

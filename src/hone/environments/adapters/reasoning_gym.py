@@ -14,6 +14,7 @@ import difflib
 import functools
 import hashlib
 import importlib.util
+import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -51,12 +52,14 @@ class ReasoningGym(SingleTurnEnv):
         }
     )
 
+    has_own_process = True
+
     def __init__(self, task: str, config: dict[str, Any], format_hint: bool, **kwargs: Any) -> None:
         self.task, self.config, self.hint = task, config, FORMAT_HINT * format_hint
         self.parser_of_answers = AnswerParser(str)
         ranges = {
             "format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
-            "correctness": Range(right=(1.0, 1.0), wrong=(0.0, 1.0)),
+            "correctness": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0))),
         }
         rubric = Rubric([format, self.correctness], [0.1, 0.9], correctness="correctness", ranges=ranges)
         super().__init__(parser=self.parser_of_answers, rubric=rubric, **kwargs)

@@ -106,6 +106,8 @@ class Served:
 class Verifiers(SingleTurnEnv):
     """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
 
+    has_own_process = True
+
     def __init__(self, served: Served, correctness: str, **kwargs: Any) -> None:
         self._served, weights = served, served.weights
         self._row = functools.lru_cache(maxsize=4096)(served.row)
