@@ -152,7 +152,7 @@ def test_a_task_that_no_process_can_load_is_tried_here() -> None:
     env = sums(Rubric([right, novelty], [1.0, 0.1]))
     done = check_behaviour(env, prober(env, 3).subjects)
     assert [finding.name for finding in done.findings] == ["global-state"]
-    assert not done.figures["isolated"] and "in this process" in done.summary
+    assert not done.figures["isolated"] and "in one process" in done.summary
 
 
 def test_the_texts_are_right_wrong_empty_and_ambiguous() -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from made import right, sums
 
-from hone.audit.policy import check_policy, policy_check
+from hone.audit.policy import policy_check
 from hone.audit.report import Check, Finding, Verdict
-from hone.commands.eval import load_weights
+from hone.commands.eval import evaluate_weights, load_weights
 from hone.environments import NumberParser, Rubric, load_environment
 from hone.evaluation import EvalResult, EvalSample
+from hone.inference.types import SamplingParams
 from hone.types import Example, Outcome, Score, Trajectory
 
 C, W, U, T, E = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.TRUNCATED, Outcome.GRADER_ERROR
@@ -111,26 +112,20 @@ def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:
     env = sums(Rubric([right]), parser=NumberParser())
     env._sources["eval"] = env._sources["train"]
     seen = []
-    check = check_policy(
-        env,
-        policy,
-        policy.renderer,
-        num_examples=3,
-        rollouts=4,
-        max_tokens=6,
-        seq_len=256,
-        seed=1,
-        progress=lambda done, total: seen.append((done, total)),
+    counts = {"num_examples": 3, "rollouts_per_example": 4, "max_tokens": 6, "seed": 1}
+    sampled = evaluate_weights(
+        policy, env, SamplingParams(6), **counts, progress=lambda done, total: seen.append((done, total))
     )
+    check = policy_check(sampled, 6)
     assert seen == [(3, 3)] and check.figures["graded"] == 12 and check.figures["longest_tokens"] <= 6
     assert check.figures["pass_rate"] == 0.0 and "low" in found(check)["pass-rate"].what
     assert found(check)["length"].verdict is Verdict.FAIL
-    again = check_policy(env, policy, policy.renderer, num_examples=3, rollouts=4, max_tokens=6, seq_len=256, seed=1)
-    assert again == check
+    assert policy_check(evaluate_weights(policy, env, SamplingParams(6), **counts), 6) == check
 
 
 def test_a_conversation_can_be_sampled(tiny_model_dir: Path) -> None:
     policy = load_weights(str(tiny_model_dir), "fp32")
     env = load_environment("calculator")
-    check = check_policy(env, policy, policy.renderer, num_examples=2, rollouts=2, max_tokens=8, seq_len=512)
+    counts = {"num_examples": 2, "rollouts_per_example": 2, "max_tokens": 8, "seed": 0}
+    check = policy_check(evaluate_weights(policy, env, SamplingParams(8), **counts), 8)
     assert check.figures["graded"] == 4

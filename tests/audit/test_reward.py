@@ -134,13 +134,6 @@ def test_a_parser_of_the_last_number_fails_by_growth_alone() -> None:
     assert "I checked this in 2 different ways" in growth.shown[0].text and growth.shown[0].expected == "correct"
 
 
-def test_growth_only_tries_the_growing_styles() -> None:
-    given = prober(sums(Rubric([last_number]), parser=LastNumber()))
-    check, probes = check_restylings(given, check_reference(given)[1], growth_only=True)
-    assert {finding.name for finding in check.findings} == {"growth"}
-    assert check.figures["restylings"] == 10 and "crlf" not in {probe.name for probe in probes}
-
-
 def strict(pattern: str):
     """A grader that wants the whole completion to be of this form."""
 

@@ -123,6 +123,14 @@ def probe(name: str, seconds: float, outcome: Outcome = Outcome.CORRECT) -> Prob
     return Probe(Text(subject, name, name), Score(reward, {}, {}, outcome, seconds=seconds))
 
 
+def test_a_grader_that_hung_too_often_is_asked_nothing_more() -> None:
+    given_up = prober(sums(Rubric([right])))
+    given_up.hung = set("abcd")
+    assert given_up.grade([Text(given_up.subjects[0], "right", "2")]) == []
+    check = check_signal(given_up, [])
+    assert check.figures["by_length"] == {} and check.figures["latency"] == {}
+
+
 def test_latency_is_that_of_common_texts_and_its_maximum_that_of_all() -> None:
     typical = [probe("a", 0.01)] * 19 + [probe("b", 0.21)]
     latency = _latency(typical, [*typical, probe("long", 3.0), probe("hung", 9.0, Outcome.GRADER_TIMEOUT)])

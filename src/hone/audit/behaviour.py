@@ -76,9 +76,9 @@ class _Trial:
         self.env, self.subjects, self.seed = env, subjects, seed
 
     def grader(self, seed: int | None = None) -> Grade:
-        """Grades one text at a time, so that each comes after the one before it."""
-        prober = Prober(self.env, self.subjects, self.seed if seed is None else seed)
-        return lambda text: prober.grade([text])[0]
+        """Grades one text at a time, so that each comes after the one before it; always, whatever hung before."""
+        seed = self.seed if seed is None else seed
+        return lambda text: Prober(self.env, self.subjects, seed).grade([text])[0]
 
     def fresh(self, texts: Sequence[Text], hash_seed: int = _HASH_SEEDS[0]) -> list[Probe]:
         """The texts graded in order by a new process."""
@@ -201,6 +201,6 @@ def _got(probe: Probe, other: Probe) -> str:
 
 
 def _summary(texts: int, isolated: bool, noise: dict[str, float] | None) -> str:
-    where = "in two processes and two orders" if isolated else "in this process, for no other can load the task"
+    where = "in two processes and two orders" if isolated else "in one process, for no new one can load the task"
     drawn = f"; over {SEEDS} seeds of `rng` a reward spreads by {noise['mean']:.3g}" if noise else ""
     return f"{texts} texts were graded three times each or more, {where}{drawn}"

@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from hone.audit.report import Check, Finding, Shown, Verdict
-from hone.environments import Environment
-from hone.evaluation import EvalResult, EvalSample, evaluate
+from hone.evaluation import EvalResult, EvalSample
 from hone.evaluation.intervals import Interval
-from hone.inference.types import SamplingParams
-from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import check_turns
-from hone.orchestrator.types import Policy
 from hone.types import Outcome
 
-NUM_EXAMPLES, ROLLOUTS = 16, 8
 LOW_RATE, HIGH_RATE = 0.01, 0.9
 TRUNCATED_WARN, TRUNCATED_FAIL, UNPARSABLE = 0.05, 0.30, 0.5
 _SAME = 1e-6
 """Rewards of a group that differ by no more than this have no variance."""
-
-
-def check_policy(
-    env: Environment,
-    policy: Policy,
-    renderer: ChatRenderer,
-    *,
-    num_examples: int = NUM_EXAMPLES,
-    rollouts: int = ROLLOUTS,
-    max_tokens: int | None,
-    seq_len: int,
-    temperature: float = 1.0,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Check:
-    """Samples `rollouts` completions of each of the first `num_examples` held-out examples, as `hone eval` does.
-
-    `max_tokens` and `seq_len` limit a completion as in training. UserError for a prompt that leaves no room.
-    """
-    sampling = (
-        SamplingParams(temperature=temperature) if max_tokens is None else SamplingParams(max_tokens, temperature)
-    )
-    check_turns(env, renderer, env.split("eval")[0])
-    result = evaluate(
-        policy,
-        env,
-        num_examples=num_examples,
-        rollouts_per_example=rollouts,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        seq_len=seq_len,
-        seed=seed,
-        renderer=renderer,
-        progress=progress,
-    )
-    return policy_check(result, max_tokens)
 
 
 def policy_check(result: EvalResult, max_tokens: int | None) -> Check:
@@ -121,8 +79,7 @@ def _findings(result: EvalResult, figures: dict[str, Any], max_tokens: int | Non
         shown = _shown([sample for sample in result.samples if sample.trajectory.truncated], "room to end")
         verdict = Verdict.FAIL if share > TRUNCATED_FAIL else Verdict.WARN
         yield Finding("length", verdict, title, "raise max_tokens, or ask for shorter completions", (), shown)
-    cut_off = figures["truncated"]
-    if figures["unparsable"] > UNPARSABLE and cut_off <= UNPARSABLE:
+    if figures["unparsable"] > UNPARSABLE and share <= UNPARSABLE:
         without = [sample for sample in result.samples if _without_answer(sample)]
         yield Finding(
             "unparsable",

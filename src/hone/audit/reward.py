@@ -55,17 +55,14 @@ def check_reference(prober: Prober) -> tuple[Check, list[Probe]]:
     return Check("reference", f"{len(right)} of {len(texts)} references are correct", tuple(findings), figures), probes
 
 
-def check_restylings(
-    prober: Prober, reference: Sequence[Probe], growth_only: bool = False
-) -> tuple[Check, list[Probe]]:
+def check_restylings(prober: Prober, reference: Sequence[Probe]) -> tuple[Check, list[Probe]]:
     """Whether a right answer is still one when it is written in another way.
 
-    `reference` are the probes of `check_reference`; only references that are correct are restyled. `growth_only` tries
-    only what a policy in training grows into.
+    `reference` are the probes of `check_reference`; only references that are correct are restyled.
     """
     paid = {probe.text.subject.example.id: probe.score.reward for probe in reference if probe.correct}
     subjects = [subject for subject in prober.distinct if subject.example.id in paid]
-    chosen = {r.name: r for r in RESTYLINGS if r.growth or not growth_only}
+    chosen = {r.name: r for r in RESTYLINGS}
     texts = [
         Text(subject, name, subject.saying(text))
         for subject in subjects

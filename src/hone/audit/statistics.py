@@ -195,11 +195,10 @@ def _by_length(prober: Prober) -> dict[int, Probe]:
     found: dict[int, Probe] = {}
     for words in (SHORT_WORDS, LONG_WORDS):
         text = REASONING * (words // len(REASONING.split())) + "\n" + subject.text
-        tried = [prober.grade([Text(subject, f"{words} words", text)]) for _ in range(2)]
-        if any(probe.failed for one in tried for probe in one):
-            found[words] = tried[0][0]
+        tried = [probe for _ in range(2) for probe in prober.grade([Text(subject, f"{words} words", text)])]
+        if not tried or any(probe.failed for probe in tried):
             break
-        found[words] = min((one[0] for one in tried), key=lambda probe: probe.score.seconds)
+        found[words] = min(tried, key=lambda probe: probe.score.seconds)
     return found
 
 

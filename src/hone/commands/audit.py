@@ -81,31 +81,29 @@ def _policy(
     config: AuditConfig, env: Environment, model: str, status: Status
 ) -> tuple[Callable[[str], int], Callable[[], Check]]:
     """How many tokens a text has for the model, and the check that samples from it."""
-    from hone.audit.policy import check_policy
-    from hone.commands.eval import load_weights
-    from hone.orchestrator.conversations import check_turns
+    from hone.audit.policy import policy_check
+    from hone.commands.eval import evaluate_weights, load_weights
+    from hone.inference.types import SamplingParams
 
     env.check_rollouts()
     env.split("eval")  # a task without one is told before the model is loaded
     policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
-    renderer = policy.renderer
-    check_turns(env, renderer, env.split(config.split)[0])
+    most = config.max_tokens or MAX_TOKENS
 
     def check() -> Check:
-        return check_policy(
-            env,
+        result = evaluate_weights(
             policy,
-            renderer,
+            env,
+            SamplingParams(most, config.temperature),
             num_examples=config.num_examples,
-            rollouts=config.rollouts_per_example,
-            max_tokens=config.max_tokens or MAX_TOKENS,
-            seq_len=policy.engine.model.config.max_position_embeddings,
-            temperature=config.temperature,
+            rollouts_per_example=config.rollouts_per_example,
+            max_tokens=most,
             seed=config.seed,
             progress=lambda done, total: status(f"sampling from {model}: {done} of {total} examples"),
         )
+        return policy_check(result, most)
 
-    return lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids), check
+    return lambda text: len(policy.renderer.tokenizer.encode(text, add_special_tokens=False).ids), check
 
 
 def _template(config: AuditConfig, status: Status) -> Report:

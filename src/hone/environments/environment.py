@@ -145,14 +145,14 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """In the block one new process runs all functions of this task, those marked `inline` too.
 
-        Yields False if no process can load this environment: its functions run here then. `hash_seed` is the
-        process's PYTHONHASHSEED. Afterwards limits and processes are as they were set.
+        Yields False if no new process does: none can load this environment, or it has one of its own. `hash_seed` is
+        the process's PYTHONHASHSEED. Afterwards limits and processes are as they were set.
         """
         kept = self._workers, self._limits, self.isolated
         self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
-            yield self.has_workers
+            yield self.has_workers and not self._runs_here
         finally:
             self.close_workers()
             self._workers, self._limits, self.isolated = kept

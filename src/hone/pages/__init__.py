@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from matplotlib.figure import Figure
 
-INK, MUTED, LINE = "#1d2430", "#5a6475", "#e4e8ee"
 COLORS = {
     "blue": "#2563c9",
     "green": "#12876a",
