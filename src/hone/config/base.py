@@ -27,6 +27,9 @@ class BaseConfig(pydantic_config.BaseConfig):
     bare: ClassVar[str | None] = None
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
 
+    section: ClassVar[str | None] = None
+    """Section that files without one are read as, and flags that the top does not know."""
+
     @classmethod
     def words(cls) -> tuple[str, ...]:
         """The fields that bare words set, in order."""

@@ -1,4 +1,4 @@
-"""Shared keys: `model`, `max_steps`, `seq_len`, `ckpt` live at the top of the RL config; its sections accept them too.
+"""Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config; its sections accept them too.
 
 So each role's file stands alone, and the three together still mean one thing: what the sections say moves to the top,
 and files that disagree are an error. A flag at the top (`--max-steps 5`) overrides them all.
@@ -16,12 +16,17 @@ from hone.config.schema import Path, dotted, flag
 from hone.config.sources import Sources, merge, nest
 from hone.errors import UserError
 
-SHARED = ("model", "max_steps", "seq_len", "ckpt")
+SHARED = ("model", "max_steps", "seq_len", "ckpt", "seed", "output_dir", "precision", "transport")
+SERVER_THAT_IS_UP = "http://localhost:8000/v1"
+"""Where the sampler is, if files of sections are given, and none for inference."""
 SECTIONS = ("trainer", "orchestrator", "inference")
 
 
 def compose(sources: Sources) -> dict[str, Any]:
-    """One tree from files and flags, shared keys at the top. Sections given as files of their own choose split mode."""
+    """One tree from files and flags, shared keys at the top.
+
+    Sections given as files of their own choose split mode; without one for inference, the server is one that is up.
+    """
     files, flags = copy.deepcopy(sources.files), copy.deepcopy(sources.flags)
     for name in SHARED:
         for section in SECTIONS:
@@ -31,6 +36,9 @@ def compose(sources: Sources) -> dict[str, Any]:
     tree = hoist(merge(files, flags), sources)
     if any(section in SECTIONS for section in sources.section_files):
         tree.setdefault("mode", "split")
+        if tree["mode"] == "split" and "inference" not in tree:
+            client = tree.setdefault("orchestrator", {}).setdefault("client", {})
+            client.setdefault("base_url", SERVER_THAT_IS_UP)
     return tree
 
 

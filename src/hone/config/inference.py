@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import CkptConfig, ModelConfig, Precision
+from hone.config.shared import CkptConfig, ModelConfig, Precision, TransportConfig
+from hone.config.transport import TRANSPORT, transport_weights
 from hone.errors import UserError
 
 
 class ServeConfig(BaseConfig):
     """Serve a model over the OpenAI protocol: completions and chat, streamed or whole, with logprobs and token ids."""
 
-    shared: ClassVar[tuple[str, ...]] = ("max_steps", "seq_len", "ckpt")
+    shared: ClassVar[tuple[str, ...]] = ("max_steps", "seq_len", "ckpt", "output_dir")
 
     model: ModelConfig = ModelConfig()
     """The policy."""
@@ -29,6 +30,8 @@ class ServeConfig(BaseConfig):
     """Environment variable that holds such a key."""
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""
+    transport: TransportConfig = TransportConfig()
+    """That of the run to sample for: its weights are taken, unless `weights_root` says otherwise."""
     seed: int = Field(default=0, ge=0)
     """Seed of requests that bring none, and of the weights of `hone/tiny`."""
     precision: Precision = "bf16_linear"
@@ -59,6 +62,15 @@ class ServeConfig(BaseConfig):
     """Key of `rl`, accepted so that one file serves both; of no effect here."""
     ckpt: CkptConfig | None = None
     """Key of `rl`, accepted so that one file serves both; of no effect here."""
+    output_dir: Path | None = None
+    """Key of `rl`: weights are taken from the transport in it, unless `weights_root` or `transport` says otherwise."""
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """Where new weights may be taken from."""
+        if self.weights_root is not None or (self.transport.path is None and self.output_dir is None):
+            return self.weights_root
+        return transport_weights(self.transport.path or (self.output_dir or Path()) / TRANSPORT)
 
     @model_validator(mode="after")
     def _check_key(self) -> ServeConfig:

@@ -15,12 +15,15 @@ from hone.config.shared import (
     GradingConfig,
     ModelConfig,
     OptimConfig,
+    Precision,
     RunConfig,
     SamplingConfig,
     SchedulerConfig,
+    TransportConfig,
     server_url,
 )
 from hone.config.sources import Sources
+from hone.config.transport import TRANSPORT
 from hone.errors import UserError
 
 
@@ -41,6 +44,14 @@ class SectionConfig(BaseConfig):
     """Shared key: see `seq_len` at the top."""
     ckpt: CkptConfig | None = None
     """Shared key: see `ckpt` at the top."""
+    seed: int | None = None
+    """Shared key: see `seed` at the top."""
+    output_dir: Path | None = None
+    """Shared key: see `output_dir` at the top."""
+    precision: Precision | None = None
+    """Shared key: see `precision` at the top."""
+    transport: TransportConfig | None = None
+    """Shared key: see `transport` at the top."""
 
 
 class LossConfig(BaseConfig):
@@ -65,6 +76,8 @@ class TrainerConfig(SectionConfig):
     """Policy-gradient loss."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
 
 
 class AdvantageConfig(BaseConfig):
@@ -247,6 +260,10 @@ class RLConfig(RunConfig):
     """The sampler."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
+    transport: TransportConfig = TransportConfig()
+    """Where batches, weights and results go from one process to another, in mode split."""
+    restarts: int = Field(default=3, ge=0)
+    """How often, in mode split, processes that died are started again, in all."""
     audit: bool = True
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that would fail the run."""
 
@@ -255,7 +272,26 @@ class RLConfig(RunConfig):
         """What samples, in words, if it is not the engine in this process: its completions can't be had again."""
         if self.orchestrator.client.base_url is not None:
             return f"the server at {self.orchestrator.client.base_url}"
-        return "vLLM" if self.inference.backend == "vllm" else None
+        if self.inference.backend == "vllm":
+            return "vLLM"
+        return "a server of its own" if self.mode == "split" and not self.samples_as_colocated else None
+
+    @property
+    def samples_as_colocated(self) -> bool:
+        """Whether the own engine samples the tokens that it would in one process, whichever process it is in."""
+        own = self.inference.backend == "hone" and self.orchestrator.client.base_url is None
+        alone = self.inference.batch_invariant and self.orchestrator.max_async_level == 0
+        return own and (self.mode == "colocated" or alone)
+
+    @property
+    def server_url(self) -> str:
+        """The server to sample from in mode split: the one that is up, or that `inference` starts."""
+        return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"
+
+    @property
+    def transport_path(self) -> Path:
+        """The folder of the transport."""
+        return self.transport.path or self.output_dir / TRANSPORT
 
     @classmethod
     def compose(cls, sources: Sources) -> dict[str, Any]:

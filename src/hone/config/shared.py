@@ -212,6 +212,15 @@ class GradingConfig(BaseConfig):
     but of no fewer than 256); an evaluation of which more could not has the exit code 1."""
 
 
+class TransportConfig(BaseConfig):
+    """A folder that orchestrator, trainer and server see: in it batches, weights and results go from one to another."""
+
+    path: Path | None = None
+    """The folder; by default `.transport` in the output directory. May be on NFS."""
+    max_tokens: int = Field(default=16_777_216, ge=1)
+    """Batches of no more tokens than this wait for the trainer (one in any case); then sampling waits."""
+
+
 class RunConfig(BaseConfig):
     """What every training command has."""
 

@@ -109,9 +109,12 @@ class _Reader:
         if not name and not self.tokens:
             raise UserError("`@` must be followed by the path of a .toml file")
         name = name or self.tokens.popleft()
-        layer = "section" if self.section else "root"
-        tree = self._checked(load_toml(name), self.section, name, self.origins[layer])
-        self.trees[layer] = merge(self.trees[layer], nest(self.section, tree))
+        section = self.section
+        if not section and self.cls.section and not config_of(pathlib.Path(name)):
+            section = (self.cls.section,)
+        layer = "section" if section else "root"
+        tree = self._checked(load_toml(name), section, name, self.origins[layer])
+        self.trees[layer] = merge(self.trees[layer], nest(section, tree))
         if self.section:
             self.section_files.append(dotted(self.section))
 
@@ -139,6 +142,8 @@ class _Reader:
         name, short = shown.lstrip("-"), not shown.startswith("--")
         path = tuple(name.split("."))
         key = lookup(self.cls, path) if short == (len(name) == 1) else None
+        if key is None and self.cls.section:
+            key = lookup(self.cls, (self.cls.section, *path))
         if key is None and (negated := self._negated(path)) is not None:
             self._set(negated.path, None if negated.section else False, token)
             return

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hone.config.transport import TRANSPORT
 from hone.errors import UserError
 from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
@@ -45,7 +46,7 @@ PREVIOUS = ".previous"
 LOCK = ".hone.lock"
 CERTIFICATE = ".verify.json"
 """Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
-_FINE = {PREVIOUS, LOCK, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
+_FINE = {PREVIOUS, LOCK, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 _CARD_TAG = '\n- "hone"\n'
 """In the model card of every model that hone writes (hone.model.card)."""
 

@@ -19,7 +19,7 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 _FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", "audit", *START}
 _FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
 _FREE |= {f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")}
-_FREE |= {"inference.port", "inference.vllm_python"}
+_FREE |= {"inference.port", "inference.vllm_python", "transport", "restarts"}
 """Settings that don't change what a run computes."""
 _SERVER = "orchestrator.client.base_url"
 """Where a server is does not matter, but that there is one."""
