@@ -32,7 +32,7 @@ class Loop:
         self.exported.append(step)
         (folder / "model.txt").write_text(str(parameters["w"].tolist()))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, checkpoint: bool) -> Snapshot:
         entries = list(self.log)
         return Snapshot({"model": {"w": self.weights}}, lambda: {"ledger": entries})
 

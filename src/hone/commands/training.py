@@ -115,7 +115,7 @@ def run_loop(
 
     with StopRequest(run.display.notice, config.grace_seconds) as stop:
         trainer.interrupt = stop.check
-        saver = Saver(run, stop, config.ckpt, export, lambda: Snapshot(trainer.tensors(), state()))
+        saver = Saver(run, stop, config.ckpt, export, lambda checkpoint: Snapshot(trainer.tensors(), state()))
         try:
             ending = loop(saver)
         except StepAbandoned:

@@ -42,6 +42,13 @@ def read_config(folder: Path) -> DecoderConfig:
     return DecoderConfig.from_hf(config)
 
 
+def model_config(path_or_preset: str | Path, init: InitConfig | None = None) -> DecoderConfig:
+    """The config of the model that `load_model` would load, without its weights."""
+    if str(path_or_preset) == TINY:
+        return tiny_config(init)
+    return read_config(resolve_model(path_or_preset))
+
+
 def load_model(
     path_or_preset: str | Path,
     dtype: torch.dtype = torch.float32,

@@ -17,11 +17,18 @@ def pack_groups(
     """Micro-batches of at most `max_tokens` tokens, in the order of the groups; empty if no group carries signal.
 
     Completions of a group share its prompt, which is computed once; `max_tokens` None is what suits `device`.
+    """
+    sequences = trainable(groups, truncated)
+    return split_micro_batches(sequences, max_tokens, device, share_prompts=True) if sequences else []
+
+
+def trainable(groups: SequenceABC[Group], truncated: str) -> list[Sequence]:
+    """The completions that a step is trained on, in the order of the groups.
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
     completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
     """
-    sequences = [
+    return [
         Sequence(
             token_ids=trajectory.token_ids,
             loss_mask=trajectory.sampled_mask,
@@ -36,4 +43,3 @@ def pack_groups(
         for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
         if not score.outcome.is_failure and not (truncated == "mask" and trajectory.truncated)
     ]
-    return split_micro_batches(sequences, max_tokens, device, share_prompts=True) if sequences else []

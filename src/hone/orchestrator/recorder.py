@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import group_state
-from hone.orchestrator.watch import GapWatch
+from hone.orchestrator.watch import Verdicts
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
@@ -15,9 +15,9 @@ from hone.types import Group, Score, Trajectory
 
 
 class RunRecorder:
-    """Records a colocated run."""
+    """Records a run of RL."""
 
-    def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch) -> None:
+    def __init__(self, run: RunWriter, saver: Saver, watch: Verdicts, failures: FailureWatch) -> None:
         self.run = run
         self.saver = saver
         self.watch = watch
@@ -34,8 +34,15 @@ class RunRecorder:
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
-    def record(self, step: int, metrics: dict[str, float], groups: list[Group], weights: str) -> None:
-        """Writes a step; `weights` is the fingerprint of the version that it sampled from.
+    def record(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        groups: list[Group],
+        weights: str,
+        timings: Mapping[str, float] | None = None,
+    ) -> None:
+        """Writes a step; `weights` is the fingerprint of the version that it trained.
 
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Halt if too many completions
         could not be graded (UserError if all of the first step), and if sampler and trainer were too far apart.
@@ -45,8 +52,8 @@ class RunRecorder:
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
-        timings = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else None
-        self.run.log_step(step, metrics, timings, weights)
+        rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
+        self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._look_at_tools(step, [trajectory for group in groups for trajectory in group.trajectories])
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])

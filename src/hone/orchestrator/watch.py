@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from hone.algorithms.gap import BANDS, Band, Gap, Verdict
 from hone.config.rl import RLConfig
@@ -26,31 +28,16 @@ def band_of(config: RLConfig, backend: str | None = None) -> Band:
     return replace(band, **{name: value for name, value in given.items() if value is not None})
 
 
-class GapWatch:
-    """Judges every publication by a canary, and every step's own samples. A verdict is told when it, or its cause,
-    changes; `stop` raises Halt, unless `gap.action` is "warn".
-    """
+class Verdicts:
+    """Tells a verdict when it, or its cause, changes; `stop` raises Halt, unless `action` is "warn"."""
 
-    def __init__(self, canary: Canary, action: str, run: RunWriter) -> None:
-        self.canary, self.action, self.run = canary, action, run
-        self.diagnosis = Diagnosis(canary)
+    def __init__(self, band: Band, action: str, run: RunWriter) -> None:
+        self.band, self.action, self.run = band, action, run
         self._told: dict[str, tuple[Verdict, str]] = {}
 
-    def published(self, version: int) -> dict[str, float]:
-        """The canary's metrics of the version that sampler and trainer have now."""
-        measured = self.canary.measure(version)
-        metrics = measured.metrics()
-        name = text = ""
-        if measured.verdict != Verdict.OK:
-            cause = self.diagnosis.cause(measured)
-            name, text = cause.name, str(cause)
-        self.diagnosis.remember(measured)
-        self._judge("canary", version, measured.verdict, measured.gap, name, text, metrics)
-        return metrics
-
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The gap of the tokens that a step was trained on, if it was."""
-        if (mean := metrics.get("logprob_gap/mean")) is None:
+        """The gap of the tokens that a step was trained on, if it was, and they are of the version that it trained."""
+        if (mean := metrics.get("logprob_gap/mean")) is None or metrics.get("staleness/mean"):
             return
         gap = Gap(float(mean), float(metrics["logprob_gap/max"]))
         text = "on the step's own samples, while the canary of its weights was fine: long completions, or what is "
@@ -58,16 +45,17 @@ class GapWatch:
         _, known = self._told.get("canary", (Verdict.OK, ""))
         if known:
             text = f"on the step's own samples, as on the canary ({known})"
-        self._judge("samples", step, self.canary.band.verdict(gap), gap, known or "samples only", text, {})
+        self.judge("samples", step, self.band.verdict(gap), gap, known or "samples only", text, {})
 
-    def _judge(
+    def judge(
         self, what: str, version: int, verdict: Verdict, gap: Gap, name: str, text: str, metrics: Mapping[str, float]
     ) -> None:
+        """Says what a gap of `version` amounts to; `name` and `text` are its cause. Halt if it is too wide."""
         new = self._told.get(what, (Verdict.OK, "")) != (verdict, name if verdict else "")
         self._told[what] = verdict, name if verdict else ""
         if verdict == Verdict.OK:
             return
-        band = self.canary.band
+        band = self.band
         if new:
             facts = {"verdict": verdict.name.lower(), "of": what, "cause": name, "text": text}
             sizes = {"mean": gap.mean, "max": gap.max}
@@ -81,3 +69,40 @@ class GapWatch:
             raise Halt(f"{found}{limit}: {text}", metrics)
         if new:
             self.run.display.message(f"Warning: {found}fine up to {band.mean:g} and {band.max:g}): {text}.")
+
+
+class GapWatch(Verdicts):
+    """Judges every publication by a canary, and every step's own samples."""
+
+    def __init__(self, canary: Canary, action: str, run: RunWriter) -> None:
+        super().__init__(canary.band, action, run)
+        self.canary = canary
+        self.diagnosis = Diagnosis(canary)
+
+    def published(self, version: int) -> dict[str, float]:
+        """The canary's metrics of the version that sampler and trainer have now."""
+        measured = self.canary.measure(version)
+        metrics = measured.metrics()
+        name = text = ""
+        if measured.verdict != Verdict.OK:
+            cause = self.diagnosis.cause(measured)
+            name, text = cause.name, str(cause)
+        self.diagnosis.remember(measured)
+        self.judge("canary", version, measured.verdict, measured.gap, name, text, metrics)
+        return metrics
+
+
+class ScoreWatch(Verdicts):
+    """Judges every publication by the canary's fixed tokens, which sampler and trainer score in processes of their own.
+
+    What it finds is told by another thread than the one that trains: `judge` is left to the caller.
+    """
+
+    def measured(self, sampler: Sequence[float], trainer: Sequence[float]) -> tuple[Verdict, Gap, dict[str, float]]:
+        """Of logprobs of the same tokens; no metrics if the sampler can't score given tokens (NaN)."""
+        differences = np.asarray(sampler) - np.asarray(trainer)
+        if np.isnan(np.asarray(sampler)).all():
+            return Verdict.OK, Gap(0.0, 0.0), {}
+        gap = Gap.of(differences)
+        verdict = self.band.verdict(gap)
+        return verdict, gap, {"canary/gap/mean": gap.mean, "canary/gap/max": gap.max, "canary/verdict": float(verdict)}

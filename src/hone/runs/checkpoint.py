@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.runs.files import dumps, is_complete, new_dir, remove_dir, verify, write_file
+from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, remove_dir, verify, write_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,23 +44,39 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
 
-    def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:
-        """Write step `step`, complete or not at all. Equal content gives equal bytes; a step can be saved again."""
+    def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
+        """Write step `step`, complete or not at all. Equal content gives equal bytes; a step can be saved again.
+
+        What lies in the folder `part`, on the same file system, is moved into it.
+        """
         from safetensors.torch import save_file
 
         with new_dir(self.path(step)) as folder:
+            for entry in sorted(part.iterdir()) if part else ():
+                entry.rename(folder / entry.name)
             for group, named in tensors.items():
                 contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
                 save_file(contiguous, folder / f"{group}.safetensors")
             write_file(folder / "state.json", dumps(state | {"step": step}) + "\n")
+        if part:
+            part.rmdir()
         return self.path(step)
 
-    def load(self, step: int) -> tuple[Tensors, dict[str, Any]]:
-        """The tensors, on the CPU, and the state of step `step`, in which `problems` found none."""
-        from safetensors.torch import load_file
+    def part(self, step: int) -> Path:
+        """An empty folder for what another process has to put into the checkpoint of step `step`; see `save`."""
+        folder = self.folder / f"{NEW_PREFIX}part_{step}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
+    def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
+        """The tensors, on the CPU, and the state of step `step`, in which `problems` found none."""
         folder = self.path(step)
-        tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
+        tensors: Tensors = {}
+        if with_tensors:
+            from safetensors.torch import load_file
+
+            tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
         return tensors, json.loads((folder / "state.json").read_text())
 
     def steps(self) -> list[int]:

@@ -42,6 +42,8 @@ class Start:
     command: list[str]
     parameters: Mapping[str, torch.Tensor] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    with_tensors: bool = True
+    """Whether the checkpoint's tensors are wanted, or its state only."""
 
 
 @dataclass
@@ -250,7 +252,7 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
 def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[int, State | None]:
     """The checkpoint to go on from: (its step, its content), or (0, None) if there is none."""
     assert config.resume is not None
-    step, restored = _choose(Checkpoints(folder / "checkpoints"), config.resume.step, say)
+    step, restored = _choose(Checkpoints(folder / "checkpoints"), config.resume.step, start.with_tensors, say)
     if step > config.max_steps:
         raise UserError(
             f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
@@ -264,19 +266,19 @@ def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[in
     return step, restored
 
 
-def _choose(checkpoints: Checkpoints, wanted: int | None, say: Say) -> tuple[int, State | None]:
+def _choose(checkpoints: Checkpoints, wanted: int | None, with_tensors: bool, say: Say) -> tuple[int, State | None]:
     if wanted is None:
         wanted, warnings = checkpoints.newest()
         if warnings and wanted is None:
             raise UserError(f"{warnings[0]}, and there is no other: restore it, or --resume.step 0 begins anew")
         for warning in warnings:
             say(f"Warning: {warning}.")
-        return (0, None) if wanted is None else (wanted, checkpoints.load(wanted))
+        return (0, None) if wanted is None else (wanted, checkpoints.load(wanted, with_tensors))
     if wanted == 0 and not checkpoints.path(0).exists():
         return 0, None  # version 0 is the initial model, which needs no checkpoint
     if problems := checkpoints.problems(wanted):
         raise UserError(f"--resume.step {wanted}: {problems[0]}; {checkpoints.remedy(but=wanted)}")
-    return wanted, checkpoints.load(wanted)
+    return wanted, checkpoints.load(wanted, with_tensors)
 
 
 def _machine(start: Start) -> dict[str, Any]:

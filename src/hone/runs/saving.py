@@ -26,19 +26,22 @@ Ending = Literal["done", "stopped", "budget"]
 class Snapshot:
     """What an exact resume needs: tensors, of which group `model` is the policy, and the loop's own state.
 
-    The tensors are the live ones. `state()` may be called later, by another thread, and gives the state of now.
+    The tensors are the live ones. `state()` may be called later, by another thread, and gives the state of now. `part`
+    is a folder of files, in place of tensors, that other processes wrote; they are moved into the checkpoint.
     """
 
     tensors: Tensors
     state: Callable[[], dict[str, Any]]
+    part: Path | None = None
 
 
 class Saver:
     """Saves versions of the policy: weights to use, checkpoints to resume from.
 
-    `export(folder, step, parameters)` writes weights. They come first: where there is a checkpoint there are its
-    weights, however the process ends. Unless `ckpt.background` is off, the loop waits only while the tensors are
-    copied; a thread writes the files, one version at a time.
+    `export(folder, step, parameters)` writes weights; `parameters` are those of the tensors' group `model`, if there is
+    one. They come first: where there is a checkpoint there are its weights, however the process ends. `snapshot` is
+    told whether a checkpoint is to be made of it. Unless `ckpt.background` is off, the loop waits only while the
+    tensors are copied; a thread writes the files, one version at a time.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Saver:
         stop: StopRequest,
         ckpt: CkptConfig | None,
         export: Callable[[Path, int, dict[str, torch.Tensor]], None],
-        snapshot: Callable[[], Snapshot],
+        snapshot: Callable[[bool], Snapshot],
     ) -> None:
         self.run = run
         self.stop = stop
@@ -87,6 +90,15 @@ class Saver:
             with self.run.phase("checkpoint"):
                 self._wait()
 
+    def wants_checkpoint(self, step: int) -> bool:
+        """Whether `save(step)` will make a checkpoint, as far as that is known before."""
+        return self.ckpt is not None and self._is_due(step, last=False) and not self._is_saved(step, last=False)
+
+    @property
+    def writing(self) -> int | None:
+        """The version whose files are being written."""
+        return self._saved[0] if self._saved and self._writing is not None and not self._writing.done() else None
+
     def close(self) -> None:
         """Waits for what is being written; errors of that are left aside."""
         self._thread.shutdown()
@@ -113,16 +125,18 @@ class Saver:
         return self.ckpt is not None or self.stopping or self.halted
 
     def _start(self, step: int, in_background: bool) -> None:
-        snapshot, positions, checkpoint = self.snapshot(), self.run.log_positions(), self._with_checkpoint
+        # A version that the run went on from has a checkpoint that is whole.
+        checkpoint = self._with_checkpoint and not self._is_resumed(step)
+        positions, snapshot = self.run.log_positions(), self.snapshot(checkpoint)
         tensors = _copies(snapshot.tensors) if in_background else snapshot.tensors
-        self._saved = (step, checkpoint)
+        self._saved = (step, self._with_checkpoint)
 
         def write() -> None:
             began = time.perf_counter()
             with self.run.weights_dir(step) as folder:
-                self.export(folder, step, tensors["model"])
+                self.export(folder, step, tensors.get("model", {}))
             if checkpoint:
-                self.run.save_checkpoint(step, tensors, snapshot.state() | {"logs": positions})
+                self.run.save_checkpoint(step, tensors, snapshot.state() | {"logs": positions}, snapshot.part)
             seconds = time.perf_counter() - began
             self.stop.save_seconds = 1.0 + 2 * seconds
             self.run.budget.took("checkpoint", seconds)

@@ -81,6 +81,7 @@ class RunWriter:
         out: TextIO | None = None,
         parameters: Mapping[str, torch.Tensor] | None = None,
         sources: Mapping[str, str] | None = None,
+        with_tensors: bool = True,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
@@ -88,7 +89,8 @@ class RunWriter:
         directory can't be written, holds foreign files or any of `protect` (paths that the run reads), if the
         checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
         (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
-        `out` is the text file the display writes to, by default standard output.
+        `out` is the text file the display writes to, by default standard output. Without `with_tensors`, `restored` has
+        the state only: the tensors are another process's.
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
         folder = config.output_dir
@@ -103,7 +105,7 @@ class RunWriter:
             lock = Lock(folder)
             try:
                 display = make_display(config.display, kind, config.max_steps, out)
-                start = opening.Start(kind, command, parameters, sources or {})
+                start = opening.Start(kind, command, parameters, sources or {}, with_tensors)
                 opened = opening.open_run(config, start, display.message)
                 run = cls(config, opened, display, lock)
                 if run.nothing_left:
@@ -203,14 +205,15 @@ class RunWriter:
         """Where `weights_dir(step)` ends up."""
         return self.folder / "weights" / f"step_{step}"
 
-    def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:
+    def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
         """Save version `step` (after `step` updates, before step `step`), then delete those that the run doesn't keep.
 
-        The logs are flushed first. Like `weights_dir` it may be called by another thread than the loop's.
+        The files in the folder `part` become files of it, the folder goes. The logs are flushed first. Like
+        `weights_dir` it may be called by another thread than the loop's.
         """
         for log in self._logs:
             log.sync()
-        path = self.checkpoints.save(step, tensors, state)
+        path = self.checkpoints.save(step, tensors, state, part)
         self.event("checkpoint", step)
         self._prune()
         return path
