@@ -14,20 +14,21 @@ import numpy as np
 import pytest
 import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
-from real_server import random_model, serving, until
+from real_server import Served, random_model, serving, until
 
 from hone import rng
 from hone.errors import Halt, UserError
-from hone.inference.client import Refused, ServerClient
+from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import Endpoint, delay
 from hone.inference.engine import Engine
+from hone.inference.server.answers import CompletionAnswer
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model
+from hone.model.hf import load_model, save_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.conversations import roll_out
-from hone.orchestrator.remote import Server, ServerPolicy, reach
+from hone.orchestrator.remote import Restarted, Server, ServerPolicy, UpdatingPolicy, reach
 from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
@@ -178,6 +179,160 @@ def test_a_server_that_was_started_anew_is_not_taken_for_the_one_before(tmp_path
         policy.sample(requests(), SamplingParams())
 
 
+def updating(url: str, model: Decoder, folder: Path, **settings: Any) -> UpdatingPolicy:
+    server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "s1", model.num_parameters)
+    return UpdatingPolicy(server, RENDERER, ())
+
+
+def saved(folder: Path, version: int) -> Path:
+    """Weights of a version, as a trainer leaves them."""
+    save_model(random_model(seed=version), folder / f"step_{version}")
+    return folder / f"step_{version}"
+
+
+class Sampling:
+    """`policy.sample` in a thread of its own, a second long if it isn't slowed down."""
+
+    def __init__(self, policy: ServerPolicy, served: Served, asked: list[Request]) -> None:
+        self.found: list[Any] = []
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(policy, asked))
+        self._thread.start()
+        until(lambda: served.service.running == len(asked), "all are there")
+
+    def _run(self, policy: ServerPolicy, asked: list[Request]) -> None:
+        try:
+            self.found = policy.sample(asked, SamplingParams(ignore_eos=True))
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def test_weights_change_while_it_samples_and_each_token_has_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [replace(request, max_tokens=60) for request in requests()]
+    folder = tmp_path / "s1"
+    with serving(weights_root=tmp_path) as served:
+        policy = updating(served.url, random_model(), tmp_path)
+        policy.load(3, saved(folder, 3))
+        before = policy.sample(long, SamplingParams(ignore_eos=True))
+        served.slow(monkeypatch)
+        sampling = Sampling(policy, served, long)
+        for version in (4, 5):
+            steps = served.service.steps
+            until(lambda steps=steps: served.service.steps > steps + 10, "some tokens are there")
+            policy.load(version, saved(folder, version))
+            assert policy.version == version
+        sampling.end()
+        assert served.service.cancelled == 0, "no request was dropped"
+        after = policy.sample(long, SamplingParams(ignore_eos=True))
+    assert len(sampling.found) == 7
+    for trajectory, old in zip(sampling.found, before, strict=True):
+        versions = trajectory.versions[trajectory.sampled_mask]
+        assert versions.tolist() == sorted(versions) and set(versions) == {3, 4, 5}
+        first = int((versions == 3).sum())
+        ids = trajectory.token_ids[trajectory.sampled_mask]
+        assert ids[:first].tolist() == old.token_ids[old.sampled_mask][:first].tolist()
+        assert ids.tolist() != old.token_ids[old.sampled_mask].tolist()
+    assert {v for t in after for v in t.versions[t.sampled_mask]} == {5}
+
+
+def test_a_server_that_cannot_tell_has_sampled_from_the_version_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hone's server, without its word on versions, in the place of vLLM."""
+    with serving(weights_root=tmp_path) as served:
+        policy = updating(served.url, random_model(), tmp_path)
+        policy.load(3, saved(tmp_path / "s1", 3))
+        served.slow(monkeypatch)
+        monkeypatch.setattr("hone.inference.server.answers.CompletionAnswer._ids", ids_alone)
+        sampling = Sampling(policy, served, requests())
+        policy.load(4, saved(tmp_path / "s1", 4))
+        sampling.end()
+    assert {v for t in sampling.found for v in t.versions[t.sampled_mask]} == {3}
+
+
+def ids_alone(answer: CompletionAnswer, delta: Any) -> dict[str, Any]:
+    return {"token_ids": [token.id for token in delta.tokens], "prompt_token_ids": answer._prompts[delta.index]}
+
+
+def test_a_server_that_was_started_anew_is_given_the_weights_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "s1"
+    with serving(weights_root=tmp_path) as served:
+        policy, port = updating(served.url, random_model(), tmp_path), served.port
+        policy.load(3, saved(folder, 3))
+        expected = policy.sample(requests(), SamplingParams())
+    with pytest.raises(Gone, match="is gone, or fails"):
+        policy.sample(requests(), SamplingParams())
+    with serving(weights_root=tmp_path, port=port):
+        with pytest.raises(Restarted, match=r"at http://.*/v1 was started anew, and has not been given the weights$"):
+            policy.sample(requests(), SamplingParams())
+        with pytest.raises(Restarted):
+            policy.score([[9, 8]], 1.0)
+        policy.load(3, folder / "step_3")
+        same(policy.sample(requests(), SamplingParams()), expected)
+    # One that is given them while a call is at work, which the server before it had begun: at version 0 nothing but
+    # its name tells the two apart.
+    with serving(weights_root=tmp_path, port=port) as served:
+        policy.load(0, saved(folder, 0))
+        served.slow(monkeypatch)
+        policy.server = Server(endpoint(served.url, max_retries=6), "hone", "hone/tiny")
+        sampling = Sampling(policy, served, requests())
+    with serving(weights_root=tmp_path, port=port):
+        policy.load(0, folder / "step_0")
+        sampling.end()
+        assert isinstance(sampling.error, Restarted)
+
+
+def test_what_a_server_started_anew_samples_is_noticed_with_its_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(weights_root=tmp_path) as served:
+        policy, port = updating(served.url, random_model(), tmp_path), served.port
+        policy.load(3, saved(tmp_path / "s1", 3))
+    with serving(weights_root=tmp_path, port=port) as served:
+        served.slow(monkeypatch)
+        asked = [*requests()[:3], replace(requests()[-1], max_tokens=1500)]
+        sampling = Sampling(policy, served, asked)
+        sampling.end()
+        assert isinstance(sampling.error, Restarted)
+        until(lambda: served.service.running == 0, "what it was still asked for is dropped")
+        assert served.service.sampled_tokens < 1000
+
+
+def test_a_server_that_another_run_gives_weights_ends_this_one(tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as served:
+        policy = updating(served.url, random_model(), tmp_path)
+        policy.load(3, saved(tmp_path / "s1", 3))
+        other = updating(served.url, random_model(), tmp_path)
+        for version in (2, 3, 4):
+            other.load(version, saved(tmp_path / "s2", version))
+            words = rf"version {version} of the weights \(.*/s2/step_{version}\), not 3 \(.*/s1/step_3\): another run"
+            with pytest.raises(Halt, match=words) as caught:
+                policy.sample(requests(), SamplingParams())
+            assert not isinstance(caught.value, Restarted)
+        other.load(2, tmp_path / "s2" / "step_2")
+        policy._given |= {2: str(tmp_path / "s2" / "step_2")}  # it was this run's, but long ago
+        with pytest.raises(Halt, match="sampled from version 2 of the weights, which it was not given from here since"):
+            policy.sample(requests(), SamplingParams())
+
+
+def test_it_says_how_long_the_server_was_idle(tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as served:
+        policy = updating(served.url, random_model(), tmp_path)
+        policy.load(0, saved(tmp_path / "s1", 0))
+        first = policy.idle_seconds
+        policy.sample(requests(), SamplingParams())
+        assert first is not None and policy.idle_seconds is not None
+        assert 0 < first < policy.idle_seconds <= served.service.idle_seconds
+
+
 def test_a_server_that_goes_away_ends_the_run_and_one_that_comes_back_does_not(tmp_path: Path) -> None:
     model = random_model()
     with serving(weights_root=tmp_path) as served:
@@ -253,7 +408,7 @@ def told(answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPo
         Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m"), RENDERER, (), Spool(folder, random_model())
     )
 
-    async def ask(bodies: Any) -> Any:
+    async def ask(bodies: Any, begun: Any) -> Any:
         return [json.loads(answer) for _ in bodies]
 
     monkeypatch.setattr(policy, "_ask", ask)

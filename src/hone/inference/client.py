@@ -40,7 +40,8 @@ class Gone(Halt):
 @dataclass(frozen=True)
 class Served:
     """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
-    `parameters` how many numbers the weights are.
+    `parameters` how many numbers the weights are. `instance` is another one for each process that serves, and
+    `idle_seconds` how long that one has had nothing to sample.
 
     None: the server does not say; there was no update.
     """
@@ -51,6 +52,8 @@ class Served:
     policy_version: int | None
     policy_path: str | None
     parameters: int | None
+    instance: str | None = None
+    idle_seconds: float | None = None
 
 
 class ServerClient:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hone.errors import Halt, UserError
-from hone.inference.client import Gone, Refused, ServerClient
+from hone.inference.client import Gone, Refused, Served, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
@@ -122,6 +122,19 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
             raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None
 
 
+class Restarted(Halt):
+    """The server is not the process that was given the weights: it was started anew, and has to be given them again."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What a server was given last: a version, from a folder; `instance` names the process that took it."""
+
+    version: int = 0
+    path: str | None = None
+    instance: str | None = None
+
+
 class ServerPolicy:
     """Samples from a server. `load` writes the weights to `spool`, and has the server take them from there.
 
@@ -129,35 +142,45 @@ class ServerPolicy:
     weights than it was given.
     """
 
-    def __init__(self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int], spool: Spool) -> None:
+    def __init__(
+        self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int], spool: Spool | None = None
+    ) -> None:
         self.server = server
         self.renderer = renderer
         self.spool = spool
+        self.idle_seconds: float | None = None
+        """How long the server has had nothing to sample since it started, as it said last; None if it does not say."""
         self._ends = (*renderer.stop_ids, *eos_ids)
-        self._version = 0
-        self._path: str | None = None
+        self._loaded = _Loaded()
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._loaded.version
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
         """One trajectory per request, with the prompt that the server says it had."""
+        begun = self._loaded
         alone = self.server.backend == "vllm" and sampling.temperature == 0  # it refuses n > 1 then
         groups = list(_groups(requests, 1 if alone else len(requests)))
-        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups]))
-        return [t for group, answer in zip(groups, answers, strict=True) for t in self._trajectories(group, answer)]
+        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups], begun))
+        return [
+            trajectory
+            for group, answer in zip(groups, answers, strict=True)
+            for trajectory in self._trajectories(group, answer, begun)
+        ]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Has the server take the weights in `path`, or the trainer's."""
-        folder = str((self.spool.put(version) if path is None else path).resolve())
+        if path is None:
+            assert self.spool is not None, "there is no model here to take the weights of"
+            path = self.spool.put(version)
+        self._loaded = asyncio.run(self._update(version, str(path.resolve())))
 
-        async def update() -> None:
-            async with ServerClient(self.server.endpoint) as client:
-                await client.post("/update_weights", {"path": folder, "version": version})
-
-        asyncio.run(update())
-        self._version, self._path = version, folder
+    async def _update(self, version: int, folder: str) -> _Loaded:
+        async with ServerClient(self.server.endpoint) as client:
+            await client.post("/update_weights", {"path": folder, "version": version})
+            found = await self._served(client)
+        return _Loaded(version, folder, found and found.instance)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """The sampler's logprobs; NaN where the server can't tell: vLLM's are of temperature 1, whatever is asked."""
@@ -170,7 +193,7 @@ class ServerPolicy:
             "temperature": temperature,
             "prompt_logprobs": 0,
         }
-        (answer,) = asyncio.run(self._ask([body]))
+        (answer,) = asyncio.run(self._ask([body], self._loaded))
         with self._readable("logprobs of the prompt"):
             entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
             return [
@@ -178,23 +201,39 @@ class ServerPolicy:
                 for ids, of_ids in zip(sequences, entries, strict=True)
             ]
 
-    async def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-        """The answers; Halt unless the server says that its weights are those that it was given."""
+    async def _ask(self, bodies: Sequence[dict[str, Any]], begun: _Loaded) -> list[Any]:
+        """The answers; Halt unless the server says that its weights are those that it was given.
+
+        `begun`: what it had been given when the call began.
+        """
         endpoint = replace(self.server.endpoint, concurrency=min(len(bodies), CONNECTIONS))
         async with ServerClient(endpoint) as client:
-            answers = await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies))
+            answers = await asyncio.gather(*(self._post(client, body, begun) for body in bodies))
             # After the answers: no other weights can have come in between, for only `load` brings ours back.
-            found = next((entry for entry in await client.models() if entry.id == self.server.model), None)
-        self._check_weights(found and found.policy_version, found and found.policy_path)
+            self._check_server(await self._served(client), begun)
         return answers
 
-    def _check_weights(self, version: int | None, path: str | None) -> None:
-        if (version, path) != (self._version, self._path):
-            first = "those that it began with"
-            raise Halt(
-                f"{self.server.words} samples from version {version} of the weights ({path or first}), not "
-                f"{self._version} ({self._path or first}): it was started anew, or another run uses it"
-            )
+    async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
+        return await client.post("/v1/completions", body)
+
+    async def _served(self, client: ServerClient) -> Served | None:
+        found = next((entry for entry in await client.models() if entry.id == self.server.model), None)
+        self.idle_seconds = found and found.idle_seconds
+        return found
+
+    def _check_server(self, found: Served | None, begun: _Loaded) -> None:
+        self._check_weights(found and found.policy_version, found and found.policy_path, begun)
+
+    def _check_weights(self, version: int | None, path: str | None, begun: _Loaded) -> None:
+        if (version, path) != (begun.version, begun.path):
+            raise Halt(f"{self._other_weights(version, path, begun)}: it was started anew, or another run uses it")
+
+    def _other_weights(self, version: int | None, path: str | None, begun: _Loaded) -> str:
+        first = "those that it began with"
+        return (
+            f"{self.server.words} samples from version {version} of the weights ({path or first}), not "
+            f"{begun.version} ({begun.path or first})"
+        )
 
     def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
         first = group[0]
@@ -218,14 +257,17 @@ class ServerPolicy:
         hones = self.server.backend == "hone"
         return body | ({"key": [r.key for r in group]} if hones else {"seed": first.key >> 33})
 
-    def _trajectories(self, group: Sequence[Request], answer: Any) -> Iterator[Trajectory]:
+    def _trajectories(self, group: Sequence[Request], answer: Any, begun: _Loaded) -> Iterator[Trajectory]:
         with self._readable("ids and logprobs of its tokens"):
             told = [_told(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
             assert len(told) == len(group), f"{len(told)} completions of {len(group)}"
         for request, (prompt_ids, completion, versions) in zip(group, told, strict=True):
-            versions = versions or [self._version] * len(completion.token_ids)
-            self._check_weights(next((v for v in versions if v != self._version), self._version), self._path)
+            versions = versions or [begun.version] * len(completion.token_ids)
+            self._check_tokens(versions, begun)
             yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
+
+    def _check_tokens(self, versions: Sequence[int], begun: _Loaded) -> None:
+        self._check_weights(next((v for v in versions if v != begun.version), begun.version), begun.path, begun)
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:
@@ -236,6 +278,49 @@ class ServerPolicy:
             raise Halt(
                 f"{self.server.words} gave an answer without the {what} ({type(error).__name__}: {error})"
             ) from error
+
+
+class UpdatingPolicy(ServerPolicy):
+    """Samples while the weights change: another thread may call `load` while `sample` is at work.
+
+    A token may be of any version that was loaded from when its call began. A server that does not tell (vLLM) leaves it
+    open which: all tokens of a call then count as of the version at its beginning, the oldest that they can be. Nothing
+    of a call is of use that met a server which was started anew (Restarted), or none (Gone): load the weights again,
+    and sample again.
+    """
+
+    def __init__(self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int]) -> None:
+        super().__init__(server, renderer, eos_ids)
+        self._given: dict[int, str] = {}
+
+    async def _update(self, version: int, folder: str) -> _Loaded:
+        self._given = self._given | {version: folder}  # first: its tokens may come before the server's word
+        return await super()._update(version, folder)
+
+    async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
+        """The answer; what is wrong with its tokens is known before the other answers have come."""
+        answer = await super()._post(client, body, begun)
+        with self._readable("versions of its tokens"):
+            versions = [v for choice in answer["choices"] for v in choice.get("policy_versions") or ()]
+        if any(v < begun.version or v not in self._given for v in versions):
+            self._check_server(await self._served(client), begun)
+            self._check_tokens(versions, begun)
+        return answer
+
+    def _check_server(self, found: Served | None, begun: _Loaded) -> None:
+        if found is not None and (found.policy_path is None or found.instance != begun.instance):
+            raise Restarted(f"{self.server.words} was started anew, and has not been given the weights")
+        if found is None or found.policy_path not in self._given.values():
+            told = (None, None) if found is None else (found.policy_version, found.policy_path)
+            raise Halt(f"{self._other_weights(*told, begun)}: another run uses it")
+
+    def _check_tokens(self, versions: Sequence[int], begun: _Loaded) -> None:
+        for version in versions:
+            if version < begun.version or version not in self._given:
+                raise Halt(
+                    f"{self.server.words} sampled from version {version} of the weights, which it was not given from "
+                    f"here since {begun.version}: another run uses it"
+                )
 
 
 def _told(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:

@@ -7,6 +7,8 @@ import json
 import math
 import re
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -57,7 +59,9 @@ def test_models(served: Served) -> None:
     (model,) = served.client().models.list()
     assert (model.id, model.owned_by) == ("hone/tiny", "hone")
     parameters = ENGINE.model.num_parameters
-    assert model.model_extra == {
+    extra = dict(model.model_extra or {})
+    assert len(extra.pop("instance")) == 32 and extra.pop("idle_seconds") > 0
+    assert extra == {
         "max_model_len": 2048,
         "parameters": parameters,
         "policy_version": 0,
@@ -415,6 +419,29 @@ def test_health_and_metrics(served: Served) -> None:
     connection.request("GET", "/health")
     health = json.loads(connection.getresponse().read())
     assert health == {"status": "ok", "model": "hone/tiny", "policy_version": 0, "paused": False}
+
+
+def test_idle_is_the_time_without_samples_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as served:
+
+        def idle(what: Callable[[], object]) -> float:
+            """Idle seconds while `what` goes on."""
+            before = served.service.idle_seconds
+            what()
+            return served.service.idle_seconds - before
+
+        assert idle(lambda: time.sleep(0.2)) >= 0.2
+        served.slow(monkeypatch)
+        began = time.perf_counter()
+        gained = idle(lambda: complete(served, max_tokens=60))
+        assert gained <= time.perf_counter() - began - 0.295, "60 steps of 5 ms are no idle time"
+        served.service.pause().result()
+        assert idle(lambda: time.sleep(0.1)) == 0
+        served.service.resume().result()
+        assert idle(lambda: time.sleep(0.1)) > 0
+        (line,) = [x for x in text(served, "/metrics").splitlines() if x.startswith("hone_idle_seconds_total ")]
+        (model,) = served.client().models.list()
+        assert 0.2 < float(line.split()[1]) < model.model_extra["idle_seconds"]
 
 
 def test_no_weights_without_a_root(served: Served) -> None:

@@ -65,7 +65,7 @@ class Api:
     ) -> None:
         self.service, self.renderer, self.name, self.weights, self.seed = service, renderer, name, weights, seed
         self.metrics = Metrics(service)
-        self.created = int(time.time())
+        self.created, self.instance = int(time.time()), uuid.uuid4().hex
         self.updating = asyncio.Lock()
         self._requests = 0
         # One thread: each would keep the memory of the longest text it has met.
@@ -81,6 +81,7 @@ class Api:
     def card(self) -> dict[str, Any]:
         facts = {"max_model_len": self.context, "policy_version": self.service.engine.version}
         facts |= {"policy_path": self.service.weights_path, "parameters": self.service.engine.model.num_parameters}
+        facts |= {"instance": self.instance, "idle_seconds": self.service.idle_seconds}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone", **facts}
 
     async def models(self) -> Response:

@@ -45,6 +45,7 @@ class Metrics:
             ("sampled_tokens_total", "counter", "Tokens sampled.", s.sampled_tokens),
             ("steps_total", "counter", "Decode steps.", s.steps),
             ("step_seconds_total", "counter", "Seconds spent in decode steps.", s.seconds),
+            ("idle_seconds_total", "counter", "Seconds without a sample to work at, pauses left out.", s.idle_seconds),
             ("samples_cancelled_total", "counter", "Samples that were dropped before their end.", s.cancelled),
             ("engine_failures_total", "counter", "Steps that failed.", s.failures),
             ("weight_updates_total", "counter", "Weight updates.", s.updates),

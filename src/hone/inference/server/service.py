@@ -46,6 +46,8 @@ class Service:
         self.paused = False
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
+        """Spent in decode steps."""
+        self._idle: tuple[float, float | None] = (0.0, None)  # so far, and since when now: read as one by others
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
         self._routes: dict[int, _Route] = {}
         self._closing = self._ended = False
@@ -69,6 +71,12 @@ class Service:
     def running(self) -> int:
         """Samples that wait or run."""
         return len(self._routes)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Spent without a sample to work at. A pause is not idle: somebody asked for it."""
+        so_far, since = self._idle
+        return so_far if since is None else so_far + time.perf_counter() - since
 
     def call(self, function: Callable[[], Any]) -> Future:
         """`function()` on the engine's thread, between two steps; ServiceEnded if there is none any more."""
@@ -138,11 +146,20 @@ class Service:
 
     def _take_calls(self, wait: bool) -> None:
         try:
-            _carry_out(*(self._calls.get() if wait else self._calls.get_nowait()))
+            _carry_out(*(self._next_call() if wait else self._calls.get_nowait()))
             while True:
                 _carry_out(*self._calls.get_nowait())
         except Empty:
             return
+
+    def _next_call(self) -> tuple[Callable[[], Any], Future]:
+        """Waits for it; idle unless paused."""
+        if self.paused:
+            return self._calls.get()
+        self._idle = (self._idle[0], time.perf_counter())
+        call = self._calls.get()
+        self._idle = (self.idle_seconds, None)
+        return call
 
     def _add(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> list[int]:
         tickets: list[int] = []

@@ -11,6 +11,7 @@ import hmac
 import json
 import math
 import os
+import uuid
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class WorkerExtension:
 
 class UpdateWeights:
     """Answers `POST /update_weights` as hone's own server does, and adds the weights' version and folder to
-    `GET /v1/models`.
+    `GET /v1/models`, and a name for this process.
 
     Lets nobody in without the key, if there is one. An update that fails while weights are being written leaves the
     model half new: the server then answers no requests (503) until an update succeeds.
@@ -52,6 +53,7 @@ class UpdateWeights:
         self.path: str | None = None
         self.broken: str | None = None
         self.lock = asyncio.Lock()
+        self.instance = uuid.uuid4().hex
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -100,7 +102,7 @@ class UpdateWeights:
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """vLLM's answer, with `policy_version` and `policy_path` of each model; `parameters` if it takes weights."""
+        """vLLM's answer, with what hone's server says of a model: version and folder of its weights, this process."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ class UpdateWeights:
             return
         models = json.loads(body)
         for model in models["data"]:
-            model |= {"policy_version": self.version, "policy_path": self.path}
+            model |= {"policy_version": self.version, "policy_path": self.path, "instance": self.instance}
             if ROOT is not None:
                 config = scope["app"].state.engine_client.model_config.hf_config
                 model["parameters"] = await asyncio.to_thread(count_parameters, config)
