@@ -22,7 +22,7 @@ LEVELS = [
     {"orchestrator"},
     {"trainer", "inference"},
     {"environments"},  # SFT imitates what an environment demonstrates
-    {"grading", "algorithms", "model", "pages"},
+    {"grading", "algorithms", "model", "pages", "transport"},
     {"runs"},
     {"config"},
     {"digests"},

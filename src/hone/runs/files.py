@@ -27,7 +27,8 @@ RESTORE = "mend it, or restore it from a copy"
 """What to do about a damaged file."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
-_FILE_MODE = 0o666 & ~_UMASK
+FILE_MODE = 0o666 & ~_UMASK
+"""Of a file that a library made, which may be readable to its owner only."""
 
 
 def dumps(value: Any) -> str:
@@ -106,7 +107,7 @@ def _seal(temporary: Path) -> None:
         for name in _files(temporary)
     }
     for name in files:
-        os.chmod(temporary / name, _FILE_MODE)  # safetensors makes files that only their owner can read
+        os.chmod(temporary / name, FILE_MODE)  # safetensors makes files that only their owner can read
         _fsync(temporary / name)
     for folder in {(temporary / name).parent for name in files}:
         fsync_dir(folder)

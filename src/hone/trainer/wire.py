@@ -1,0 +1,65 @@
+"""The sequences of a train step as flat arrays, which any transport can carry, and back again, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+
+import numpy as np
+
+from hone.trainer.packing import Sequence
+
+
+def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
+    """S sequences of N tokens in all, end to end.
+
+    `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
+    `logprobs` float32, `versions` int32, each `[N]`. The last two are left out if the sequences have none.
+    """
+
+    def flat(parts: list[np.ndarray], dtype: type) -> np.ndarray:
+        joined = np.concatenate([np.zeros(0, dtype), *parts])
+        narrowed = joined.astype(dtype)
+        assert np.array_equal(narrowed, joined, equal_nan=joined.dtype.kind == "f"), f"beyond {narrowed.dtype}"
+        return narrowed
+
+    def each(values: list[float], dtype: type) -> np.ndarray:
+        return np.array(values, dtype=dtype)
+
+    arrays = {
+        "lengths": each([len(s) for s in sequences], np.int64),
+        "groups": each([s.group for s in sequences], np.int64),
+        "samples": each([s.sample for s in sequences], np.int64),
+        "advantages": each([s.advantage for s in sequences], np.float64),
+        "token_ids": flat([s.token_ids for s in sequences], np.int32),
+        "loss_mask": flat([s.loss_mask for s in sequences], np.bool_),
+    }
+    logprobs = [s.logprobs for s in sequences if s.logprobs is not None]
+    versions = [s.versions for s in sequences if s.versions is not None]
+    assert len(logprobs) in (0, len(sequences)) and len(versions) in (0, len(sequences)), "all have them, or none has"
+    if logprobs:
+        arrays["logprobs"] = flat(logprobs, np.float32)
+    if versions:
+        arrays["versions"] = flat(versions, np.int32)
+    return arrays
+
+
+def from_arrays(arrays: dict[str, np.ndarray]) -> list[Sequence]:
+    """The sequences that `to_arrays` was given; their token ids are int64."""
+    cuts = np.cumsum(arrays["lengths"])[:-1]
+
+    def split(name: str) -> list[np.ndarray] | list[None]:
+        return np.split(arrays[name], cuts) if name in arrays else [None] * len(arrays["lengths"])
+
+    if not len(arrays["lengths"]):
+        return []
+    columns = zip(
+        np.split(arrays["token_ids"].astype(np.int64), cuts),
+        np.split(arrays["loss_mask"], cuts),
+        split("logprobs"),
+        split("versions"),
+        arrays["advantages"].tolist(),
+        arrays["groups"].tolist(),
+        arrays["samples"].tolist(),
+        strict=True,
+    )
+    return [Sequence(*column) for column in columns]

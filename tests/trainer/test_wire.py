@@ -1,0 +1,70 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.wire import from_arrays, to_arrays
+from hone.transport.records import Order, read_order, write_order
+
+
+def sequences(count: int, seed: int = 0) -> list[Sequence]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        length = int(rng.integers(2, 9))
+        mask = rng.random(length) < 0.5
+        mask[0] = False
+        made.append(
+            Sequence(
+                rng.integers(0, 151_936, length),
+                mask,
+                rng.normal(size=length).astype(np.float32),
+                np.where(mask, 7, -1).astype(np.int32),
+                float(rng.normal()) / 3,
+                2**40 + index // 2,
+                index % 2,
+            )
+        )
+    return made
+
+
+def equal(ours: Sequence, theirs: Sequence) -> bool:
+    for field in dataclasses.fields(Sequence):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if isinstance(a, np.ndarray):
+            if a.dtype != b.dtype or a.tobytes() != b.tobytes():
+                return False
+        elif a != b or type(a) is not type(b):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count):
+    made = sequences(count)
+    (tmp_path / "order").write_bytes(write_order(Order(3, "batch", to_arrays(made), tokens=9)))
+    order = read_order(tmp_path / "order")
+    assert (order.step, order.kind, order.save, order.tokens) == (3, "batch", None, 9)
+    back = from_arrays(order.arrays)
+    assert len(back) == count and all(map(equal, made, back))
+    for ours, theirs in zip(split_micro_batches(made, 12), split_micro_batches(back, 12), strict=True):
+        for field in dataclasses.fields(ours):
+            a, b = getattr(ours, field.name), getattr(theirs, field.name)
+            assert a is b or a == b if not hasattr(a, "dtype") else (a.dtype == b.dtype and a.equal(b)), field.name
+
+
+def test_sequences_of_supervised_training_have_no_logprobs():
+    made = [Sequence(np.array([5, 6]), np.array([False, True])), Sequence(np.array([7]), np.array([False]))]
+    assert all(map(equal, made, from_arrays(to_arrays(made))))
+
+
+def test_logprobs_that_are_nan_or_infinite_stay_what_they_are():
+    logprobs = np.array([0.0, np.nan, -np.inf], dtype=np.float32)
+    made = [Sequence(np.arange(3), np.array([False, True, True]), logprobs, np.zeros(3, np.int32))]
+    assert equal(made[0], from_arrays(to_arrays(made))[0])
+
+
+def test_what_does_not_fit_is_no_silent_loss():
+    with pytest.raises(AssertionError, match="int32"):
+        to_arrays([Sequence(np.array([1, 2**31]), np.array([False, True]))])

@@ -1,0 +1,343 @@
+"""Both ends of the transport in one process, and in two; real files, real signals."""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hone.errors import UserError
+from hone.transport import FileTransport, Hello, Order, Result, Session
+from hone.transport.files import PATIENCE, Reader
+from hone.transport.records import from_json, to_json, write_order
+
+
+def session(name: str = "s1", start: int = 0) -> Session:
+    return Session(name, start, None, "outputs", {"seed": 3, "model.name": "hone/tiny"}, 0.7, (5, 6, 7))
+
+
+def hello(name: str = "h1", pid: int | None = None) -> Hello:
+    pid = os.getpid() if pid is None else pid
+    return Hello(name, "00ff", 1234, 1, "cpu", 1, socket.gethostname(), pid, {"torch": "2"}, {"optim": {"lr": 1e-3}})
+
+
+def batch(step: int, tokens: int = 10, save: str | None = None) -> Order:
+    return Order(step, "batch", {"token_ids": np.arange(tokens, dtype=np.int32)}, save, tokens)
+
+
+def result(version: int, **metrics: float) -> Result:
+    return Result(version, metrics, "abcd", (-0.1, -1 / 3), {"train": 0.5, "wait": 0.0, "publish": 0.1}, True)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(looks: int):
+    """An interrupt that ends a wait: nothing here depends on how fast the machine is."""
+    left = iter(range(looks))
+
+    def interrupt() -> None:
+        if next(left, None) is None:
+            raise Stop
+
+    return interrupt
+
+
+@pytest.fixture
+def ends(tmp_path):
+    """(the orchestrator's end, the trainer's) of an open session."""
+    ours, theirs = FileTransport(tmp_path / "t", max_tokens=25), FileTransport(tmp_path / "t")
+    theirs.say_hello(hello())
+    ours.open(session())
+    theirs.session()
+    yield ours, theirs
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def publish(trainer: FileTransport, version: int) -> None:
+    with trainer.weights_dir(version) as folder:
+        (folder / "model.safetensors").write_bytes(b"%d" % version)
+    trainer.put_result(result(version))
+
+
+def test_records_survive_json_with_numbers_that_it_does_not_know():
+    made = Result(4, {"kl": math.nan, "grad_norm": math.inf, "loss": -1 / 3}, "ab", (-0.1, -math.inf), {"train": 1e-9})
+    back = from_json(Result, to_json(made))
+    assert math.isnan(back.metrics.pop("kl")) and math.isnan(made.metrics.pop("kl"))
+    assert back == made and b"NaN" not in to_json(made) and b"Infinity" not in to_json(made)
+    assert from_json(Session, to_json(session())) == session()
+    assert from_json(Hello, to_json(hello())) == hello()
+    for torn in (b"", b"[]", b'{"id": "x"}', to_json(made)[:-1]):
+        with pytest.raises(ValueError):
+            from_json(Result, torn)
+
+
+def test_a_run_from_hello_to_its_end(tmp_path):
+    orchestrator, trainer = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
+    assert orchestrator.hello(0) is None and trainer.session(wait=False) is None
+    trainer.say_hello(hello())
+    assert orchestrator.hello() == hello()
+    orchestrator.open(session(start=2))
+    assert trainer.session() == session(start=2) and trainer.session("s1", wait=False) is None
+    publish(trainer, 2)
+    assert orchestrator.result(2) == result(2) and orchestrator.result(2, wait=False) is None
+    assert (orchestrator.weights(2) / "model.safetensors").read_bytes() == b"2"
+    assert orchestrator.weights(2) == tmp_path / "t" / "weights" / "s1" / "step_2"
+
+    assert orchestrator.put(batch(2, save="/folder")) < 5
+    assert orchestrator.waiting() == (1, 10)
+    order = trainer.order(2)
+    assert order.arrays["token_ids"].tolist() == list(range(10)) and order.arrays["token_ids"].dtype == np.int32
+    assert (order.step, order.kind, order.save, order.tokens) == (2, "batch", "/folder", 10)
+    assert orchestrator.waiting() == (0, 0)
+    publish(trainer, 3)
+    assert orchestrator.result(3).version == 3
+
+    orchestrator.put(Order(3, "end", save="/end"))
+    assert orchestrator.waiting() == (0, 0) and trainer.order(3) == Order(3, "end", save="/end")
+    trainer.put_result(result(3))  # the end's, of the same version
+    assert orchestrator.result(3).saved
+    orchestrator.close()
+    trainer.leave()
+    assert not (tmp_path / "t").exists()
+
+
+def test_batches_wait_up_to_a_bound_of_tokens(ends):
+    orchestrator, trainer = ends
+    orchestrator.put(batch(0, tokens=40))  # one is let in, however long
+    orchestrator.interrupt = stop_after(5)
+    with pytest.raises(Stop):
+        orchestrator.put(batch(1, tokens=1))
+    assert orchestrator.waiting() == (1, 40)
+    orchestrator.interrupt = lambda: None
+    trainer.order(0)
+    orchestrator.put(batch(1, tokens=20))
+    orchestrator.put(batch(2, tokens=5))
+    assert orchestrator.waiting() == (2, 25)
+    orchestrator.interrupt = lambda: trainer.order(1)  # makes room while the next one waits
+    orchestrator.put(batch(3, tokens=20))
+    orchestrator.interrupt = stop_after(5)
+    assert orchestrator.waiting() == (2, 25)
+    orchestrator.put(Order(4, "end"))  # needs no room
+
+
+def test_a_new_session_takes_the_trainer_back_and_the_old_one_away(ends, tmp_path):
+    first, trainer = ends
+    publish(trainer, 0)
+    first.put(batch(0))
+    killed = tmp_path / "t" / "s1" / "orders" / ".tmp-hone-new-step_1.safetensors"
+    killed.write_bytes(write_order(batch(1))[:50])  # the orchestrator was killed while it wrote
+    second = FileTransport(tmp_path / "t")
+    second.open(session("s2", start=0))
+    assert trainer.order(0) is None  # whatever order waits for it in the old one
+    publish(trainer, 1)  # the step that it was at, when nobody wants it any more
+    found = trainer.session(other_than="s1")
+    assert found.id == "s2"
+    assert everything(tmp_path / "t") == {
+        *("session.json", "hello.json", "s2", "s2/hone-session.json", "s2/orders", "s2/results"),
+        *("weights", "weights/s2", "weights/s2/hone-session.json"),
+    }
+    with pytest.raises(UserError, match=r"another run has begun to use .*/t: .* --transport.path"):
+        first.result(1)
+    with pytest.raises(UserError, match="another run"):
+        first.put(batch(1))
+    first.close()  # takes nothing of the second one
+    publish(trainer, 0)
+    assert second.result(0).version == 0
+
+
+def test_only_what_is_ours_is_removed(tmp_path):
+    for mine in ("t/weights/step_100/model.safetensors", "t/other/session.json", "t/other/hone-session.json"):
+        (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / mine).write_text("mine")
+    transport = FileTransport(tmp_path / "t")
+    transport.open(session())
+    transport.close()
+    assert everything(tmp_path / "t") == {
+        *("weights", "weights/step_100", "weights/step_100/model.safetensors"),
+        *("other", "other/session.json", "other/hone-session.json"),
+    }
+
+
+def test_weights_appear_whole_and_old_ones_go(ends):
+    orchestrator, trainer = ends
+    folder = trainer.weights_root / "s1"
+    with pytest.raises(Stop), trainer.weights_dir(0) as fresh:
+        (fresh / "model.safetensors").write_bytes(b"half")
+        assert not (folder / "step_0").exists()
+        raise Stop
+    assert os.listdir(folder) == ["hone-session.json"]
+    for version in range(5):
+        publish(trainer, version)
+    for version in (0, 2, 3, 4):
+        assert orchestrator.result(version)
+    trainer.keep((3, 4))  # and 1, whose result nobody has taken
+    assert set(os.listdir(folder)) == {"hone-session.json", "step_1", "step_3", "step_4"}
+    orchestrator.drop(3)
+    assert set(os.listdir(folder)) == {"hone-session.json", "step_4"}
+    with trainer.weights_dir(4) as fresh:  # a version can be written again
+        (fresh / "model.safetensors").write_bytes(b"again")
+    assert (folder / "step_4" / "model.safetensors").read_bytes() == b"again"
+
+
+def test_a_rename_that_is_seen_late(ends):
+    """On NFS the folder of the weights may come to be seen after the result that was written behind it."""
+    orchestrator, trainer = ends
+    trainer.put_result(result(0))
+    assert orchestrator.result(0)
+    looks = []
+
+    def late() -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            (trainer.weights_root / "s1" / "step_0").mkdir()
+
+    orchestrator.interrupt = late
+    assert orchestrator.weights(0).is_dir() and len(looks) == 4
+
+
+def test_a_torn_order_is_not_taken_before_it_is_whole(ends):
+    orchestrator, trainer = ends
+    orchestrator.put(batch(0))
+    file = trainer.path / "s1" / "orders" / "step_0.safetensors"
+    whole = file.read_bytes()
+    hole = whole[:-8] + bytes(8)  # what a crash of a file server leaves: the size, and zeros
+    assert len(hole) == len(whole) and hole != whole
+    for torn in (b"", whole[:7], whole[:60], whole[:-1], hole):
+        file.write_bytes(torn)
+        trainer.interrupt = stop_after(3)
+        with pytest.raises(Stop):
+            trainer.order(0)
+    trainer.interrupt = lambda: None
+    file.write_bytes(whole)
+    assert trainer.order(0).tokens == 10
+
+
+def test_what_stays_damaged_is_told(tmp_path):
+    now = [0.0]
+    reader = Reader(clock=lambda: now[0])
+    (tmp_path / "session.json").write_bytes(to_json(session())[:20])
+
+    def parse(path: Path) -> Session:
+        return from_json(Session, path.read_bytes())
+
+    assert reader.read(tmp_path / "session.json", parse) is None
+    now[0] = PATIENCE
+    assert reader.read(tmp_path / "session.json", parse) is None
+    now[0] = PATIENCE + 1
+    with pytest.raises(UserError, match=r"session.json is damaged .* start the run's processes again"):
+        reader.read(tmp_path / "session.json", parse)
+    (tmp_path / "session.json").write_bytes(to_json(session()))
+    assert reader.read(tmp_path / "session.json", parse) == session()
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(ends):
+    orchestrator, trainer = ends
+    orders = orchestrator.path / "s1" / "orders"
+    (orders / ".tmp-hone-new-step_0.safetensors").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"can't be used, the disk is full \(.*/step_0.safetensors\): free some space"):
+        orchestrator.put(batch(0))
+    assert os.listdir(orders) == [] and orchestrator.waiting() == (0, 0)
+    with pytest.raises(UserError, match="the disk is full"), trainer.weights_dir(0) as folder:
+        Path(folder / "model.safetensors").symlink_to("/dev/full")
+        (folder / "model.safetensors").write_bytes(b"x")
+    assert os.listdir(trainer.weights_root / "s1") == ["hone-session.json"]
+    orchestrator.put(batch(0))  # once there is space
+    assert trainer.order(0)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, ends):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
+        with pytest.raises(UserError, match=r"the transport folder .* can't be used, .*--transport.path"):
+            FileTransport(path)
+    orchestrator, _ = ends
+    subprocess.run(["rm", "-r", str(orchestrator.path)], check=True)
+    with pytest.raises(UserError, match="can't be used, No such file"):
+        orchestrator.put(batch(0))
+
+
+def test_a_trainer_that_was_killed_is_not_there(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    transport = FileTransport(tmp_path)
+    transport.say_hello(hello(pid=child.pid))
+    assert transport.hello(0) is None
+    elsewhere = Hello(**{**vars(hello(pid=child.pid)), "host": "another-machine"})
+    transport.say_hello(elsewhere)  # can't be known
+    assert transport.hello(0) == elsewhere
+
+
+def test_a_trainer_says_hello_again_where_it_was_removed_and_gives_way_to_none(ends, tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.transport.spool.HELLO_SECONDS", 0.0)
+    orchestrator, trainer = ends
+    orchestrator.close()
+    assert not (tmp_path / "t" / "s1").exists() and not (tmp_path / "t" / "hello.json").exists()
+    trainer.interrupt = stop_after(2)
+    with pytest.raises(Stop):
+        trainer.session(other_than="s1")
+    assert orchestrator.hello(0) == hello()
+    orchestrator.open(session("s2"))
+    trainer.interrupt = lambda: None
+    assert trainer.session(other_than="s1").id == "s2"
+    other = FileTransport(tmp_path / "t")
+    other.say_hello(hello("h2"))
+    with pytest.raises(UserError, match=rf"another trainer \(process {os.getpid()} on .*\) has begun to use"):
+        trainer.order(0)
+    trainer.leave()
+    assert orchestrator.hello(0).id == "h2"
+
+
+WRITER = """
+import sys, numpy as np
+from pathlib import Path
+from hone.transport import FileTransport, Order, Session
+transport = FileTransport(Path(sys.argv[1]), max_tokens=3 * 10**6)
+transport.open(Session("s1", 0, None, "outputs", {}, 1.0, ()))
+for step in range(10**6):
+    transport.put(Order(step, "batch", {"x": np.full(10**6, step, dtype=np.int32)}, tokens=10**6))
+"""
+
+
+def test_an_orchestrator_that_is_killed_while_it_writes(tmp_path):
+    """Whenever it is killed, every batch that is taken is whole, and the next session finds a clean folder."""
+    for kills in range(3):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
+        trainer = FileTransport(tmp_path)
+        assert trainer.session(other_than=f"next{kills - 1}").id == "s1"
+        for step in range(3 + kills):
+            order = trainer.order(step)
+            assert (order.arrays["x"] == step).all() and len(order.arrays["x"]) == 10**6
+        threading.Timer(0.01 * kills, os.kill, (child.pid, signal.SIGKILL)).start()
+        assert child.wait() == -signal.SIGKILL
+        nothing_comes = time.monotonic() + 0.3
+
+        def interrupt(deadline: float = nothing_comes) -> None:
+            if time.monotonic() > deadline:
+                raise Stop
+
+        trainer.interrupt = interrupt
+        with pytest.raises(Stop):
+            for step in range(3 + kills, 10**6):
+                assert (trainer.order(step).arrays["x"] == step).all()
+        again = FileTransport(tmp_path)
+        again.open(session(f"next{kills}"))
+        assert set(os.listdir(tmp_path)) == {"session.json", f"next{kills}", "weights"}
+    again.close()
+    assert not tmp_path.exists()
+
+
+def test_the_transport_needs_no_torch():
+    code = "import sys, hone.transport; print([n for n in ('torch', 'transformers') if n in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
