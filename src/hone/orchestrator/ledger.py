@@ -55,7 +55,10 @@ class Ledger:
         """Index of the next draw to take."""
         return len(self.entries)
 
-    def state(self) -> Callable[[], dict[str, list[dict]]]:
-        """The entries so far as a JSON-ready record, made when asked for: a thread may do that while draws go on."""
-        entries = list(self.entries)
+    def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
+        """The entries so far as a JSON-ready record, made when asked for: a thread may do that while draws go on.
+
+        Those of the steps before `before` only, if that is given.
+        """
+        entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

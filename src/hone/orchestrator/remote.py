@@ -283,10 +283,10 @@ class ServerPolicy:
 class UpdatingPolicy(ServerPolicy):
     """Samples while the weights change: another thread may call `load` while `sample` is at work.
 
-    A token may be of any version that was loaded from when its call began. A server that does not tell (vLLM) leaves it
-    open which: all tokens of a call then count as of the version at its beginning, the oldest that they can be. Nothing
-    of a call is of use that met a server which was started anew (Restarted), or none (Gone): load the weights again,
-    and sample again.
+    A token may be of any version that was loaded; which are too old is the caller's to say. A server that does not tell
+    (vLLM) leaves it open which: all tokens of a call then count as of the version at its beginning, the oldest that
+    they can be. Nothing of a call is of use that met a server which was started anew (Restarted), or none (Gone): load
+    the weights again, and sample again.
     """
 
     def __init__(self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int]) -> None:
@@ -302,7 +302,7 @@ class UpdatingPolicy(ServerPolicy):
         answer = await super()._post(client, body, begun)
         with self._readable("versions of its tokens"):
             versions = [v for choice in answer["choices"] for v in choice.get("policy_versions") or ()]
-        if any(v < begun.version or v not in self._given for v in versions):
+        if any(v not in self._given for v in versions):
             self._check_server(await self._served(client), begun)
             self._check_tokens(versions, begun)
         return answer
@@ -316,10 +316,10 @@ class UpdatingPolicy(ServerPolicy):
 
     def _check_tokens(self, versions: Sequence[int], begun: _Loaded) -> None:
         for version in versions:
-            if version < begun.version or version not in self._given:
+            if version not in self._given:
                 raise Halt(
                     f"{self.server.words} sampled from version {version} of the weights, which it was not given from "
-                    f"here since {begun.version}: another run uses it"
+                    "here: another run uses it"
                 )
 
 

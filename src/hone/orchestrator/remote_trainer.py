@@ -1,0 +1,89 @@
+"""The trainer in processes of its own, as the orchestrator sees it: batches go there, versions of weights come back.
+
+trainer = RemoteTrainer(transport, publisher, checkpoints, start)
+trainer.put(3, sequences, save=False)
+published = trainer.collect()               # version 4, which the server has now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hone.orchestrator.publishing import Published, Publisher
+from hone.runs.checkpoint import Checkpoints
+from hone.trainer.packing import Sequence as Packed
+from hone.trainer.wire import to_arrays
+from hone.transport import FileTransport, Order
+
+
+class RemoteTrainer:
+    """`version` is that of the last result that was collected. `interrupt` is called in waiting, and may raise."""
+
+    def __init__(
+        self,
+        transport: FileTransport,
+        publisher: Publisher,
+        checkpoints: Checkpoints,
+        start: int,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.transport, self.publisher, self.checkpoints = transport, publisher, checkpoints
+        self.version = start
+        self.fingerprints: dict[int, str] = {}
+        """Of the versions that were collected last."""
+        self.interrupt = interrupt
+        self._parts: dict[int, Path] = {}
+        self._ended = False
+
+    def put(self, step: int, sequences: Sequence[Packed], save: bool) -> float:
+        """Hands over the batch of a step; with `save` the trainer also writes its part of the checkpoint after it.
+
+        Returns the seconds that it waited for room.
+        """
+        folder = self._part(step + 1) if save else None
+        tokens = sum(len(sequence) for sequence in sequences)
+        return self.transport.put(Order(step, "batch", to_arrays(sequences), folder, tokens))
+
+    @property
+    def ready(self) -> bool:
+        """Whether `collect` would not wait."""
+        return self.publisher.ready
+
+    def collect(self) -> Published:
+        """The next version, once the server has it. The first is the one that the session begins with."""
+        published = self.publisher.collect(self.interrupt)
+        self.version = published.result.version
+        self.fingerprints[self.version] = published.result.fingerprint
+        self.fingerprints.pop(self.version - 2, None)
+        return published
+
+    def fingerprint(self) -> str:
+        """That of `version`."""
+        return self.fingerprints[self.version]
+
+    def part(self, version: int) -> Path:
+        """The folder with the trainer's part of the checkpoint of `version`, its current one.
+
+        If its batch did not ask for it, this ends the session: the trainer writes it, and waits for another session.
+        """
+        if version not in self._parts:
+            folder = self._part(version)
+            self._end(version, folder)
+            result = self.transport.result(version)
+            assert result is not None and result.saved, "the trainer has written it"
+        return self._parts.pop(version)
+
+    def close(self) -> None:
+        """Ends the session, whatever state it is in: the trainer is told, if it listens still."""
+        self.publisher.close()
+        if not self._ended:
+            self._end(self.version, None)
+
+    def _part(self, version: int) -> str:
+        folder = self._parts[version] = self.checkpoints.part(version)
+        return str(folder.absolute())
+
+    def _end(self, version: int, folder: str | None) -> None:
+        self._ended = True
+        self.transport.put(Order(version, "end", save=folder))
