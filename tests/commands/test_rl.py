@@ -409,7 +409,7 @@ def test_a_dataset_row_without_the_needed_column(rl, tmp_path, capsys):
 
 def test_a_signal_during_the_final_evaluation_does_not_undo_the_run(rl, tmp_path, monkeypatch, capfd):
     """All updates are made and the weights are written: the evaluation is finished, and the run is done."""
-    import hone.commands.rl as command
+    import hone.commands.rl_colocated as command
 
     original = command.evaluate
 

@@ -32,8 +32,8 @@ COMPUTE = {
     "weights updated": Call("hone.trainer.optim.Optimizer._publish_masters", 6),
     "published": Call("hone.model.decoder.Decoder.refresh", 6, "after"),
     "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
-    "evaluation": Call("hone.commands.rl.evaluate", 2),
-    "last evaluation": Call("hone.commands.rl.evaluate", 3, "after"),
+    "evaluation": Call("hone.commands.rl_colocated.evaluate", 2),
+    "last evaluation": Call("hone.commands.rl_colocated.evaluate", 3, "after"),
 }
 # In a file. The n of `.tmp-hone-new-` names is the temporary name of a whole file, which becomes whole by its rename.
 FILES = {

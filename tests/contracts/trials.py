@@ -20,7 +20,14 @@ from traps import Op, Trap
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
-        *("hone.commands.rl", "hone.commands.sft", "hone.commands.eval", "pyarrow.parquet", "reverse_text", "traps"),
+        *(
+            "hone.commands.rl_colocated",
+            "hone.commands.sft",
+            "hone.commands.eval",
+            "pyarrow.parquet",
+            "reverse_text",
+            "traps",
+        ),
         # What torch, pyarrow, tokenizers and the evaluation import when they are first used.
         *("torch._dynamo", "torch.distributed.tensor", "pandas", "scipy.stats", "jinja2"),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
-from hone.commands.rl import make_evaluate, make_trainer, task_digests, task_of
+from hone.commands.rl_colocated import make_evaluate, make_trainer, task_digests, task_of
 from hone.commands.runs_words import refuse_interrupted
 from hone.commands.sampler import own_policy
 from hone.commands.sft import load_data

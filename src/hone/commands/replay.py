@@ -10,7 +10,7 @@ import shlex
 import time
 from pathlib import Path
 
-from hone.commands import rl
+from hone.commands import rl_colocated
 from hone.commands.rebuild import Rebuilt, exported_parameters, open_run, read_config, rebuild
 from hone.commands.status import Status
 from hone.config.reproduce import ReplayConfig
@@ -125,4 +125,6 @@ def _export(rebuilt: Rebuilt, version: int, folder: Path) -> None:
     config = rebuilt.config
     assert isinstance(config, RLConfig)
     with new_dir(folder) as fresh:
-        export_weights(fresh, rebuilt.versions.execution.trainer.model, rebuilt.renderer, rl.card(config, version))
+        export_weights(
+            fresh, rebuilt.versions.execution.trainer.model, rebuilt.renderer, rl_colocated.card(config, version)
+        )
