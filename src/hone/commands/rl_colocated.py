@@ -66,7 +66,7 @@ def run(config: RLConfig) -> int:
     dropped = left_out(config, overlap)
     curriculum = Curriculum.of_run(config, len(env.split("train")), dropped)
     check_turns(env, renderer, env.split("train")[0])
-    check_lengths(config, env, renderer, model, curriculum)
+    check_lengths(config, env, renderer, model.config.max_position_embeddings, curriculum)
     server = reached(config, renderer, model.num_parameters)
     preflight = audited(config, env, lambda: task_of(config), renderer)
 
@@ -136,10 +136,11 @@ def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
 
 
 def check_lengths(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, model: Decoder, curriculum: Curriculum
+    config: RLConfig, env: Environment, renderer: ChatRenderer, limit: int, curriculum: Curriculum
 ) -> None:
-    """UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it."""
-    limit = model.config.max_position_embeddings
+    """UserError if `seq_len` exceeds the model's context of `limit` tokens, or a prompt that the run will use leaves no
+    room in it.
+    """
     if config.seq_len > limit:
         raise UserError(
             f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}"

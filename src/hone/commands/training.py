@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hone.commands.detach import hand_over
 from hone.commands.machine import device_of
@@ -85,12 +85,17 @@ def opened(
     parameters = dict(model.named_parameters())
     with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests) as writer:
         if not writer.nothing_left:
-            if not config.deterministic:
-                writer.mark_inexact(0, "deterministic = false")
-            for text in intro if writer.start_step == 0 else ():
-                writer.display.message(text)
-            hand_over(config.output_dir, kind)
+            introduce(config, kind, writer, intro)
         yield writer
+
+
+def introduce(config: RunConfig, kind: str, writer: RunWriter, intro: Iterable[str]) -> None:
+    """What a run begins with once its directory is open."""
+    if not config.deterministic:
+        writer.mark_inexact(0, "deterministic = false")
+    for text in intro if writer.start_step == 0 else ():
+        writer.display.message(text)
+    hand_over(config.output_dir, kind)
 
 
 def run_loop(
@@ -102,20 +107,46 @@ def run_loop(
     state: Callable[[], Callable[[], dict[str, Any]]],
     loop: Callable[[Saver], Ending],
 ) -> tuple[Ending, int]:
-    """Runs `loop` to its end and closes the run. Returns how it ended, and the exit code.
+    """`run_saved` with a trainer in this process.
 
     Versions are saved in Hugging Face layout, with the model card `card(step)`; a checkpoint holds the trainer's
     tensors and the loop's state. `state()` takes that and returns a function that gives it as a record, which a thread
-    may call later. SIGINT and SIGTERM end the loop after its step; if it gives that up, the version before it is saved.
-    So is the version that a Halt came at: then UserError says how to go on.
+    may call later.
     """
 
     def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
         export_weights(folder, trainer.model, renderer, card(step), parameters)
 
+    def stoppable(saver: Saver) -> Ending:
+        trainer.interrupt = saver.stop.check
+        return loop(saver)
+
+    return run_saved(config, run, trainer, export, lambda _: Snapshot(trainer.tensors(), state()), stoppable)
+
+
+class Versioned(Protocol):
+    """A trainer, wherever it is."""
+
+    version: int
+
+    def fingerprint(self) -> str: ...
+
+
+def run_saved(
+    config: RunConfig,
+    run: RunWriter,
+    trainer: Versioned,
+    export: Callable[[Path, int, dict[str, torch.Tensor]], None],
+    snapshot: Callable[[bool], Snapshot],
+    loop: Callable[[Saver], Ending],
+) -> tuple[Ending, int]:
+    """Runs `loop` to its end and closes the run. Returns how it ended, and the exit code.
+
+    `export` and `snapshot` are as `Saver` wants them. SIGINT and SIGTERM end the loop after its step; if it gives that
+    up, the version before it is saved. So is the version that a Halt came at: then UserError says how to go on.
+    """
     with StopRequest(run.display.notice, config.grace_seconds) as stop:
-        trainer.interrupt = stop.check
-        saver = Saver(run, stop, config.ckpt, export, lambda checkpoint: Snapshot(trainer.tensors(), state()))
+        saver = Saver(run, stop, config.ckpt, export, snapshot)
         try:
             ending = loop(saver)
         except StepAbandoned:

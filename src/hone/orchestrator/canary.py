@@ -91,8 +91,7 @@ class Canary:
         self.policy, self.trainer, self.band, self.seed = policy, trainer, band, seed
         self.sampling = SamplingParams(temperature=trainer.temperature)
         prompts = [(tuple(renderer.prompt_ids(example.prompt)), example.prompt) for example in examples]
-        joined = tuple(token for ids, _ in prompts for token in ids)
-        self.fixed = joined[: min(FIXED_TOKENS, seq_len - 1)]  # a server counts a token that is to be sampled
+        self.fixed = fixed_tokens(examples, renderer, seq_len)
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
         self.requests = [
             Request(ids, messages, rng.key(seed, "canary", n, k), f"canary-{n}-{k}", min(most, seq_len - len(ids)))
@@ -157,6 +156,12 @@ class Canary:
             for given, tokens in sequences
         ]
         return pack(packed, device=self.trainer.model.device, share_prompts=True)
+
+
+def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: int) -> tuple[int, ...]:
+    """The fixed sequence: the first tokens of the prompts of these examples, end to end."""
+    joined = [token for example in examples for token in renderer.prompt_ids(example.prompt)]
+    return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts a token that is to be sampled
 
 
 def _sampled(trajectories: Sequence[Trajectory]) -> np.ndarray:

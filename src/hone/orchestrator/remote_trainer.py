@@ -18,7 +18,7 @@ from hone.transport import FileTransport, Order
 
 
 class RemoteTrainer:
-    """`version` is that of the last result that was collected. `interrupt` is called in waiting, and may raise."""
+    """`version` is that of the last result that was collected. `alive` is called in waiting, and may raise."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class RemoteTrainer:
         publisher: Publisher,
         checkpoints: Checkpoints,
         start: int,
-        interrupt: Callable[[], None] = lambda: None,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.transport, self.publisher, self.checkpoints = transport, publisher, checkpoints
         self.version = start
         self.fingerprints: dict[int, str] = {}
         """Of the versions that were collected last."""
-        self.interrupt = interrupt
+        self.alive = alive
         self._parts: dict[int, Path] = {}
         self._ended = False
 
@@ -52,7 +52,7 @@ class RemoteTrainer:
 
     def collect(self) -> Published:
         """The next version, once the server has it. The first is the one that the session begins with."""
-        published = self.publisher.collect(self.interrupt)
+        published = self.publisher.collect(self.alive)
         self.version = published.result.version
         self.fingerprints[self.version] = published.result.fingerprint
         self.fingerprints.pop(self.version - 2, None)
