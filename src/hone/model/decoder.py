@@ -29,7 +29,10 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a kept cast of W."""
+    """x Wᵀ + b. With `bf16_product` the parameters stay fp32 and the product is in bf16, from a kept cast of W.
+
+    A weight in shards is there only while it is used, so nothing derived from it is kept then (`keep_nothing`).
+    """
 
     def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype, bf16_product: bool) -> None:
         super().__init__()
@@ -37,13 +40,14 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_size, dtype=dtype)) if bias else None
         self.bf16_product = bf16_product
         self._weight_bf16: Tensor | None = None
+        self._keeps_derived = True
         self.packed = PackedWeight()
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return self._sampled(x)
         if self.bf16_product:
-            return bf16_linear(x, self.weight, self.bias, self.weight_bf16)
+            return bf16_linear(x, self.weight, self.bias, self.kept_bf16)
         return F.linear(x, self.weight, self.bias)
 
     def _sampled(self, x: Tensor) -> Tensor:
@@ -58,17 +62,28 @@ class Linear(nn.Module):
 
     @property
     def weight_bf16(self) -> Tensor:
-        """The kept bf16 copy of the weight."""
+        """The bf16 copy of the weight: the kept one, or one of now."""
+        kept = self.kept_bf16
+        return self.weight.detach().bfloat16() if kept is None else kept
+
+    @property
+    def kept_bf16(self) -> Tensor | None:
+        """The kept bf16 copy of the weight; None if none may be kept."""
         if self._weight_bf16 is None:
             self.refresh()
-        assert self._weight_bf16 is not None
         return self._weight_bf16
+
+    def keep_nothing(self) -> None:
+        """From now on no copy made of the weight is kept."""
+        self._keeps_derived = self.packed.enabled = False
+        self._weight_bf16 = None
+        self.packed.forget()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Re-casts the kept bf16 copy, into a fresh tensor: a graph still to be differentiated may hold the old one."""
         self.packed.forget()
-        if self.bf16_product:
+        if self.bf16_product and self._keeps_derived:
             self._weight_bf16 = self.weight.detach().bfloat16()
 
 
@@ -114,7 +129,7 @@ class DecoderLayer(nn.Module):
         if up.bf16_product and up.bias is None:
             if not torch.is_grad_enabled():
                 return down.bf16(swiglu_forward(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
-            return bf16_mlp(x_ND, up.weight, down.weight, up.weight_bf16, down.weight_bf16)
+            return bf16_mlp(x_ND, up.weight, down.weight, up.kept_bf16, down.kept_bf16)
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:

@@ -7,8 +7,10 @@ weight: a file that does not fit is refused with the names that don't.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,34 +88,45 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     parameters: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    write: bool = True,
 ) -> None:
     """Writes config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
 
     The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
     written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
     by name stand in for the model's own: a copy, that a thread can write while the model is trained on.
+
+    `whole` makes a parameter in shards whole, with the help of the other ranks, which call this with `write` off; no
+    more than one file's weights are whole at a time.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
-        stale.unlink(missing_ok=True)
     dtype = dtype or model.embed.dtype
-    named = dict(hf_tensors(model, parameters))
-    write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
-    write_json(folder / "generation_config.json", model.generation_config)
-    shards = _shards(named, max_shard_bytes, dtype)
-    if len(shards) == 1:
-        save_file(_on_cpu(named, shards[0], dtype), folder / WEIGHTS, metadata={"format": "pt"})
-        return
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
+            stale.unlink(missing_ok=True)
+        write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
+        write_json(folder / "generation_config.json", model.generation_config)
+    slices = hf_slices(model.config)
+    parameters = parameters or dict(model.named_parameters())
+    shards = _shards(slices, parameters, max_shard_bytes, dtype)
     weight_map: dict[str, str] = {}
     total = 0
     for i, names in enumerate(shards):
-        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = _on_cpu(named, names, dtype)
-        save_file(tensors, folder / name, metadata={"format": "pt"})
+        name = WEIGHTS if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for parameter, hf_names in groupby(names, lambda name: slices[name][0]):
+            value = whole(parameters[parameter].detach())
+            if write:
+                rows = {hf_name: value[slices[hf_name][1] : slices[hf_name][2]] for hf_name in hf_names}
+                tensors |= {hf_name: part.to("cpu", dtype).contiguous() for hf_name, part in rows.items()}
+        if write:
+            save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
-    write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    if write and len(shards) > 1:
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
@@ -150,22 +163,24 @@ def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -
         yield name, parameters[parameter].detach()[start:end]
 
 
-def _shards(named: Mapping[str, Tensor], max_shard_bytes: int, dtype: torch.dtype) -> list[list[str]]:
+def _shards(
+    slices: Mapping[str, tuple[str, int, int | None]],
+    parameters: Mapping[str, Tensor],
+    max_shard_bytes: int,
+    dtype: torch.dtype,
+) -> list[list[str]]:
     """Names in file order, cut before a shard would exceed `max_shard_bytes`."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name, tensor in named.items():
-        num_bytes = tensor.numel() * dtype.itemsize
+    for name, (parameter, start, end) in slices.items():
+        rows, *rest = parameters[parameter].shape
+        num_bytes = len(range(rows)[start:end]) * math.prod(rest) * dtype.itemsize
         if shards[-1] and size + num_bytes > max_shard_bytes:
             shards.append([])
             size = 0
         shards[-1].append(name)
         size += num_bytes
     return shards
-
-
-def _on_cpu(named: Mapping[str, Tensor], names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: named[name].to("cpu", dtype).contiguous() for name in names}
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Checkpoints: everything an exact resume needs, in `checkpoints/step_N`, where N updates have been made.
 
-step_N/<group>.safetensors   one per group of tensors
+step_N/<group>.safetensors   one per group of tensors; of a trainer on several ranks step_N/trainer/ (runs/shards.py)
 step_N/state.json            counters, ledger, cursors: plain JSON
 step_N/COMPLETE              size and SHA-256 of each, written last
 """
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.runs import shards
 from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, remove_dir, verify, write_file
 
 if TYPE_CHECKING:
@@ -49,14 +50,10 @@ class Checkpoints:
 
         What lies in the folder `part`, on the same file system, is moved into it.
         """
-        from safetensors.torch import save_file
-
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():
                 entry.rename(folder / entry.name)
-            for group, named in tensors.items():
-                contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-                save_file(contiguous, folder / f"{group}.safetensors")
+            save_groups(folder, tensors)
             write_file(folder / "state.json", dumps(state | {"step": step}) + "\n")
         if part:
             part.rmdir()
@@ -70,14 +67,9 @@ class Checkpoints:
         return folder
 
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
-        """The tensors, on the CPU, and the state of step `step`, in which `problems` found none."""
+        """The tensors, whole and on the CPU, and the state of step `step`, in which `problems` found none."""
         folder = self.path(step)
-        tensors: Tensors = {}
-        if with_tensors:
-            from safetensors.torch import load_file
-
-            tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
-        return tensors, json.loads((folder / "state.json").read_text())
+        return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_text())
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint (by names and sizes), ascending."""
@@ -120,6 +112,24 @@ class Checkpoints:
     def _all(self) -> list[int]:
         found = [step_of(path) for path in self.folder.glob("step_*") if path.is_dir()]
         return sorted(step for step in found if step is not None)
+
+
+def save_groups(folder: Path, tensors: Tensors) -> None:
+    """Writes each group of tensors as a file."""
+    from safetensors.torch import save_file
+
+    for group, named in tensors.items():
+        contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        save_file(contiguous, folder / f"{group}.safetensors")
+
+
+def load_groups(folder: Path) -> Tensors:
+    """The groups of tensors in `folder`, whole and on the CPU, however many ranks wrote them."""
+    from safetensors.torch import load_file
+
+    if shards.is_sharded(folder):
+        return shards.load(folder)
+    return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def misfit(tensors: Tensors, parameters: Mapping[str, torch.Tensor]) -> str:

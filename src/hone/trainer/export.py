@@ -11,7 +11,12 @@ import torch
 
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
-from hone.model.hf import save_model
+from hone.model.hf import MAX_SHARD_BYTES, save_model
+from hone.trainer.parallel import whole
+from hone.trainer.step import Trainer
+
+GATHERED_BYTES = 10**9
+"""Largest file of weights in shards: so much of them rank 0 holds whole at once."""
 
 
 def export_weights(
@@ -28,6 +33,17 @@ def export_weights(
     save_model(model, folder, parameters=parameters)
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None) -> None:
+    """Writes the trainer's model into `folder` as `save_model` does; all ranks together, rank 0 writes.
+
+    Weights in shards are gathered file by file, of at most `max_bytes`, and forgotten; nobody holds them all.
+    """
+    ranks = trainer.ranks
+    limit = max_bytes or (MAX_SHARD_BYTES if ranks.alone else GATHERED_BYTES)
+    save_model(trainer.model, folder, limit, whole=whole, write=ranks.first)
+    ranks.barrier()
 
 
 class Spool:

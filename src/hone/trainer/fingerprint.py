@@ -10,31 +10,38 @@ from collections.abc import Mapping
 
 import torch
 
+from hone.trainer.parallel import ALONE, Ranks, local, rows_of
+
 _CHUNK = {"cpu": 2**16, "cuda": 2**22}
 """Elements at a time: what stays in a core's cache, and what keeps a GPU busy."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> str:
     """16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
 
     Per tensor: the sum over its elements of (bits as an integer) x (2 x position + 1), modulo 2^64. Integer addition is
-    exact, so no reduction order can change it; a change of one element always changes it, as the factor is odd.
+    exact, so no reduction order can change it; a change of one element always changes it, as the factor is odd. Tensors
+    in shards over `ranks` are summed where they lie, all ranks at once.
     """
+    ordered = sorted(tensors.items())
+    sums = ranks.add(torch.tensor([_weighted_sum(tensor) for _, tensor in ordered], dtype=torch.int64)).tolist()
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_weighted_sum(tensor)}\n".encode())
+    for (name, tensor), total in zip(ordered, sums, strict=True):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {total}\n".encode())
     return digest.hexdigest()
 
 
 def _weighted_sum(tensor: torch.Tensor) -> int:
-    bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
+    """Over the rows that this rank holds."""
+    offset = rows_of(tensor)[0] * tensor[:1].numel() if tensor.ndim else 0
+    bits = local(tensor.detach()).reshape(-1).view(_BITS[tensor.element_size()])
     size = min(_CHUNK[bits.device.type], len(bits))
     factors = 2 * torch.arange(size, dtype=torch.int64, device=bits.device) + 1
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, len(bits), max(1, size)):
         chunk = bits[start : start + size].to(torch.int64)
-        # sum of x (2 (start + i) + 1) = sum of x (2 i + 1) + 2 start sum of x
-        total += (chunk * factors[: len(chunk)]).sum() + 2 * start * chunk.sum()
+        # sum of x (2 (offset + start + i) + 1) = sum of x (2 i + 1) + 2 (offset + start) sum of x
+        total += (chunk * factors[: len(chunk)]).sum() + 2 * (offset + start) * chunk.sum()
     return int(total)

@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from hone.config.shared import OptimConfig
+from hone.trainer.parallel import share_of, whole
 
 
 class Optimizer:
     """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping.
 
     Weights that are not fp32 get an fp32 master copy here: a bf16 weight keeps 8 bits, so an update of lr 1e-6 would be
-    rounded away. Matrices decay; norms, biases and embeddings don't.
+    rounded away. Matrices decay; norms, biases and embeddings don't. Of weights in shards each rank updates its rows.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
@@ -41,15 +42,20 @@ class Optimizer:
             if self.masters[name] is not param and param.grad is not None:
                 self.masters[name].grad = param.grad.float()
         masters = list(self.masters.values())
-        grad_norm = torch.nn.utils.clip_grad_norm_(masters, self.config.max_norm)
+        grad_norm = whole(torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None]))
+        torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_norm, grad_norm)
         if torch.isfinite(grad_norm):
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
             self._publish_masters()
+        self.clear()
+        return float(grad_norm)
+
+    def clear(self) -> None:
+        """Drops the gradients."""
         for name, param in self.params.items():
             param.grad = self.masters[name].grad = None
-        return float(grad_norm)
 
     @torch.no_grad()
     def _publish_masters(self) -> None:
@@ -68,11 +74,14 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restores what `state` returned, bit for bit."""
+        """Restores what `state` returned, bit for bit; of tensors that are whole a rank takes its rows."""
+        self.adamw.state.clear()
         for key, value in tensors.items():
             kind, name = key.split("/", 1)
             master = self.masters[name]
             if kind == "master":
-                master.copy_(value)
+                master.copy_(share_of(value, master))
+            elif value.ndim:
+                self.adamw.state[master][kind] = share_of(value, master).clone().to(master.device)
             else:
-                self.adamw.state[master][kind] = value.clone().to(master.device if value.ndim else "cpu")
+                self.adamw.state[master][kind] = value.clone().to("cpu")

@@ -17,6 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from hone.trainer.parallel import Ranks
 from hone.types import PackedBatch
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -161,16 +162,59 @@ def split_micro_batches(
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
+    return [pack(batch, total, device, share_prompts) for batch in _cut(_runs(sequences, share_prompts), max_tokens)]
+
+
+def deal(
+    sequences: list[Sequence],
+    max_tokens: int | None,
+    device: torch.device | str,
+    share_prompts: bool,
+    ranks: Ranks,
+) -> list[PackedBatch]:
+    """This rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
+
+    Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each. Where there are not enough
+    sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens` of all ranks.
+    """
+    if ranks.alone:
+        return split_micro_batches(sequences, max_tokens, device, share_prompts)
+    max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
+    total = sum(sequence.num_loss_tokens for sequence in sequences)
+    batches = _even(_runs(sequences, share_prompts), max_tokens, ranks.world)
+    own = [pack(batch, total, device, share_prompts) for batch in batches[ranks.rank :: ranks.world]]
+    if len(own) < -(-len(batches) // ranks.world):
+        first = sequences[0]
+        own.append(pack([Sequence(first.token_ids[:1], np.zeros(1, dtype=np.bool_))], total, device))
+    return own
+
+
+def _runs(sequences: list[Sequence], share_prompts: bool) -> list[list[Sequence]]:
+    return prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
+
+
+def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
+    """Batches of at most `max_tokens` tokens, or one sequence; the runs in order, whole where they fit."""
     batches: list[list[Sequence]] = []
     tokens = 0
-    for run in prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]:
+    for run in runs:
         for part in [run] if run_tokens(run) <= max_tokens else _cut_run(run, max_tokens):
             if not batches or tokens + run_tokens(part) > max_tokens:
                 batches.append([])
                 tokens = 0
             batches[-1] += part
             tokens += run_tokens(part)
-    return [pack(batch, total, device, share_prompts) for batch in batches]
+    return batches
+
+
+def _even(runs: list[list[Sequence]], max_tokens: int, world: int) -> list[list[Sequence]]:
+    """As `_cut`, the largest batch as small as it can be without giving a rank one more than `max_tokens` asks for."""
+    rounds = -(-len(_cut(runs, max_tokens)) // world)
+    low, high = 0, max_tokens  # the smallest limit is above `low`, and at most `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_cut(runs, middle)) <= rounds * world else (middle, high)
+    return _cut(runs, high)
 
 
 def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:

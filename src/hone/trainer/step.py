@@ -1,11 +1,12 @@
 """The train step: forward and backward over micro-batches, one optimiser update.
 
-Every micro-batch's loss is divided by the step's global token count, so splitting a batch never changes its gradient.
+Every micro-batch's loss is divided by the step's global token count, so splitting a batch never changes its gradient,
+among micro-batches or among ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import loss_indices, token_logprobs
 from hone.trainer.objectives import Objective
 from hone.trainer.optim import Optimizer
+from hone.trainer.parallel import ALONE, Ranks, release, share_of
 from hone.trainer.schedule import lr_at
 from hone.types import PackedBatch
 
@@ -26,6 +28,10 @@ class Trainer:
     `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
     distributions that the tokens were really drawn from. `interrupt` is called before each micro-batch; what it raises
     ends the step there, with weights, optimiser and counter as they were before it.
+
+    On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
+    `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
+    `packing.deal`), and get the same results; of `interrupt`, rank 0's is asked, and what it raises is raised on all.
     """
 
     interrupt: Callable[[], None]
@@ -39,8 +45,10 @@ class Trainer:
         objective: Objective,
         temperature: float = 1.0,
         reference: Decoder | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
+        self.ranks = ranks
         self.optimizer = Optimizer(model, optim)
         self.scheduler = scheduler
         self.max_steps = max_steps
@@ -62,29 +70,48 @@ class Trainer:
         tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they
         are, the counter and the schedule go on, and `optimizer/skipped` is 1.
         """
-        sums: dict[str, float] = {}
-        for batch in micro_batches:
-            self.interrupt()
-            for name, value in self._accumulate(batch).items():
-                sums[name] = max(sums.get(name, 0.0), value) if name.endswith("/max") else sums.get(name, 0.0) + value
+        try:
+            sums = _summed(self._accumulate(batch) for batch in self._uninterrupted(micro_batches))
+        except BaseException:
+            self.optimizer.clear()
+            raise
+        sums = _summed(self.ranks.collect(sums))
         metrics = {"lr": self.lr}
         if sums:
             metrics["grad_norm"] = self.optimizer.step(self.lr)
             self.model.refresh()
             count = micro_batches[0].num_loss_tokens
             metrics |= {name: v if name.endswith("/max") else v / count for name, v in sums.items()}
+        else:
+            self.optimizer.clear()
         finite = metrics.get("grad_norm", float("nan")) < float("inf")
         metrics["optimizer/skipped"] = 0.0 if finite else 1.0
         self.version += 1
         return metrics
 
+    def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
+        """The micro-batches, until `interrupt` raises."""
+        for batch in micro_batches:
+            raised = None
+            if self.ranks.first:
+                try:
+                    self.interrupt()
+                except BaseException as error:
+                    raised = error
+            if (raised := self.ranks.agree(raised)) is not None:
+                raise raised
+            yield batch
+
     def _accumulate(self, batch: PackedBatch) -> dict[str, float]:
         """Adds one micro-batch's gradient; returns its summed statistics."""
         indices_M = loss_indices(batch)
-        if not len(indices_M):
+        if self.ranks.alone and not len(indices_M):
             return {}
         batch = self._with_reference(batch, indices_M)
         logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature)
+        if not len(indices_M):
+            logprobs_M.sum().backward()  # a gradient of zeros: the other ranks wait for this one's
+            return {}
         loss, sums = self.objective(logprobs_M, batch, indices_M)
         (loss / batch.num_loss_tokens).backward()
         return {
@@ -99,6 +126,7 @@ class Trainer:
             return batch
         ref_logprobs = torch.zeros_like(batch.sampling_logprobs)
         ref_logprobs[indices_M] = token_logprobs(self.reference, batch, indices_M, self.temperature)[0]
+        release(self.reference)
         return replace(batch, ref_logprobs=ref_logprobs)
 
     @torch.no_grad()
@@ -108,23 +136,34 @@ class Trainer:
         for batch in micro_batches:
             indices_M = loss_indices(batch)
             logprobs_M, _ = token_logprobs(self.model, batch, indices_M, self.temperature)
-            total += float(self.objective(logprobs_M, batch, indices_M)[0])
-        return total / micro_batches[0].num_loss_tokens
+            total += float(self.objective(logprobs_M, batch, indices_M)[0]) if len(indices_M) else 0.0
+        release(self.model)
+        return sum(self.ranks.collect(total)) / micro_batches[0].num_loss_tokens
 
     def fingerprint(self) -> str:
         """16 hex digits that tell this version of the policy from any other."""
-        return fingerprint(dict(self.model.named_parameters()))
+        return fingerprint(dict(self.model.named_parameters()), self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Everything an exact resume needs, as named tensors: model and optimiser."""
+        """Everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
         model = {name: p.detach() for name, p in self.model.named_parameters()}
         return {"model": model, "optimizer": self.optimizer.state()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]], version: int) -> None:
-        """Restores what `tensors` returned at `version`, bit for bit."""
+        """Restores what `tensors` returned at `version`, bit for bit, on any number of ranks."""
+        self.optimizer.clear()
         for name, param in self.model.named_parameters():
-            param.copy_(tensors["model"][name])
+            param.copy_(share_of(tensors["model"][name], param))
         self.model.refresh()
         self.optimizer.load_state(tensors["optimizer"])
         self.version = version
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Statistics of parts of a step as those of all: sums, and the largest of what is named `…/max`."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = max(sums.get(name, 0.0), value) if name.endswith("/max") else sums.get(name, 0.0) + value
+    return sums

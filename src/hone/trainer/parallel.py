@@ -1,0 +1,207 @@
+"""Several ranks: one model in shards (FSDP2), one process a rank, started by torchrun.
+
+Each rank computes its own micro-batches with weights that are gathered layer by layer; gradients are summed over the
+ranks, each rank keeping its rows. Everything that ranks must agree on (when to stop, what to save) goes over a control
+group of its own, which waits for as long as rank 0 needs.
+
+Zhao et al. 2023, "PyTorch FSDP" (arXiv:2304.11277); `torch.distributed.fsdp.fully_shard`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hone.errors import UserError
+from hone.model.decoder import Decoder, Linear
+
+T = TypeVar("T")
+
+_FOREVER = timedelta(days=365)
+"""Time limit of the control group: rank 0 may read data, sample or wait for an order meanwhile."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which rank of how many this process is; `local_rank` and `local_world` count those of this machine."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    control: Any = field(default=None, repr=False, compare=False)
+    """Process group (gloo) of `agree`, `collect` and `barrier`."""
+
+    @property
+    def alone(self) -> bool:
+        return self.world == 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, value: T) -> T:
+        """Rank 0's value, on all ranks."""
+        if self.alone:
+            return value
+        values = [value if self.first else None]
+        torch.distributed.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]  # pyright: ignore[reportReturnType]
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value in order of rank, on all ranks."""
+        if self.alone:
+            return [value]
+        values: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(values, value, group=self.control)
+        return values
+
+    def barrier(self) -> None:
+        """Waits until all ranks have come here."""
+        if not self.alone:
+            torch.distributed.barrier(group=self.control)
+
+    def add(self, values: Tensor) -> Tensor:
+        """The sum over ranks of an integer tensor on the CPU, modulo 2^64, on all ranks."""
+        if not self.alone:
+            torch.distributed.all_reduce(values, group=self.control)
+        return values
+
+    def device(self, name: str) -> str:
+        """`cuda` with the number of this rank's GPU. UserError for a GPU that is not there, or is all ranks'."""
+        if self.alone or torch.device(name).type != "cuda":
+            return name
+        if torch.device(name).index is not None:
+            raise UserError(f"model.device = {name!r} is one GPU, but there are {self.world} ranks: set it to cuda")
+        if self.local_world > torch.cuda.device_count():
+            raise UserError(
+                f"{self.local_world} ranks on this machine, but it has {torch.cuda.device_count()} GPUs: start fewer "
+                "(--nproc-per-node), or set model.device to cpu"
+            )
+        return f"cuda:{self.local_rank}"
+
+
+ALONE = Ranks()
+
+
+def launched_ranks() -> int:
+    """How many processes torchrun started for this command (`WORLD_SIZE`); 1 without it."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """This process among those that torchrun started (RANK, WORLD_SIZE, …), or ALONE; `device` as from `device_of`.
+
+    Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier; after an error without
+    one, so that the other ranks' next collective fails instead of waiting.
+    """
+    if launched_ranks() == 1:
+        yield ALONE
+        return
+    variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    control = torch.distributed.new_group(backend="gloo", timeout=_FOREVER)
+    try:
+        ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
+        yield ranks
+        ranks.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def shard(model: Decoder, ranks: Ranks) -> None:
+    """Leaves each rank its rows of every parameter (a DTensor each), to be gathered where they are used; in place.
+
+    A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered
+    between the two, as `logits` comes after `hidden`. Gradients are summed in fp32, not averaged: the loss is divided
+    by the token count of all ranks. All ranks must have loaded the same weights. Does nothing alone.
+    """
+    if ranks.alone:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
+    mesh = init_device_mesh(model.device.type, (ranks.world,))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    register_fsdp_forward_method(model, "hidden")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nccl's may round
+        if isinstance(module, Linear):
+            module.keep_nothing()
+    model.packed_head.enabled = False
+
+
+def release(model: nn.Module) -> None:
+    """Gives back what a forward pass without a backward one left gathered. Does nothing for a model that is whole."""
+    if hasattr(model, "reshard"):
+        model.reshard()  # pyright: ignore[reportCallIssue]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds rows of the tensor only (it is a DTensor: not imported by who is alone)."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows that this rank holds; the tensor itself if it is whole."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor. Of one in shards all ranks must ask for it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int]:
+    """First row that this rank holds, and the one after its last: `torch.chunk`'s, so the last ranks may have none."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    if not is_sharded(tensor):
+        return 0, rows
+    mesh = tensor.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    size = -(-rows // mesh.size())
+    start = min(mesh.get_local_rank() * size, rows)
+    stop = min(start + size, rows)
+    assert local(tensor).shape[0] == stop - start, "FSDP shards by rows, as torch.chunk does"
+    return start, stop
+
+
+def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
+    """This rank's `rows` of a tensor of `model`'s shape, as a tensor in shards like it; `rows` if `model` is whole."""
+    if not is_sharded(model):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(model, DTensor)
+    return DTensor.from_local(
+        rows, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+
+
+def share_of(value: Tensor, model: Tensor) -> Tensor:
+    """`value`, whole or in shards already, as `model` lies: whole, or this rank's rows of it."""
+    if is_sharded(value) or not is_sharded(model):
+        return value
+    start, stop = rows_of(model)
+    return sharded_like(value[start:stop].to(model.device), model)

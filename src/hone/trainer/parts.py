@@ -1,0 +1,67 @@
+"""The trainer's part of a checkpoint: model and optimiser, on any number of ranks.
+
+Alone: `model.safetensors` and `optimizer.safetensors`. On several ranks: `trainer/`, of which each rank writes its rows
+(`torch.distributed.checkpoint`). Either is read on any number of ranks, each taking no more than its rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hone.runs import shards
+from hone.runs.checkpoint import load_groups, save_groups
+from hone.trainer.parallel import is_sharded, rows_of, sharded_like
+from hone.trainer.step import Trainer
+
+
+def save_part(folder: Path, trainer: Trainer) -> None:
+    """Writes model and optimiser of the trainer's version into `folder`, which exists; all ranks together."""
+    if trainer.ranks.alone:
+        save_groups(folder, trainer.tensors())
+    else:
+        shards.save(folder, trainer.tensors(), trainer.ranks.control)
+
+
+def load_part(folder: Path, trainer: Trainer, version: int) -> None:
+    """Restores, bit for bit, what `save_part` wrote of `version`, on however many ranks; all ranks together."""
+    if trainer.ranks.alone:
+        tensors = load_groups(folder)
+    elif shards.is_sharded(folder):
+        like = {f"model/{name}": p for name, p in trainer.model.named_parameters()}
+
+        def make(key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            model = like[f"model/{_parameter(key)}"]
+            if not shape:
+                return torch.empty(shape, dtype=dtype)
+            return torch.empty_like(model, dtype=dtype, requires_grad=False)
+
+        tensors = shards.load(folder, make, trainer.ranks.control)
+    else:
+        tensors = _own_rows(folder, dict(trainer.model.named_parameters()))
+    trainer.load_tensors(tensors, version)
+
+
+def _parameter(key: str) -> str:
+    """Name of the parameter that a tensor belongs to: `model/NAME`, `optimizer/KIND/NAME`."""
+    return key.split("/")[-1]
+
+
+def _own_rows(folder: Path, parameters: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """This rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        named = tensors[file.stem] = {}
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118 (not a dict)
+                parameter = parameters[_parameter(key)]
+                part = stored.get_slice(key)
+                if not part.get_shape() or not is_sharded(parameter):
+                    named[key] = stored.get_tensor(key)
+                    continue
+                start, stop = rows_of(parameter)
+                named[key] = sharded_like(part[start:stop].to(parameter.device), parameter)
+    return tensors

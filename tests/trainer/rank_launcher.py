@@ -1,0 +1,49 @@
+"""Runs functions of tests on several ranks: real processes with torchrun's variables, on gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank_variables(world: int) -> list[dict[str, str]]:
+    """What torchrun sets for each of `world` processes on this machine."""
+    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def on_ranks(world: int, function: str, folder: Path, timeout: float = 170) -> None:
+    """Calls `function` of rank_worker.py as `function(ranks, folder)` on each of `world` ranks."""
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "import rank_worker; from hone.trainer.parallel import joined\n"
+        "with joined('cpu') as ranks: getattr(rank_worker, sys.argv[1])(ranks, Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, function, str(folder), str(Path(__file__).parent)]
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT / "environments"), os.environ.get("PYTHONPATH")]))
+    processes = [
+        subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": path} | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for variables in (rank_variables(world) if world > 1 else [{}])
+    ]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    failed = [(i, text) for i, (process, text) in enumerate(zip(processes, outputs, strict=True)) if process.returncode]
+    assert not failed, "\n".join(f"--- rank {i}\n{text}" for i, text in failed)

@@ -1,0 +1,130 @@
+"""What the tests run on each rank. Results go to files in the folder they are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hone.config.rl import LossConfig
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model.presets import random_decoder, tiny_config
+from hone.trainer import logprobs
+from hone.trainer.export import save_policy
+from hone.trainer.objectives import policy_objective, sft_objective
+from hone.trainer.packing import Sequence, deal
+from hone.trainer.parallel import ALONE, Ranks, shard, whole
+from hone.trainer.parts import load_part, save_part
+from hone.trainer.step import Trainer
+
+# Some parameters have four rows, so that the last of three ranks has none of them.
+CONFIG = tiny_config(InitConfig(layers=2, hidden=24, heads=2, kv_heads=1, head_dim=4, intermediate=40))
+UNTIED = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+STEPS = 4
+
+CASES = {
+    "fp32": ("fp32", CONFIG, "sft"),
+    "fp32 untied": ("fp32", UNTIED, "sft"),
+    "fp32 chunked head": ("fp32", CONFIG, "sft"),
+    "fp32 policy": ("fp32", CONFIG, "rl"),
+    "bf16_linear": ("bf16_linear", CONFIG, "sft"),
+    "bf16_linear policy untied": ("bf16_linear", UNTIED, "rl"),
+    "bf16": ("bf16", CONFIG, "sft"),
+}
+
+
+def sequences(step: int, count: int = 7) -> list[Sequence]:
+    """Pairs of completions of one prompt, of different lengths, with advantages of both signs."""
+    random = np.random.default_rng(step)
+    made = []
+    for i in range(count):
+        prompt = np.random.default_rng([step, i // 2]).integers(3, 90, 6 + i // 2)
+        ids = np.concatenate([prompt, random.integers(3, 90, 5 + 4 * i)])
+        mask = np.arange(len(ids)) >= len(prompt)
+        logprobs_T = np.where(mask, -5.0, 0.0).astype(np.float32)
+        made.append(Sequence(ids, mask, logprobs_T, np.zeros(len(ids)), 1.0 - 0.3 * i, i // 2, i % 2))
+    return made
+
+
+def make_trainer(ranks: Ranks, case: str = "fp32") -> Trainer:
+    precision, config, kind = CASES[case]
+    model = random_decoder(config, seed=1, precision=precision)
+    reference = random_decoder(config, seed=2, precision=precision) if kind == "rl" else None
+    for one in filter(None, (model, reference)):
+        shard(one, ranks)
+    objective = policy_objective(LossConfig(kl_coef=0.1)) if kind == "rl" else sft_objective
+    optim, scheduler = OptimConfig(lr=1e-2, weight_decay=0.1), SchedulerConfig(type="cosine", warmup_steps=2)
+    temperature = 0.8 if kind == "rl" else 1.0
+    return Trainer(model, optim, scheduler, 10, objective, temperature, reference, ranks)
+
+
+def steps(trainer: Trainer, first: int, count: int, rl: bool = False) -> list[dict[str, float]]:
+    lines = []
+    for step in range(first, first + count):
+        # Step 1 has one sequence, for several ranks; step 2 none that carries loss.
+        some = sequences(step, 1 if step == 1 else 7)
+        if step == 2:
+            some = [dataclasses.replace(s, loss_mask=np.zeros(len(s), dtype=np.bool_)) for s in some]
+        lines.append(trainer.step(deal(some, 60, "cpu", rl, trainer.ranks)))
+    return lines
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()}
+
+
+def write(ranks: Ranks, folder: Path, name: str, value: object) -> None:
+    """Each rank's `value`, as JSON."""
+    (folder / f"{name}.{ranks.world}.{ranks.rank}.json").write_text(json.dumps(value))
+
+
+def training(ranks: Ranks, folder: Path) -> None:
+    """Some steps and an evaluation of every case."""
+    torch.use_deterministic_algorithms(True)
+    results = {}
+    for case, (_, _, kind) in CASES.items():
+        logprobs.MAX_LOGITS = CONFIG.vocab_size * 7 if "chunked" in case else 2**25
+        trainer = make_trainer(ranks, case)
+        before = trainer.fingerprint()
+        lines = steps(trainer, 0, STEPS, kind == "rl")
+        loss = trainer.evaluate(deal(sequences(9), 60, "cpu", False, ranks)) if kind == "sft" else 0.0
+        # The fingerprint of shards, and that of the same weights when they are whole.
+        from hone.trainer.fingerprint import fingerprint
+
+        prints = [before, trainer.fingerprint(), fingerprint(weights(trainer))]
+        results[case] = {"lines": lines, "loss": loss, "fingerprints": prints}
+    write(ranks, folder, "training", results)
+
+
+def saving(ranks: Ranks, folder: Path) -> None:
+    """Two steps, a checkpoint of version 2 and its weights, then two more."""
+    for case in ("bf16_linear", "bf16"):
+        trainer = make_trainer(ranks, case)
+        for at in (0, 2):
+            part = folder / f"{case}.{ranks.world}.{at}"
+            part.mkdir(exist_ok=True)
+            ranks.barrier()
+            save_part(part, trainer)
+            steps(trainer, at, 2)
+        save_policy(folder / f"{case}.{ranks.world}.hf", trainer, max_bytes=20_000)
+        write(ranks, folder, f"saved {case}", trainer.fingerprint())
+
+
+def loading(ranks: Ranks, folder: Path) -> None:
+    """Continues from the checkpoints of every number of ranks that there are, twice each, into a used trainer."""
+    results = {}
+    for case in ("bf16_linear", "bf16"):
+        trainer = make_trainer(ranks, case)
+        for world in (1, 2, 3):
+            for at in (2, 0):
+                load_part(folder / f"{case}.{world}.{at}", trainer, at)
+                loaded = trainer.fingerprint()
+                lines = steps(trainer, at, 4 - at)
+                results[f"{case}.{world}.{at}"] = {"loaded": loaded, "after": trainer.fingerprint(), "lines": lines}
+    write(ranks, folder, "loading", results)
+
+
+assert ALONE.alone

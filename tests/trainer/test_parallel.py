@@ -1,0 +1,136 @@
+"""Several ranks train as one does: real processes on gloo, two and three of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rank_launcher import on_ranks
+from rank_worker import CASES, STEPS, sequences
+
+from hone.model.hf import load_model
+from hone.trainer.packing import Sequence, deal, split_micro_batches
+from hone.trainer.parallel import Ranks
+
+TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
+
+
+def results(folder: Path, name: str, world: int) -> Any:
+    """What the ranks wrote, which must be the same on all."""
+    found = [json.loads((folder / f"{name}.{world}.{rank}.json").read_text()) for rank in range(world)]
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("trained")
+    for world in (1, 2, 3):
+        on_ranks(world, "training", folder)
+    return {world: results(folder, "training", world) for world in (1, 2, 3)}
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_several_ranks_have_the_metrics_of_one(trained: dict, world: int, case: str) -> None:
+    one, several = trained[1][case], trained[world][case]
+    tolerance = TOLERANCE[CASES[case][0]]
+    assert len(one["lines"]) == STEPS
+    for mine, theirs in zip(one["lines"], several["lines"], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in ("loss", "grad_norm", "entropy", "kl", "lr", "optimizer/skipped"):
+            bound = 5 * tolerance if name in ("grad_norm", "kl") else tolerance
+            assert theirs.get(name, 0.0) == pytest.approx(mine.get(name, 0.0), rel=bound, abs=1e-6), name
+    assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
+    assert [line["optimizer/skipped"] for line in several["lines"]] == [0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_fingerprint_of_shards_is_that_of_the_whole_weights(trained: dict, world: int) -> None:
+    for case, found in trained[world].items():
+        initial, sharded, whole = found["fingerprints"]
+        assert sharded == whole != initial == trained[1][case]["fingerprints"][0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    for world in (1, 2, 3):
+        on_ranks(world, "saving", folder)
+    return folder
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_part_is_restored_on_any_number_of_ranks(saved: Path, world: int) -> None:
+    on_ranks(world, "loading", saved)
+    found = results(saved, "loading", world)
+    for case in ("bf16_linear", "bf16"):
+        for writer in (1, 2, 3):
+            assert found[f"{case}.{writer}.0"]["loaded"] == found[f"{case}.1.0"]["loaded"]
+            assert found[f"{case}.{writer}.0"]["after"] == found[f"{case}.{world}.0"]["after"]
+        # On as many ranks as wrote it: to the bit what training on would have made.
+        assert found[f"{case}.{world}.2"]["after"] == results(saved, f"saved {case}", world)
+        lines = [found[f"{case}.{writer}.2"]["lines"][1]["loss"] for writer in (1, 2, 3)]
+        assert lines == pytest.approx([lines[0]] * 3, rel=1e-3)
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+def test_weights_are_exported_in_several_files_that_load(saved: Path, world: int) -> None:
+    for case, dtype in (("bf16_linear", torch.float32), ("bf16", torch.bfloat16)):
+        folder = saved / f"{case}.{world}.hf"
+        files = sorted(folder.glob("model-*.safetensors"))
+        assert len(files) > 1 and max(file.stat().st_size for file in files) < 30_000
+        from hone.trainer.fingerprint import fingerprint
+
+        loaded = dict(load_model(folder, dtype).named_parameters())
+        assert fingerprint(loaded) == results(saved, f"saved {case}", world)
+
+
+def dealt(given: list[Sequence], max_tokens: int, world: int, share: bool) -> list[list]:
+    return [deal(given, max_tokens, "cpu", share, Ranks(rank, world, rank)) for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("share", [False, True])
+def test_every_loss_token_is_dealt_once_in_equally_many_micro_batches(world: int, share: bool) -> None:
+    for count in (1, 2, 7, 40):
+        given = sequences(0, count)
+        ranks = dealt(given, 100, world, share)
+        assert len({len(batches) for batches in ranks}) == 1
+        one = split_micro_batches(given, 100, "cpu", share)
+        assert len(ranks[0]) == math.ceil(len(one) / world), "no rank has more to do than it must"
+        total = sum(sequence.num_loss_tokens for sequence in given)
+        tokens = []
+        for batch in (batch for batches in ranks for batch in batches):
+            assert batch.num_loss_tokens == total
+            assert len(batch) <= max(100, max(map(len, given)))
+            mask = batch.loss_mask
+            tokens += zip(batch.token_ids[mask].tolist(), batch.advantages[mask].numpy(), strict=True)
+        expected = [(int(t), np.float32(s.advantage)) for s in given for t in s.token_ids[s.loss_mask]]
+        assert sorted(tokens) == pytest.approx(sorted(expected))
+
+
+def test_ranks_get_about_as_many_tokens_each() -> None:
+    given = [Sequence(np.arange(10), np.arange(10) > 4) for _ in range(60)]
+    assert [[len(batch) for batch in batches] for batches in dealt(given, 1000, 2, False)] == [[300], [300]]
+    assert [[len(batch) for batch in batches] for batches in dealt(given, 200, 2, False)] == [[150, 150], [150, 150]]
+
+
+def test_a_rank_without_a_sequence_gets_a_micro_batch_without_loss() -> None:
+    one = [Sequence(np.arange(5), np.arange(5) > 2)]
+    first, second = (batches[0] for batches in dealt(one, 100, 2, False))
+    assert int(first.loss_mask.sum()) == first.num_loss_tokens == second.num_loss_tokens == 2
+    assert not second.loss_mask.any()
+
+
+def test_nothing_to_train_on_is_no_micro_batch() -> None:
+    assert dealt([], 100, 2, True) == [[], []]
