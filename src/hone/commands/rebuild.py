@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
-from hone.commands.rl_colocated import make_evaluate, make_trainer, task_digests, task_of
+from hone.commands.rl_colocated import make_evaluate, task_digests, task_of
 from hone.commands.runs_words import refuse_interrupted
 from hone.commands.sampler import own_policy
 from hone.commands.sft import load_data
-from hone.commands.training import load_policy, model_digests, with_determinism
+from hone.commands.training import load_policy, make_trainer, model_digests, with_determinism
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig

@@ -17,6 +17,7 @@ from hone.commands.training import (
     last_lines,
     load_policy,
     local_sources,
+    make_trainer,
     model_digests,
     model_source,
     opened,
@@ -47,8 +48,6 @@ from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.files import read_lines
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
-from hone.trainer.objectives import policy_objective
-from hone.trainer.step import Trainer
 from hone.types import Score, Trajectory
 
 
@@ -119,20 +118,6 @@ def refuse_unsupported(config: RLConfig) -> None:
         )
     if config.orchestrator.max_async_level > 0:
         raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
-
-
-def make_trainer(config: RLConfig, model: Decoder) -> Trainer:
-    """The trainer; with a KL term also the frozen initial policy, loaded a second time from `model.name`."""
-    reference = load_policy(config).requires_grad_(False) if config.trainer.loss.kl_coef > 0 else None
-    return Trainer(
-        model,
-        config.trainer.optim,
-        config.trainer.scheduler,
-        config.max_steps,
-        policy_objective(config.trainer.loss),
-        temperature=config.orchestrator.sampling.temperature,
-        reference=reference,
-    )
 
 
 def check_lengths(

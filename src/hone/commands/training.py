@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hone.commands.detach import hand_over
 from hone.commands.machine import device_of
+from hone.config.rl import RLConfig
 from hone.config.shared import EnvConfig, RunConfig
 from hone.errors import Halt, UserError
 from hone.model.card import model_card
@@ -26,6 +27,8 @@ from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
 from hone.trainer.export import export_weights
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.objectives import policy_objective
+from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.step import Trainer
 
 if TYPE_CHECKING:
@@ -54,6 +57,27 @@ def load_policy(config: RunConfig, source: str | None = None) -> Decoder:
         precision=config.precision,
         seed=config.seed,
         init=config.model.init,
+    )
+
+
+def make_trainer(config: RLConfig, model: Decoder, temperature: float | None = None, ranks: Ranks = ALONE) -> Trainer:
+    """The trainer of RL; with a KL term also the frozen initial policy, loaded a second time from `model.name`.
+
+    `temperature` is that of the rollouts, by default what the config says.
+    """
+    reference = None
+    if config.trainer.loss.kl_coef > 0:
+        reference = load_policy(config).requires_grad_(False)
+        shard(reference, ranks)
+    return Trainer(
+        model,
+        config.trainer.optim,
+        config.trainer.scheduler,
+        config.max_steps,
+        policy_objective(config.trainer.loss),
+        temperature=config.orchestrator.sampling.temperature if temperature is None else temperature,
+        reference=reference,
+        ranks=ranks,
     )
 
 

@@ -138,8 +138,7 @@ class FileTransport:
 
     def close(self) -> None:
         """The end of the run: removes everything of this session. Another session, and its trainer, are left alone."""
-        session, self._session = self._session, None
-        if session is None:
+        if (session := self._session) is None:
             return
         remove(self._folder(session))
         remove(self._weights(session))
