@@ -1,0 +1,266 @@
+"""`hone trainer` against an orchestrator that is played by the test, over the real transport."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hone.cli import call
+from hone.config.parse import parse
+from hone.config.roles import TrainerRole
+from hone.model.hf import load_model
+from hone.orchestrator.packing import trainable
+from hone.reproduce.groups import groups_of
+from hone.reproduce.records import Records
+from hone.runs.files import read_lines
+from hone.runs.reader import Run
+from hone.trainer.agreement import shared_values
+from hone.trainer.fingerprint import fingerprint
+from hone.trainer.wire import to_arrays
+from hone.transport import FileTransport, Hello, Order, Result, Session
+
+LIMIT = 120
+"""Seconds after which the trainer counts as hung."""
+CANARY = tuple(range(5, 25))
+
+
+class Orchestrator:
+    """The other end of the transport, which hands over the batches that a colocated run was trained on."""
+
+    def __init__(self, recorded: Path, path: Path, flags: tuple[str, ...] = ()) -> None:
+        self.run, self.records = recorded, Records(Run(recorded))
+        self.argv = ["@", str(recorded / "config.toml"), "--transport.path", str(path), *flags]
+        self.config = parse(TrainerRole, self.argv, "trainer")
+        self.transport = FileTransport(path, interrupt=self._check)
+        self.alive = lambda: True
+
+    def _check(self) -> None:
+        assert self.alive(), "the trainer has ended"
+
+    def open(self, name: str, start: int = 0, **changes: object) -> Session:
+        checkpoint = str(self.run / "checkpoints" / f"step_{start}") if start else None
+        temperature = self.config.orchestrator.sampling.temperature
+        shared = shared_values(self.config)
+        session = Session(name, start, checkpoint, str(self.run), shared, temperature, CANARY)
+        session = replace(session, **changes)
+        self.transport.open(session)
+        return session
+
+    def put(self, step: int, save: Path | None = None) -> None:
+        groups = groups_of(self.records.rows(step), False, 10**6)
+        sequences = trainable(groups, self.config.orchestrator.truncated)
+        tokens = sum(map(len, sequences))
+        self.transport.put(Order(step, "batch", to_arrays(sequences), save and str(save), tokens))
+
+    def result(self, version: int) -> Result:
+        found = self.transport.result(version)
+        assert found is not None
+        return found
+
+    @contextlib.contextmanager
+    def trainer(self, code: int = 0):
+        """`hone trainer` in a thread, which must come to its end."""
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(call("trainer", self.argv, "trainer")), daemon=True)
+        with contextlib.chdir(self.run.parent):
+            thread.start()
+            self.alive = lambda: thread.is_alive() or bool(os.listdir(self.transport.path))
+            yield
+            thread.join(LIMIT)
+        assert codes == [code]
+
+
+@pytest.fixture
+def orchestrator(rl_run, tmp_path) -> Orchestrator:
+    return Orchestrator(rl_run, tmp_path / "transport")
+
+
+def same_files(ours: Path, theirs: Path) -> bool:
+    names = ["model.safetensors", "optimizer.safetensors"]
+    assert sorted(file.name for file in ours.iterdir()) == names
+    return all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in names)
+
+
+def test_the_updates_are_those_of_the_colocated_run_to_the_bit(orchestrator, rl_run, tmp_path, capsys):
+    recorded = {line["step"]: line for line in read_lines(rl_run / "metrics.jsonl")}
+    weights = {line["step"]: line["weights"] for line in read_lines(rl_run / "hashes.jsonl")}
+    trained_on = {"lr", "loss", "entropy", "grad_norm", "optimizer/skipped", "clipped", "logprob_gap/mean"}
+    part = tmp_path / "part"
+    part.mkdir()
+    with orchestrator.trainer():
+        hello = orchestrator.transport.hello(LIMIT)
+        assert isinstance(hello, Hello) and hello.fingerprint == weights[0] and hello.ranks == 1
+        assert hello.settings["optim"]["lr"] == 1e-3 and hello.pid == os.getpid()
+        orchestrator.open("s1")
+        first = orchestrator.result(0)
+        assert (first.version, first.metrics, first.fingerprint, first.saved) == (0, {}, weights[0], False)
+        for step in range(6):
+            orchestrator.put(step, part if step == 3 else None)
+            result = orchestrator.result(step + 1)
+            assert result.fingerprint == weights[step + 1]
+            assert trained_on <= result.metrics.keys()
+            assert result.metrics == {name: recorded[step][name] for name in result.metrics}
+            assert result.saved == (step == 3) and {"train", "wait", "publish"} <= result.seconds.keys()
+            loaded = load_model(orchestrator.transport.weights(step + 1))
+            assert fingerprint(dict(loaded.named_parameters())) == weights[step + 1]
+            assert result.canary == pytest.approx(scores(loaded), abs=1e-6) and len(result.canary) == len(CANARY) - 1
+            assert len(list((orchestrator.transport.weights_root / "s1").glob("step_*"))) <= 2
+        assert same_files(part, rl_run / "checkpoints" / "step_4")
+        end = tmp_path / "end"
+        end.mkdir()
+        orchestrator.transport.put(Order(6, "end", save=str(end)))
+        assert orchestrator.result(6).saved and same_files(end, rl_run / "checkpoints" / "step_6")
+    orchestrator.transport.close()
+    assert not orchestrator.transport.path.exists()
+    said = capsys.readouterr().out
+    assert "Trainer: model (" in said and f"Waiting for the orchestrator at {tmp_path}/transport" in said
+    assert (
+        "step 5: " in said
+        and "tokens in " in said
+        and "waited" in said
+        and "Done: the run has come to version 6." in said
+    )
+
+
+def scores(model) -> list[float]:
+    """The canary's logprobs, in one piece."""
+    from hone.model.attention import PackedAttention
+
+    ids = torch.tensor(CANARY)
+    with torch.no_grad():
+        logits = model.logits(model.hidden(ids, torch.arange(len(ids)), PackedAttention([len(ids)])))
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]].tolist()
+
+
+def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orchestrator, rl_run, tmp_path):
+    """What an orchestrator that was started again asks of a trainer that lives on."""
+    weights = {line["step"]: line["weights"] for line in read_lines(rl_run / "hashes.jsonl")}
+    with orchestrator.trainer():
+        orchestrator.transport.hello(LIMIT)
+        orchestrator.open("s1")
+        for step in range(3):
+            orchestrator.put(step)
+            orchestrator.result(step + 1)
+        again = Orchestrator(rl_run, orchestrator.transport.path)
+        for name, start in (("s2", 2), ("s3", 0), ("s4", 4)):
+            again.open(name, start)
+            assert again.result(start).fingerprint == weights[start]
+            again.put(start)
+            assert again.result(start + 1).fingerprint == weights[start + 1]
+        again.put(5)
+        assert again.result(6).fingerprint == weights[6]
+        again.transport.put(Order(6, "end"))
+        assert not again.result(6).saved
+    again.transport.close()
+
+
+def test_a_batch_without_signal_counts_as_a_step(orchestrator, rl_run):
+    with orchestrator.trainer():
+        orchestrator.transport.hello(LIMIT)
+        orchestrator.open("s1", start=4)
+        before = orchestrator.result(4)
+        orchestrator.transport.put(Order(4, "batch", to_arrays([])))
+        after = orchestrator.result(5)
+        assert after.fingerprint == before.fingerprint and after.metrics["optimizer/skipped"] == 1.0
+        orchestrator.put(5)
+        assert orchestrator.result(6).fingerprint != before.fingerprint
+        orchestrator.transport.put(Order(6, "end"))
+    orchestrator.transport.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "said"),
+    [
+        (
+            ("--max-steps", "7"),
+            {"max_steps": 6},
+            r"max_steps is 7 in this trainer's config, but 6 in the orchestrator's \(.*rl/config.toml\)",
+        ),
+        ((), {"precision": "bf16"}, "precision is fp32 in this trainer's config, but bf16 in the orchestrator's"),
+        ((), {"model.name": "/other"}, r"model.name is /.*/model in this trainer's config, but /other in"),
+        ((), {"ckpt.interval": 3}, "ckpt.interval is 2 in this trainer's config, but 3 in"),
+        ((), {"ckpt": None}, "ckpt.interval is 2 in this trainer's config, but unset in"),
+    ],
+)
+def test_shared_keys_that_disagree(orchestrator, rl_run, tmp_path, flags, changes, said, capfd):
+    with contextlib.chdir(rl_run.parent):
+        shared = shared_values(orchestrator.config) | changes
+        if "ckpt" in changes:
+            shared = {name: value for name, value in shared.items() if not name.startswith("ckpt")}
+        player = Orchestrator(rl_run, tmp_path / "transport", flags)
+        with player.trainer(code=2):
+            player.transport.hello(LIMIT)
+            player.open("s1", shared=shared)
+    import re
+
+    assert re.search(f"error: {said}", capfd.readouterr().err)
+
+
+def test_a_key_that_decides_nothing_may_be_left_out(tmp_path):
+    """A trainer's own file need not repeat what only the orchestrator needs."""
+    from hone.trainer.agreement import check_agreement
+
+    orchestrator = parse(TrainerRole, ["--seq-len", "99", "--model.name", "m", "--seed", "5", "--ckpt"], "x")
+    session = Session("s", 0, None, "out", shared_values(orchestrator), 1.0, ())
+    check_agreement(parse(TrainerRole, ["--model.name", "m"], "x"), session, "here")
+    for flag, value in (("--seq-len", "98"), ("--seed", "4"), ("--max-steps", "3")):
+        with pytest.raises(ValueError, match=f"{flag[2:].replace('-', '_')} is {value} in here, but"):
+            check_agreement(parse(TrainerRole, ["--model.name", "m", flag, value], "x"), session, "here")
+    with pytest.raises(ValueError, match="seed is 0 in here, but 5"):  # it makes the weights of hone/tiny
+        tiny = parse(TrainerRole, ["--seed", "5"], "x")
+        check_agreement(parse(TrainerRole, [], "x"), replace(session, shared=shared_values(tiny)), "here")
+
+
+def test_a_checkpoint_of_another_model(orchestrator, rl_run, tmp_path, capfd):
+    player = Orchestrator(rl_run, tmp_path / "t", ("--precision", "bf16"))
+    with player.trainer(code=2):
+        player.transport.hello(LIMIT)
+        player.open("s1", start=4)
+    error = capfd.readouterr().err
+    assert (
+        "checkpoints/step_4 is of another model than this trainer's (embed is torch.float32, not torch.bfloat16)"
+        in error
+    )
+    player = Orchestrator(rl_run, tmp_path / "u")
+    with player.trainer(code=2):
+        player.transport.hello(LIMIT)
+        player.open("s1", start=4, checkpoint=str(tmp_path / "none"))
+    assert f"the run goes on from {tmp_path / 'none'}, which this trainer does not see" in capfd.readouterr().err
+
+
+def test_a_transport_that_cannot_be_written(rl_run, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    argv = ["@", str(rl_run / "config.toml"), "--transport.path", str(tmp_path / "file")]
+    with contextlib.chdir(rl_run.parent):
+        assert call("trainer", argv, "trainer") == 2
+        assert call("trainer", [*argv, "--ranks", "2"], "trainer") == 2
+    error = capfd.readouterr().err
+    assert f"error: the transport folder {tmp_path / 'file'} can't be used" in error
+    assert "trainer.ranks = 2, but this is one process: start `torchrun --nproc-per-node 2 " in error
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, signum, code):
+    argv = ["trainer", "--model.init.layers", "1", "--model.init.hidden", "48", "--output-dir", str(tmp_path / "out")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from hone.cli import main; sys.exit(main())", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    transport = FileTransport(tmp_path / "out" / ".transport")
+    assert transport.hello(LIMIT).pid == child.pid
+    child.send_signal(signum)
+    out, error = child.communicate(timeout=LIMIT)
+    assert child.returncode == code and error == "", error
+    assert "Waiting for the orchestrator" in out and not transport.path.exists()
