@@ -52,6 +52,7 @@ from hone.runs import provenance
 from hone.runs.resuming import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.writer import RunWriter
+from hone.trainer.agreement import shared_values
 from hone.transport import FileTransport, Hello, Session
 
 RESTARTED = "HONE_RESTARTED"
@@ -187,14 +188,12 @@ def tell_beginning(config: RLConfig, writer: RunWriter, hello: Hello) -> None:
 
 def _session(config: RLConfig, writer: RunWriter, renderer: ChatRenderer, canary: tuple[int, ...]) -> Session:
     start = writer.start_step
-    shared = {"model.name": config.model.name, "max_steps": config.max_steps, "seed": config.seed}
-    shared |= {"precision": config.precision, "seq_len": config.seq_len}
     return Session(
         id=provenance.new_id(),
         start=start,
         checkpoint=str(writer.checkpoints.path(start).absolute()) if writer.restored else None,
         output_dir=str(config.output_dir.absolute()),
-        shared=shared,
+        shared=shared_values(config),
         temperature=config.orchestrator.sampling.temperature,
         canary=canary,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ _DECIDE = ("model.", "max_steps", "precision")
 def shared_values(config: RLConfig) -> dict[str, Any]:
     """The keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`.
 
-    A model in a folder here goes by its whole path, and `ckpt` is there if it is set.
+    A model in a folder here goes by its whole path; `ckpt` says whether there are checkpoints.
     """
     name = config.model.name
     local = name != TINY and Path(name).exists()
@@ -32,6 +31,7 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
         values |= {f"model.init.{key}": value for key, value in config.model.init.model_dump().items()}
     for key in ("max_steps", "seq_len", "seed", "precision"):
         values[key] = getattr(config, key)
+    values["ckpt"] = config.ckpt is not None
     for key, value in (config.ckpt.model_dump(mode="json") if config.ckpt else {}).items():
         values[f"ckpt.{key}"] = value
     return values
@@ -42,17 +42,16 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
 
     A key that is left out here, and decides nothing here, is the session's.
     """
-    theirs = _flat(session.shared)
     for key, ours in shared_values(config).items():
         top = key.split(".")[0]
         decides = key.startswith(_DECIDE) or (key == "seed" and config.model.name == TINY)
-        if not decides and (top not in config.model_fields_set or (top == "ckpt" and ours is None)):
+        said_here = top in config.model_fields_set and not (top == "ckpt" and config.ckpt is None)
+        if key not in session.shared or not (decides or said_here):
             continue
-        if key not in theirs and top != "ckpt":
-            continue  # an orchestrator that doesn't know the key
-        if ours != theirs.get(key):
+        theirs = session.shared[key]
+        if ours != theirs:
             raise UserError(
-                f"{key} is {_shown(ours)} in {place}, but {_shown(theirs.get(key))} in the orchestrator's "
+                f"{key} is {_shown(ours)} in {place}, but {_shown(theirs)} in the orchestrator's "
                 f"({Path(session.output_dir) / 'config.toml'}): start both with the same, in both files or by "
                 f"--{key.replace('_', '-')}"
             )
@@ -93,12 +92,7 @@ def _stored_model(folder: Path) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name).to("meta") for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return flat
-
-
 def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)
+    if value is None or isinstance(value, bool):
+        return "set" if value else "unset"
+    return str(value)

@@ -75,7 +75,7 @@ class TrainerLoop:
             while True:
                 session = self._next_session(session)
                 version = self._session(session)
-                if version == self.config.max_steps:
+                if version is not None and version >= self.config.max_steps:
                     return version
         finally:
             if self.ranks.first:
@@ -140,6 +140,8 @@ class TrainerLoop:
         result = Result(trainer.version, {}, trainer.fingerprint(), (), seconds, order.save is not None)
         self._by_first(lambda: self.transport.put_result(result))
         self._tell(f"The session has ended at version {trainer.version}.")
+        if trainer.version < self.config.max_steps:
+            self._tell(f"Waiting for another one at {self.transport.path}")
 
     def _publish(
         self,
