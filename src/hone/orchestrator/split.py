@@ -82,6 +82,8 @@ class SplitLoop:
         groups, returned = self._fresh(draws, examples, step)
         metrics = step_metrics(groups, step)
         close_draws(self.ledger, self.sampler.curriculum, groups, step)
+        if orch.max_async_level or returned:
+            metrics["staleness/returned"] = returned
         totals = {"tokens/total": self.ledger.tokens} | self.sampler.curriculum.metrics()
         save = self.recorder.saver.wants_checkpoint(step + 1) and step + 1 < self.config.max_steps
         with run.phase("put"):
@@ -90,7 +92,7 @@ class SplitLoop:
         timings = {"queue/batches": batches, "queue/tokens": tokens, "idle/orchestrator": waited}
         if idle is not None and self.policy.idle_seconds is not None:
             timings["idle/inference"] = max(0.0, self.policy.idle_seconds - idle)  # less: it was started anew
-        return Batch(step, groups, metrics | {"staleness/returned": returned} | totals, timings)
+        return Batch(step, groups, metrics | totals, timings)
 
     def _fresh(self, draws: list[int], examples: list[Example], step: int) -> tuple[list[Group], int]:
         """The groups of these draws, none of them too old; and how many draws went back to the ledger for that."""
