@@ -141,8 +141,10 @@ def call(name: str, argv: list[str], prog: str) -> int:
     command = COMMANDS[name]
 
     def run() -> int:
+        from hone.commands import launched
         from hone.config.parse import parse
 
+        launched.enter()
         config = parse(getattr(import_module(command.config_module), command.config_class), argv, prog)
         if getattr(config, "detach", False):
             from hone.commands import detach

@@ -21,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-_VARIABLE = "HONE_DETACHED"
+VARIABLE = "HONE_DETACHED"
 """Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
 _POLL = 0.1
 
 
 def in_background() -> bool:
     """True in the process that `start` made, until it calls `hand_over`."""
-    return _VARIABLE in os.environ
+    return VARIABLE in os.environ
 
 
 def start(name: str, argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def start(name: str, argv: list[str]) -> int:
             stdout=out,
             stderr=err,
             pass_fds=[report_end],
-            env=os.environ | {_VARIABLE: facts},
+            env=os.environ | {VARIABLE: facts},
             start_new_session=True,
         )
         os.close(report_end)
@@ -108,7 +108,7 @@ def _watch(
 
 def enter() -> None:
     """To be called first in the background: the command is the one that was typed, and no hang-up ends it."""
-    sys.argv = json.loads(os.environ[_VARIABLE])["command"]
+    sys.argv = json.loads(os.environ[VARIABLE])["command"]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -120,7 +120,7 @@ def hand_over(folder: Path, kind: str) -> None:
     """
     if not in_background():
         return
-    report = json.loads(os.environ.pop(_VARIABLE))["report"]
+    report = json.loads(os.environ.pop(VARIABLE))["report"]
     log = folder / "logs" / f"{kind}.out"
     sys.stdout.flush()
     sys.stderr.flush()

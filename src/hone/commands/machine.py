@@ -14,6 +14,7 @@ import torch
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder
+from hone.orchestrator.placement import CORES, share_of_cores
 from hone.rng import stream
 from hone.trainer.logprobs import loss_indices, token_logprobs
 from hone.trainer.packing import MICRO_BATCH_TOKENS, Sequence, pack
@@ -43,8 +44,8 @@ def device_of(name: str) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; where the system cannot say (macOS), those of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: its share of them, where a run's roles share the machine."""
+    return int(os.environ.get(CORES) or share_of_cores(1))
 
 
 def keep_freed_memory() -> None:

@@ -8,7 +8,7 @@ import struct
 import sys
 from pathlib import Path
 
-from hone.runs.outputs import LOCK
+from hone.runs.outputs import LAUNCHER, LOCK
 
 ELSEWHERE = 0
 """The holder is a process that has no id here: on another machine, or outside this container."""
@@ -21,10 +21,16 @@ _FORMAT = "qqihh" if _BSD else "hhqqi0q"
 def holder(folder: Path) -> int | None:
     """Id of the process that writes the run in `folder` now, `ELSEWHERE` if it can't be named; None if there is none.
 
+    Of a run in several processes it is the launcher, if there is one: the signals that end a run are for it.
     Not to be called by that process itself: closing the file would release its own lock.
     """
+    launcher = _holder(folder / LAUNCHER)
+    return _holder(folder / LOCK) if launcher is None else launcher
+
+
+def _holder(lock: Path) -> int | None:
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except PermissionError:

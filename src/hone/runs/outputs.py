@@ -44,9 +44,11 @@ NAMES = (
 FORMAT = "hone-run-1"
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
+LAUNCHER = ".hone.launcher.lock"
+"""Locked by the launcher of a run in mode split, while that lasts."""
 CERTIFICATE = ".verify.json"
 """Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
-_FINE = {PREVIOUS, LOCK, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
+_FINE = {PREVIOUS, LOCK, LAUNCHER, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 _CARD_TAG = '\n- "hone"\n'
 """In the model card of every model that hone writes (hone.model.card)."""
 
@@ -189,13 +191,14 @@ def writable(folder: Path) -> Iterator[None]:
 
 
 class Lock:
-    """Held by the process that writes a run; released by the system when it ends, however it ends.
+    """Held by the process that writes a run (or, as LAUNCHER, by the one that sees to that process); released by the
+    system when it ends, however it ends.
 
     A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
     """
 
-    def __init__(self, folder: Path):
-        self._file = open(folder / LOCK, "a")  # noqa: SIM115 (held until release)
+    def __init__(self, folder: Path, name: str = LOCK):
+        self._file = open(folder / name, "a")  # noqa: SIM115 (held until release)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

@@ -105,10 +105,12 @@ def default_kv_gib(installed: Installed) -> float:
 
 
 def default_threads(model: str) -> int:
-    """1 for a model of less than 40 MB (10M parameters in fp32), which more threads only slow; else one per core."""
+    """1 for a model of less than 40 MB (10M parameters in fp32), which more threads only slow; else one per core, of
+    those that the launcher of a run leaves to the server (HONE_CORES).
+    """
     size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if 0 < size < 40e6 else cores
+    return 1 if 0 < size < 40e6 else int(os.environ.get("HONE_CORES") or cores)
 
 
 def _clean() -> dict[str, str]:

@@ -1,0 +1,195 @@
+"""A process that the launcher has started: what it says, how it ended, and that nothing of it is left.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
+"""The roles, by the names of their commands."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
+_KEPT_LINES = 50
+_ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b")
+"""How a line begins that says what went wrong: hone's own, or the last of a traceback."""
+
+
+class Log:
+    """The file of a role's lines: at first in a folder of the launcher's, then, from `move` on, in the run's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = _append_to(path)
+
+    def write(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):  # a disk that is full is told by who can do something about it
+            os.write(self._descriptor, line)
+
+    def move(self, path: Path) -> None:
+        """From now on the file is `path`, behind what that holds."""
+        before, self._descriptor = self._descriptor, _append_to(path)
+        os.close(before)
+        self.write(self.path.read_bytes())
+        self.path.unlink()
+        self.path = path
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _append_to(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+@dataclass
+class Stream:
+    """One of a child's streams, read line by line."""
+
+    descriptor: int
+    take: Callable[[bytes], None]
+    _begun: bytes = b""
+
+    def read(self, chunks: int = 16) -> bool:
+        """Hands over the lines that are there, without waiting, of at most so many chunks; False at the end."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(chunks):
+                if not (data := os.read(self.descriptor, 2**16)):
+                    return False
+                *lines, self._begun = (self._begun + data).split(b"\n")
+                for line in lines:
+                    self.take(line + b"\n")
+        return True
+
+    def close(self) -> None:
+        """Hands over what is still there, and closes, though a process that left its group may hold the other end."""
+        self.read(chunks=1024)
+        if self._begun:
+            self.take(self._begun + b"\n")
+        os.close(self.descriptor)
+
+
+@dataclass
+class Child:
+    """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
+
+    On Linux it is killed when the launcher is gone, however that ended; elsewhere `hone.orchestrator.launched` sees to
+    that, in the process itself. `rank` is None where there is only one.
+    """
+
+    role: str
+    rank: int | None
+    command: Sequence[str]
+    env: Mapping[str, str]
+    log: Log
+    echo: Callable[[int, bytes], None] | None = None
+    """Also told each line, with the number of the stream that it came on; else the streams are one."""
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    code: int | None = None
+    """Exit code once it has ended; -N if signal N ended it."""
+
+    def __post_init__(self) -> None:
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if self.echo else subprocess.STDOUT,
+            env=self.env,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+        self.pid = self._process.pid
+        self.streams: list[Stream] = []
+        for number, pipe in ((1, self._process.stdout), (2, self._process.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                descriptor = os.dup(pipe.fileno())
+                pipe.close()
+                self.streams.append(Stream(descriptor, lambda line, number=number: self._take(number, line)))
+
+    def _take(self, number: int, line: bytes) -> None:
+        self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
+        self.lines.append(line.decode(errors="replace").rstrip())
+        if self.echo is not None:
+            self.echo(number, line)
+
+    @property
+    def words(self) -> str:
+        """`the trainer's rank 1 (pid 123)`"""
+        what = "the inference server" if self.role == INFERENCE else f"the {self.role}"
+        of_rank = "" if self.rank is None else f"'s rank {self.rank}"
+        return f"{what}{of_rank} (pid {self.pid})"
+
+    @property
+    def cause(self) -> str:
+        """How it ended: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`."""
+        assert self.code is not None
+        if self.code < 0:
+            return f"was ended by {signal_name(-self.code)}"
+        return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
+
+    @property
+    def error(self) -> str:
+        """The last line that says what went wrong, else the last that is not empty."""
+        said = [line for line in reversed(self.lines) if line.strip()]
+        found = next((line for line in said if _ERROR.match(line)), said[0] if said else "")
+        return found.removeprefix("error: ")
+
+    def send(self, signum: int) -> None:
+        """A signal to the process, if it has not ended."""
+        if self.code is None:
+            os.kill(self.pid, signum)  # not Popen's, which would wait for it
+
+    def poll(self) -> int | None:
+        """`code`, if it has ended; what is left of its group is killed then. `close` is to follow."""
+        # While it is not waited for, its number and its group's can't come to mean others.
+        ended = self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if ended:
+            self._end_group()
+            self.code = self._process.wait()
+        return self.code
+
+    def close(self) -> None:
+        """Takes what it has said and was not read yet."""
+        for stream in self.streams:
+            stream.close()
+        self.streams = []
+
+    def kill(self) -> None:
+        """SIGKILL to all of its group."""
+        if self.code is None:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def prepare() -> None:
+        if _libc is not None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # gone before it could be said
+                os._exit(1)
+
+    return prepare
+
+
+def signal_name(signum: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

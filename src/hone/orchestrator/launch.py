@@ -1,0 +1,305 @@
+"""The launcher: starts the roles of a run in mode split, each in a process of its own, and sees to their end.
+
+    Launch(roles, ...).run()      until the orchestrator has ended; its exit code
+
+- Their lines go into a log for each role; the orchestrator's are shown as well.
+- A role that dies is started again: the server alone, for the orchestrator waits for it; the orchestrator, from the
+  last checkpoint; the ranks of the trainer together with the orchestrator. After `restarts` of these the run ends.
+- Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
+
+One thread, standard library only: it has nothing to do that takes long, and must not fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log
+from hone.orchestrator.launch_waits import Loading, Stop
+
+RESTARTED = "HONE_RESTARTED"
+"""Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
+PATIENCE = 10.0
+"""Seconds between SIGTERM and SIGKILL for processes that are to end."""
+SLACK = 15.0
+"""Seconds that the orchestrator may take to save, beyond its grace period."""
+_TICK = 0.25
+_FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of an orchestrator that ended as it meant to; 2 is an error that the user can mend."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """How a role is started. `first` stands behind the command at the start of the run, `again` where it goes on.
+
+    `health` is the (host, port) at which a server answers `GET /health` once it has loaded.
+    """
+
+    name: str
+    command: Sequence[str]
+    first: Sequence[str] = ()
+    again: Sequence[str] = ()
+    ranks: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    health: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the launcher cannot know: `kept` says from where a run would go on, `go_on` is the command that does."""
+
+    say: Callable[[str], None]
+    kept: Callable[[], str]
+    go_on: str
+
+
+class Launch:
+    """The processes of one run in `folder`. `began` is told them; `opened` is called when the run's directory is open.
+
+    Logs are in `scratch` until then, in `folder`/logs from then on. `env` are the variables of all processes.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        folder: Path,
+        scratch: Path,
+        words: Words,
+        env: Mapping[str, str],
+        restarts: int = 3,
+        grace_seconds: float = 25.0,
+        began: Callable[[list[Child]], None] = lambda _: None,
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.roles = {role.name: role for role in roles}
+        self.folder = folder
+        self.words = words
+        self.env = env
+        self.limit = restarts
+        self.grace_seconds = grace_seconds
+        self.is_open = False
+        self.restarted: list[dict[str, Any]] = []
+        self._began, self._opened = began, opened
+        self._logs = {name: Log(scratch / f"{name}.log") for name in self.roles}
+        self._children: dict[str, list[Child]] = {}
+        self._untold: list[dict[str, Any]] = []
+        self._loading: Loading | None = None
+        self._stop = Stop()
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Starts all, and returns the orchestrator's exit code when nothing is left of them.
+
+        A second Ctrl-C ends all at once. UserError says which role died of what, if that ended the run.
+        """
+        with self._stop:
+            self._selector.register(self._stop.wakeup, selectors.EVENT_READ, self._stop.drain)
+            try:
+                for name in self.roles:
+                    self._start(name)
+                self._began([child for children in self._children.values() for child in children])
+                while (code := self._turn()) is None:
+                    pass
+                return code
+            finally:
+                self._end()
+                for log in self._logs.values():
+                    log.close()
+                self._selector.close()
+
+    def log(self, role: str) -> Path:
+        """The file that has the role's lines."""
+        return self._logs[role].path
+
+    def _start(self, name: str) -> None:
+        role = self.roles[name]
+        command = [*role.command, *(role.again if self.is_open else role.first)]
+        env = {**self.env, **role.env}
+        if name == ORCHESTRATOR:
+            env[RESTARTED] = json.dumps(self._untold)
+            self._untold = []
+        meeting = _meeting_point() if role.ranks > 1 else {}
+        self._children[name] = []
+        for rank in range(role.ranks):
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(role.ranks)} if meeting else {}
+            number = rank if role.ranks > 1 else None
+            echo = _echo if name == ORCHESTRATOR else None
+            child = Child(name, number, command, env | meeting | of_rank, self._logs[name], echo)
+            self._children[name].append(child)
+            for stream in child.streams:
+                self._selector.register(stream.descriptor, selectors.EVENT_READ, stream.read)
+        if role.health is not None:
+            self._loading = Loading(role.health, self._children[name][0], self.words.say)
+
+    def _turn(self) -> int | None:
+        """What there is to do now, after a wait for something to happen; the exit code once the run has ended."""
+        self._listen(_TICK)
+        self._open()
+        if self._loading is not None and self._loading.is_ready():
+            self._loading = None
+        code = self._obey()
+        return self._judge(self._deaths()) if code is None else code
+
+    def _listen(self, seconds: float) -> None:
+        """Waits so long for lines, deaths and signals, and passes the lines on."""
+        for key, _ in self._selector.select(seconds):
+            if key.data() is False:  # the child has closed it
+                self._selector.unregister(key.fd)
+
+    def _open(self) -> None:
+        """Moves the logs into the run's directory as soon as it is the run's: run.json names its process."""
+        if self.is_open:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            info = json.loads((self.folder / "run.json").read_bytes())
+            if info.get("pid") != self._children[ORCHESTRATOR][0].pid or info.get("status") != "running":
+                return
+            (self.folder / "logs").mkdir(exist_ok=True)
+            for name, log in self._logs.items():
+                log.move(self.folder / "logs" / f"{name}.log")
+            self.is_open = True
+            self._opened()
+
+    def _obey(self) -> int | None:
+        """Passes signals on to the orchestrator; the exit code if that does not end in time, or has not begun."""
+        orchestrator = self._children[ORCHESTRATOR][0]
+        for signum in self._stop.news():
+            if not self.is_open:
+                self.words.say("Stopped before the run began.")
+                return 128 + signum
+            orchestrator.send(signum)
+            if signum != signal.SIGINT:
+                self._stop.within(self.grace_seconds + SLACK)
+        if self._stop.overdue:
+            return 128 + (self._stop.first or 0)
+        return None
+
+    def _deaths(self) -> list[Child]:
+        """Those that have ended and were not seen to before."""
+        known = [child for children in self._children.values() for child in children if child.code is None]
+        return [child for child in known if self._has_ended(child)]
+
+    def _has_ended(self, child: Child) -> bool:
+        if child.code is None and child.poll() is not None:
+            for stream in child.streams:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(stream.descriptor)
+            child.close()
+        return child.code is not None
+
+    def _judge(self, dead: list[Child]) -> int | None:
+        """What follows from processes that have ended: the run's exit code, a UserError, a new start, or nothing."""
+        for child in dead:
+            if child.role == ORCHESTRATOR:
+                assert child.code is not None
+                if self._stop.first is not None:
+                    return child.code if child.code >= 0 else 128 + self._stop.first
+                if child.code in _FINISHED:
+                    return child.code
+        # A trainer that was told of the run's end has nothing left to do.
+        dead = [child for child in dead if not (child.role == TRAINER and child.code == 0)]
+        if not dead:
+            return None
+        # Ranks whose neighbour has died fail as well: what was killed comes first.
+        culprit = min(dead, key=lambda child: (child.code or 0) >= 0)
+        if self._stop.first is not None:
+            return self._unsaved(culprit)
+        if not self.is_open:
+            what = "while it loaded" if culprit.role == INFERENCE else "before the run began"
+            raise UserError(f"{culprit.words} {culprit.cause} {what}; its log: {self.log(culprit.role)}")
+        if culprit.code == 2 or len(self.restarted) == self.limit:
+            self._give_up(culprit)
+        self._start_again(culprit)
+        return None
+
+    def _unsaved(self, culprit: Child) -> int | None:
+        """What follows when a process dies while the run is being stopped: its exit code, if it can't be saved."""
+        if culprit.role == INFERENCE:  # nothing can be sampled: the step has to be given up
+            self._children[ORCHESTRATOR][0].send(signal.SIGTERM)
+            self._stop.within(self.grace_seconds + SLACK)
+            return None
+        self.words.say(
+            f"{_begin(culprit.words)} {culprit.cause}: the state after the last checkpoint is lost. Go on with: "
+            f"{self.words.go_on}"
+        )
+        return 128 + (self._stop.first or 0)
+
+    def _give_up(self, culprit: Child) -> None:
+        """UserError: which process died of what. What can still be saved is: without a server, the run as it is."""
+        orchestrator = self._children[ORCHESTRATOR][0]
+        if culprit.role == INFERENCE:
+            orchestrator.send(signal.SIGTERM)
+            self._wait([orchestrator], self.grace_seconds + SLACK)
+        orchestrator.kill()
+        why = "" if culprit.code == 2 else f", and {_restarts(self.limit)}"
+        raise UserError(
+            f"{culprit.words} {culprit.cause}{why}. Its log: {self.log(culprit.role)}; go on with: {self.words.go_on}"
+        )
+
+    def _start_again(self, culprit: Child) -> None:
+        names = {TRAINER: [TRAINER, ORCHESTRATOR]}.get(culprit.role, [culprit.role])
+        entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
+        self.restarted.append(entry)
+        self._untold.append(entry)
+        where = "" if culprit.role == INFERENCE else f" {self.words.kept()}"
+        count = f"restart {len(self.restarted)} of {self.limit}"
+        what = " and ".join(["the server" if name == INFERENCE else name for name in names])
+        self.words.say(f"{_begin(culprit.words)} {culprit.cause}: starting {what} again{where} ({count}).")
+        old = [child for name in names for child in self._children[name]]
+        for child in old:
+            child.kill()
+        self._wait(old, PATIENCE)
+        for name in names:
+            self._start(name)
+
+    def _wait(self, children: Sequence[Child], seconds: float) -> None:
+        """Until they have ended, for so long at most; the lines of all are passed on meanwhile."""
+        until = time.monotonic() + seconds
+        while not all([self._has_ended(child) for child in children]) and time.monotonic() < until:
+            self._listen(min(_TICK, max(until - time.monotonic(), 0)))
+
+    def _end(self) -> None:
+        """Ends what is left: SIGTERM, then SIGKILL. Nothing is in the end."""
+        left = [child for children in self._children.values() for child in children]
+        for child in left:
+            child.send(signal.SIGTERM)
+        until = time.monotonic() + PATIENCE
+        while not all([self._has_ended(child) for child in left]) and time.monotonic() < until:
+            if self._stop.at_once:
+                break
+            self._listen(_TICK)
+        for child in left:
+            child.kill()
+        self._wait(left, PATIENCE)
+
+
+def _begin(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _restarts(limit: int) -> str:
+    """`3 restarts are used up`"""
+    return "it may not be started again (restarts = 0)" if limit == 0 else f"all {limit} restarts are used up"
+
+
+def _meeting_point() -> dict[str, str]:
+    """The variables by which ranks find each other, as torchrun sets them; at a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
+def _echo(stream: int, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # a reader that has left is no reason to lose the run
+        os.write(stream, line)

@@ -1,0 +1,63 @@
+"""Which role gets which of this machine's GPUs and cores. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hone.errors import UserError
+
+CORES = "HONE_CORES"
+"""Variable that tells a process how many of the machine's cores are for it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The GPUs of each role, as CUDA_VISIBLE_DEVICES names them."""
+
+    inference: tuple[str, ...]
+    trainer: tuple[str, ...]
+
+
+def placed(gpus: Sequence[str], ranks: int, serves: bool = True) -> Placement:
+    """The first GPU for the server, if the run has one of its own, and the last `ranks` for the trainer, one each.
+
+    They meet where there are too few for all: on one GPU server and trainer share it. No GPUs, no placement. UserError
+    if ranks would have to share one, which NCCL refuses.
+    """
+    if gpus and ranks > len(gpus):
+        raise UserError(
+            f"trainer.ranks = {ranks}, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)} GPU"
+            f"{'' if len(gpus) == 1 else 's'} here, and each rank needs its own: set --trainer.ranks {len(gpus)}"
+        )
+    return Placement(tuple(gpus[:1]) if serves else (), tuple(gpus[-ranks:]))
+
+
+def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        listed = [name.strip() for name in named.split(",")]
+        # As CUDA reads it: what follows an entry that is none does not count.
+        end = next((index for index, name in enumerate(listed) if name in ("", "-1")), len(listed))
+        return listed[:end]
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    try:
+        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = listing.stdout.splitlines() if listing.returncode == 0 else []
+    return [str(index) for index, _ in enumerate(line for line in lines if line.startswith("GPU "))]
+
+
+def share_of_cores(processes: int) -> int:
+    """Cores for each of so many processes, of those that this one may use (where the system cannot say, as on macOS, of
+    the machine's); at least 1.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, processes))

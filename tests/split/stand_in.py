@@ -1,0 +1,121 @@
+"""Processes that stand in for the roles of a run, to die and to hang in ways that real ones don't on demand.
+
+    python stand_in.py launch FOLDER PLAN      the launcher, with stand-ins for all roles
+    python stand_in.py ROLE FOLDER PLAN        one of them
+
+PLAN is JSON: for each role (`trainer 1`: of rank 1) what its starts do, the last of them standing for all that follow:
+`after` so many seconds `end` with an exit code or a signal's name (else never), `say` a line first, on signals `deaf`;
+a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+def launch(folder: Path, plan: dict) -> int:
+    from hone import cli
+    from hone.orchestrator.launch import Launch, Role, Words
+
+    names = plan.get("roles", ["inference", "trainer", "orchestrator"])
+
+    def role(name: str) -> Role:
+        command = [sys.executable, __file__, name, str(folder), json.dumps(plan)]
+        health = ("127.0.0.1", plan["port"]) if name == "inference" else None
+        return Role(
+            name,
+            command,
+            first=["--first"],
+            again=["--resume"],
+            ranks=plan.get("ranks", 1) if name == "trainer" else 1,
+            health=health,
+        )
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    launch = Launch(
+        [role(name) for name in names],
+        folder / "out",
+        scratch,
+        Words(say, lambda: "from the last checkpoint, step 4", "hone rl --resume"),
+        dict(os.environ),
+        restarts=plan.get("restarts", 3),
+        grace_seconds=plan.get("grace", 1.0),
+        began=lambda children: say("began " + " ".join(str(child.pid) for child in children)),
+    )
+    return cli._guarded(launch.run)
+
+
+def play(role: str, folder: Path, plan: dict, words: list[str]) -> int:
+    rank = os.environ.get("RANK")
+    name = f"{role} {rank}" if rank and f"{role} {rank}" in plan else role
+    notes = folder / "starts.jsonl"
+    before = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    count = sum(note["role"] == role and note["rank"] == rank for note in before)
+    told = json.loads(os.environ.get("HONE_RESTARTED", "null"))
+    note = {"role": role, "rank": rank, "pid": os.getpid(), "words": words, "told": told}
+    note |= {"meeting": os.environ.get("MASTER_PORT"), "world": os.environ.get("WORLD_SIZE")}
+    with open(notes, "a") as file:
+        file.write(json.dumps(note) + "\n")
+    starts = plan.get(name, [{}])
+    do = starts[min(count, len(starts) - 1)]
+
+    def signalled(signum: int, _frame: object) -> None:
+        print(f"{role} got {signal.Signals(signum).name}", flush=True)
+        if not do.get("deaf"):
+            sys.exit(128 + signum if role == "orchestrator" else 0)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signalled)
+    if do.get("child"):  # which outlives it
+        subprocess.Popen([sys.executable, "-c", f"import time; {str(folder)!r}; time.sleep(600)"])
+    if role == "inference":
+        threading.Thread(target=serve, args=(plan["port"], do.get("load", 0.0)), daemon=True).start()
+    if role == "orchestrator" and do.get("open", True):
+        (folder / "out").mkdir(exist_ok=True)
+        (folder / "out" / "run.json").write_text(json.dumps({"pid": os.getpid(), "status": "running"}))
+    print(do.get("say", f"{role} {rank or ''} start {count}"), flush=True)
+    if "after" not in do:
+        while True:
+            time.sleep(60)
+    time.sleep(do["after"])
+    end = do.get("end", 0)
+    if isinstance(end, str):
+        os.kill(os.getpid(), signal.Signals[end])
+    if end == 1:
+        raise RuntimeError("no more")
+    if end == 2:
+        print("error: set --this to that", file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(end)
+
+
+def serve(port: int, load: float) -> None:
+    time.sleep(load)
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+
+
+if __name__ == "__main__":
+    what, where, how, *rest = sys.argv[1:]
+    sys.exit(
+        launch(Path(where), json.loads(how)) if what == "launch" else play(what, Path(where), json.loads(how), rest)
+    )

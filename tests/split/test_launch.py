@@ -1,0 +1,225 @@
+"""The launcher, with small programs in the place of the roles: what it does when they die, hang, or are told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+STAND_IN = Path(__file__).parent / "stand_in.py"
+SECONDS = 30
+"""What counts as hung."""
+
+
+@dataclass
+class Launched:
+    """A launcher at work. Its stand-ins carry `folder` in their command lines."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def starts(self, role: str) -> list[dict]:
+        notes = self.folder / "starts.jsonl"
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return [note for note in map(json.loads, lines) if note["role"] == role]
+
+    def log(self, role: str) -> str:
+        return (self.folder / "out" / "logs" / f"{role}.log").read_text()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "hung"
+            time.sleep(0.02)
+
+    def at_work(self) -> None:
+        """Returns when the run has begun."""
+        self.until(lambda: (self.folder / "out" / "logs" / "orchestrator.log").exists())
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, output, errors; nothing is left."""
+        out, err = self.process.communicate(timeout=SECONDS)
+        assert alive(self.folder) == []
+        return self.process.returncode, out, err
+
+
+def alive(folder: Path) -> list[str]:
+    """Command lines of living processes that name the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(folder) in command and state != "Z":
+                found.append(command)
+    return found
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    begun: list[Launched] = []
+
+    def start(**plan: object) -> Launched:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, str(STAND_IN), "launch", str(tmp_path), json.dumps({"port": port} | plan)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        begun.append(Launched(process, tmp_path))
+        return begun[-1]
+
+    yield start
+    for launched in begun:
+        launched.process.kill()
+        launched.process.communicate()
+
+
+def test_the_orchestrators_end_ends_all_with_its_exit_code(launch):
+    run = launch(orchestrator=[{"after": 0.5, "end": 0, "say": "step 1"}])
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert "step 1\n" in out and "trainer" not in out, "only the orchestrator's lines are shown"
+    assert run.log("orchestrator") == "step 1\n"
+    assert run.log("inference") == "inference  start 0\ninference got SIGTERM\n"
+    assert run.log("trainer") == "trainer  start 0\ntrainer got SIGTERM\n"
+    assert [start["words"] for start in run.starts("orchestrator")] == [["--first"]]
+    assert not list((run.folder / "scratch").iterdir()), "the logs are in the run"
+
+
+def test_an_error_of_the_user_is_shown_and_nothing_is_started_again(launch):
+    code, out, err = launch(orchestrator=[{"after": 0.3, "end": 2}]).ended()
+    assert (code, err) == (2, "error: set --this to that\n") and "again" not in out
+
+
+def test_the_server_is_started_again_alone(launch):
+    run = launch(orchestrator=[{"after": 2.5, "end": 0}], inference=[{"after": 1.0, "end": "SIGKILL"}, {}])
+    code, out, _ = run.ended()
+    (first, _again), (driver,) = run.starts("inference"), run.starts("orchestrator")
+    assert code == 0 and driver["told"] == [] and len(run.starts("trainer")) == 1
+    sentence = (
+        f"The inference server (pid {first['pid']}) was ended by SIGKILL: starting the server again (restart 1 of 3).\n"
+    )
+    assert sentence in out and out.count("The server is ready") == 2
+
+
+def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
+    run = launch(orchestrator=[{"after": 0.5, "end": 1}, {"after": 0.5, "end": 0}])
+    code, out, _ = run.ended()
+    first, second = run.starts("orchestrator")
+    assert code == 0 and len(run.starts("trainer")) == len(run.starts("inference")) == 1
+    assert (first["words"], second["words"]) == (["--first"], ["--resume"])
+    cause = "exited with code 1 (RuntimeError: no more)"
+    assert second["told"] == [{"role": "orchestrator", "rank": None, "pid": first["pid"], "cause": cause}]
+    assert f"{cause}: starting orchestrator again from the last checkpoint, step 4 (restart 1 of 3)." in out
+
+
+def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
+    ranks = {"trainer 0": [{}], "trainer 1": [{"after": 0.6, "end": "SIGKILL"}, {}]}
+    run = launch(ranks=2, orchestrator=[{}, {"after": 0.5, "end": 0}], **ranks)
+    code, out, _ = run.ended()
+    starts = run.starts("trainer")
+    assert code == 0 and sorted(start["rank"] for start in starts) == ["0", "0", "1", "1"]
+    assert {start["world"] for start in starts} == {"2"} and all(start["meeting"] for start in starts)
+    (told,) = run.starts("orchestrator")[1]["told"]
+    assert (told["role"], told["rank"], told["cause"]) == ("trainer", 1, "was ended by SIGKILL")
+    sentence = f"The trainer's rank 1 (pid {told['pid']}) was ended by SIGKILL: starting trainer and orchestrator again"
+    assert sentence in out and len(run.starts("inference")) == 1
+    assert "[rank 1] trainer 1 start 0\n" in run.log("trainer") and "\ntrainer 0 start 1\n" in run.log("trainer")
+
+
+def test_after_the_last_restart_the_run_ends_with_who_died_of_what(launch):
+    run = launch(restarts=1, trainer=[{"after": 0.5, "end": "SIGSEGV"}])
+    code, out, err = run.ended()
+    last = run.starts("trainer")[-1]["pid"]
+    assert code == 2 and "(restart 1 of 1)" in out and len(run.starts("trainer")) == 2
+    log = run.folder / "out" / "logs" / "trainer.log"
+    assert err == (
+        f"error: the trainer (pid {last}) was ended by SIGSEGV, and all 1 restarts are used up. Its log: {log}; go on "
+        "with: hone rl --resume\n"
+    )
+
+
+def test_a_role_that_a_user_has_to_mend_is_not_started_again(launch):
+    run = launch(trainer=[{"after": 0.5, "end": 2}])
+    code, _, err = run.ended()
+    assert code == 2 and "exited with code 2 (set --this to that). Its log:" in err
+    assert len(run.starts("trainer")) == 1
+
+
+def test_a_server_that_dies_while_it_loads_is_told_with_its_log(launch):
+    run = launch(inference=[{"load": 60, "after": 0.5, "end": 1}], orchestrator=[{"open": False}])
+    code, _, err = run.ended()
+    log = run.folder / "scratch" / "inference.log"
+    assert code == 2 and f"exited with code 1 (RuntimeError: no more) while it loaded; its log: {log}\n" in err
+    assert "Traceback" in log.read_text() and not (run.folder / "out").exists()
+
+
+def test_ctrl_c_is_the_orchestrators_and_then_all_end(launch):
+    run = launch()
+    run.at_work()
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended()[0] == 130
+    assert "orchestrator got SIGINT\n" in run.log("orchestrator") and "got SIGTERM" in run.log("trainer")
+    assert "got SIGINT" not in run.log("trainer")
+
+
+def test_a_second_ctrl_c_ends_all_at_once(launch):
+    run = launch(orchestrator=[{"deaf": True}], trainer=[{"deaf": True}], inference=[{"deaf": True}])
+    run.at_work()
+    began = time.monotonic()
+    for count in (1, 2):
+        run.process.send_signal(signal.SIGINT)
+        run.until(lambda count=count: run.log("orchestrator").count("got SIGINT") == count)
+    assert run.ended()[0] == 130 and time.monotonic() - began < 9
+
+
+def test_sigterm_is_passed_on(launch):
+    run = launch()
+    run.at_work()
+    run.process.terminate()
+    assert run.ended()[0] == 143 and "orchestrator got SIGTERM\n" in run.log("orchestrator")
+
+
+def test_a_signal_before_the_run_has_begun_ends_it(launch):
+    run = launch(orchestrator=[{"open": False}])
+    run.until(lambda: run.starts("orchestrator") and run.starts("inference") and run.starts("trainer"))
+    run.process.send_signal(signal.SIGINT)
+    code, out, _ = run.ended()
+    assert code == 130 and "Stopped before the run began.\n" in out
+
+
+def test_a_trainer_that_dies_while_the_run_is_stopped_is_not_started_again(launch):
+    run = launch(orchestrator=[{"deaf": True}], trainer=[{"after": 2, "end": "SIGKILL"}])
+    run.at_work()
+    run.process.send_signal(signal.SIGINT)
+    code, out, _ = run.ended()
+    assert code == 130 and len(run.starts("trainer")) == 1
+    assert "was ended by SIGKILL: the state after the last checkpoint is lost. Go on with: hone rl --resume" in out
+
+
+def test_a_process_that_a_role_leaves_behind_is_ended(launch):
+    run = launch(trainer=[{"child": True}], orchestrator=[{"after": 1, "end": 0}])
+    run.at_work()
+    run.until(lambda: any("sleep(600)" in command for command in alive(run.folder)))
+    assert run.ended()[0] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the roles see to it themselves: test_launched.py")
+def test_a_launcher_that_is_killed_leaves_nothing(launch):
+    run = launch()
+    run.at_work()
+    assert len(alive(run.folder)) == 4
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.until(lambda: not alive(run.folder))
