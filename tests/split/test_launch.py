@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.split
+
 STAND_IN = Path(__file__).parent / "stand_in.py"
 SECONDS = 30
 """What counts as hung."""
@@ -42,8 +44,9 @@ class Launched:
             time.sleep(0.02)
 
     def at_work(self) -> None:
-        """Returns when the run has begun."""
-        self.until(lambda: (self.folder / "out" / "logs" / "orchestrator.log").exists())
+        """Returns when the run has begun, and all roles are there."""
+        self.until(lambda: (self.folder / "out" / "logs" / "trainer.log").exists())
+        self.until(lambda: all("start" in self.log(role) for role in ("inference", "trainer", "orchestrator")))
 
     def ended(self) -> tuple[int, str, str]:
         """Exit code, output, errors; nothing is left."""

@@ -1,4 +1,4 @@
-"""What a role does that the launcher has started: it bears the command that was typed, and ends with the launcher."""
+"""What a role learns from the launcher that has started it: the command that was typed, and whom to end with."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ import threading
 import time
 from collections.abc import Sequence
 
-VARIABLE = "HONE_LAUNCHED"
-"""Marks a process that the launcher has started, and hands it the launcher's id and command."""
+COMMAND, LAUNCHER = "HONE_LAUNCHED", "HONE_LAUNCHER"
+"""Variables that hand a role the command that was typed, as JSON, and the launcher's process id."""
 _POLL = 1.0
 
 
 def variables(command: Sequence[str]) -> dict[str, str]:
-    """The environment of a role: whose it is, and which command was typed."""
-    return {VARIABLE: json.dumps({"launcher": os.getpid(), "command": list(command)})}
+    """What the environment of a role tells it: whose it is, and which command was typed."""
+    return {COMMAND: json.dumps(list(command)), LAUNCHER: str(os.getpid())}
 
 
 def enter() -> None:
     """To be called first by every command; does nothing in a process that no launcher has started."""
-    if VARIABLE not in os.environ:
-        return
-    told = json.loads(os.environ.pop(VARIABLE))
-    sys.argv = told["command"]
-    if sys.platform != "linux":  # where the kernel kills it
-        threading.Thread(target=end_with, args=(told["launcher"],), daemon=True).start()
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is not None and sys.platform != "linux":  # where the kernel kills it
+        threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()
 
 
 def end_with(launcher: int) -> None:

@@ -68,7 +68,7 @@ def run(config: RLConfig) -> int:
         folder,
         scratch,
         Words(_say, lambda: from_where(folder), resume_command(folder, "rl")),
-        variables(config),
+        variables(),
         restarts=config.restarts,
         grace_seconds=config.grace_seconds,
         began=lambda children: _say(introduction(config, children, placement)),
@@ -105,7 +105,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         TRAINER,
         [*python, TRAINER, "@", str(whole)],
         ranks=config.trainer.ranks,
-        env=_devices(placement.trainer),
+        env=_computing(config, placement.trainer, config.trainer.ranks),
     )
     if config.orchestrator.client.base_url is not None:
         return [trainer, driver]
@@ -114,25 +114,25 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     server = Role(
         INFERENCE,
         [*python, INFERENCE, "@", str(served)],
-        env=_devices(placement.inference),
+        env=_computing(config, placement.inference, 1),
         health=(HOST, port),
     )
     return [server, trainer, driver]
 
 
-def variables(config: RLConfig) -> dict[str, str]:
-    """The environment of all roles: their share of the cores, lines as they come, no spinning on cores they share."""
-    processes = config.trainer.ranks + (config.orchestrator.client.base_url is None)
+def variables() -> dict[str, str]:
+    """The environment of all roles: lines as they come, no spinning on cores that they share."""
     # What torchrun or a scheduler has set for this process is not for those of the run.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
-    own.setdefault("GOMP_SPINCOUNT", "1000")
-    own.setdefault(CORES, str(share_of_cores(processes)))
-    return own | {"PYTHONUNBUFFERED": "1"} | launched.variables(sys.argv)
+    return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched.variables(sys.argv)
 
 
-def _devices(gpus: tuple[str, ...]) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+def _computing(config: RLConfig, gpus: tuple[str, ...], processes: int) -> dict[str, str]:
+    """The environment of a role whose processes, so many, compute: their GPUs, and cores for all of them together."""
+    every = config.trainer.ranks + (config.orchestrator.client.base_url is None)
+    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return {CORES: str(processes * share_of_cores(every))} | devices
 
 
 def _resume(config: RLConfig) -> list[str]:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands."""
@@ -97,8 +98,8 @@ class Child:
     echo: Callable[[int, bytes], None] | None = None
     """Also told each line, with the number of the stream that it came on; else the streams are one."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
-    code: int | None = None
-    """Exit code once it has ended; -N if signal N ended it."""
+    code: Any = None
+    """Exit code once it has ended, -N if signal N ended it; None before."""
 
     def __post_init__(self) -> None:
         self._process = subprocess.Popen(
@@ -135,7 +136,6 @@ class Child:
     @property
     def cause(self) -> str:
         """How it ended: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`."""
-        assert self.code is not None
         if self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")

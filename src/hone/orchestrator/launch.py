@@ -35,6 +35,8 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TICK = 0.25
+_FOLLOWING = 2.0
+"""Seconds that the other ranks have to say why they end, when one has."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of an orchestrator that ended as it meant to; 2 is an error that the user can mend."""
 
@@ -129,10 +131,10 @@ class Launch:
         if name == ORCHESTRATOR:
             env[RESTARTED] = json.dumps(self._untold)
             self._untold = []
-        meeting = _meeting_point() if role.ranks > 1 else {}
+        meeting = _meeting_point(role.ranks) if role.ranks > 1 else {}
         self._children[name] = []
         for rank in range(role.ranks):
-            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(role.ranks)} if meeting else {}
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if meeting else {}
             number = rank if role.ranks > 1 else None
             echo = _echo if name == ORCHESTRATOR else None
             child = Child(name, number, command, env | meeting | of_rank, self._logs[name], echo)
@@ -202,7 +204,6 @@ class Launch:
         """What follows from processes that have ended: the run's exit code, a UserError, a new start, or nothing."""
         for child in dead:
             if child.role == ORCHESTRATOR:
-                assert child.code is not None
                 if self._stop.first is not None:
                     return child.code if child.code >= 0 else 128 + self._stop.first
                 if child.code in _FINISHED:
@@ -211,8 +212,7 @@ class Launch:
         dead = [child for child in dead if not (child.role == TRAINER and child.code == 0)]
         if not dead:
             return None
-        # Ranks whose neighbour has died fail as well: what was killed comes first.
-        culprit = min(dead, key=lambda child: (child.code or 0) >= 0)
+        culprit = self._culprit(dead)
         if self._stop.first is not None:
             return self._unsaved(culprit)
         if not self.is_open:
@@ -223,12 +223,21 @@ class Launch:
         self._start_again(culprit)
         return None
 
+    def _culprit(self, dead: list[Child]) -> Child:
+        """Whose death was the cause of the others. Ranks follow one that was killed; what is wrong rank 0 says."""
+        if all(child.role == TRAINER and child.code >= 0 for child in dead):
+            ranks = self._children[TRAINER]
+            self._wait(ranks, _FOLLOWING)
+            dead = [child for child in ranks if child.code not in (None, 0)]
+        return min(dead, key=lambda child: child.code >= 0)
+
     def _unsaved(self, culprit: Child) -> int | None:
         """What follows when a process dies while the run is being stopped: its exit code, if it can't be saved."""
         if culprit.role == INFERENCE:  # nothing can be sampled: the step has to be given up
             self._children[ORCHESTRATOR][0].send(signal.SIGTERM)
             self._stop.within(self.grace_seconds + SLACK)
             return None
+        self._children[ORCHESTRATOR][0].kill()
         self.words.say(
             f"{_begin(culprit.words)} {culprit.cause}: the state after the last checkpoint is lost. Go on with: "
             f"{self.words.go_on}"
@@ -248,7 +257,10 @@ class Launch:
         )
 
     def _start_again(self, culprit: Child) -> None:
-        names = {TRAINER: [TRAINER, ORCHESTRATOR]}.get(culprit.role, [culprit.role])
+        names = [culprit.role]
+        over = culprit.role == ORCHESTRATOR and any(child.code is not None for child in self._children[TRAINER])
+        if culprit.role == TRAINER or over:  # it was at the end of the run already
+            names = [TRAINER, ORCHESTRATOR]
         entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
         self.restarted.append(entry)
         self._untold.append(entry)
@@ -293,11 +305,13 @@ def _restarts(limit: int) -> str:
     return "it may not be started again (restarts = 0)" if limit == 0 else f"all {limit} restarts are used up"
 
 
-def _meeting_point() -> dict[str, str]:
+def _meeting_point(ranks: int) -> dict[str, str]:
     """The variables by which ranks find each other, as torchrun sets them; at a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        port = probe.getsockname()[1]
+    world = str(ranks)
+    return {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def _echo(stream: int, line: bytes) -> None:
