@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from hone.commands import launched
@@ -146,18 +147,19 @@ def _resume(config: RLConfig) -> list[str]:
 def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
     """The config of the run's own server. vLLM's memory and dtype are those that it has in a run of one process."""
     own = config.inference
-    settings = {
-        name: getattr(own, name) for name in ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python")
+    settings: dict[str, Any] = {
+        name: getattr(own, name)
+        for name in ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
     }
     settings |= {name: getattr(config, name) for name in ("model", "seed", "precision", "threads", "transport")}
-    settings |= {"host": HOST, "output_dir": config.output_dir, "dtype": own.dtype}
+    settings |= {"host": HOST, "output_dir": config.output_dir}
     kv_gib = own.kv_gib
     if own.backend == "vllm":
         kv_gib = kv_gib or (8.0 if on_gpu else 1.0)
         settings["max_model_len"] = min(config.seq_len + 1, _context(config) or config.seq_len + 1)
         if own.dtype == "auto":
             settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
-    return ServeConfig(**settings, **({} if kv_gib is None else {"kv_gib": kv_gib}))
+    return ServeConfig(**settings | ({} if kv_gib is None else {"kv_gib": kv_gib}))
 
 
 def _context(config: RLConfig) -> int | None:
