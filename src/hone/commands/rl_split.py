@@ -159,7 +159,9 @@ def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
         settings["max_model_len"] = min(config.seq_len + 1, _context(config) or config.seq_len + 1)
         if own.dtype == "auto":
             settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
-    return ServeConfig(**settings | ({} if kv_gib is None else {"kv_gib": kv_gib}))
+    if kv_gib is not None:
+        settings["kv_gib"] = kv_gib
+    return ServeConfig(**settings)
 
 
 def _context(config: RLConfig) -> int | None:
