@@ -6,7 +6,7 @@ import pytest
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.orchestrator.groups import grade_groups, group_state
-from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.metrics import Roles, gained, step_metrics
 from hone.orchestrator.packing import pack_groups
 from hone.orchestrator.requests import RequestMaker
 from hone.types import Example, Trajectory
@@ -131,3 +131,27 @@ def test_what_a_failed_grading_had_before_it_failed_is_in_no_mean():
     groups = grade_groups(env, [example], [0], [trajectory("1"), trajectory("none")], normalize_std=False)
     assert groups[0].scores[1].components == {"length": 4.0}
     assert step_metrics(groups, version=0)["reward/length/mean"] == 1.0
+
+
+def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler_may_lag():
+    (group,) = groups_of(["1", "0"])
+    group.trajectories[1].versions[-1] = 6
+    metrics = step_metrics([group], version=7, lag=3)
+    assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
+    assert "staleness/max" not in step_metrics([group], version=7)
+
+
+def test_what_each_role_waited_for():
+    roles = Roles(4.0, worked=1.5, trainer_waited=0.5, server_idle=2.0, batches=2, tokens=900, returned=3)
+    assert roles.timings() == {
+        "idle/orchestrator": 2.5,
+        "idle/trainer": 0.5,
+        "idle/inference": 2.0,
+        "queue/batches": 2,
+        "queue/tokens": 900,
+        "staleness/returned": 3,
+    }
+    silent = Roles(1.0, worked=1.1, trainer_waited=0.0, server_idle=None, batches=0, tokens=0).timings()
+    assert silent["idle/orchestrator"] == 0.0 and "idle/inference" not in silent
+    counts = [(1.0, 3.5), (None, 2.0), (3.0, 0.5), (1.0, None)]
+    assert [gained(*pair) for pair in counts] == [2.5, 2.0, 0.5, None], "one started anew counts from 0"

@@ -28,17 +28,25 @@ def clipped_policy_loss(
     advantages_M: torch.Tensor,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
+    dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's clipped surrogate with an asymmetric range (clip-higher, DAPO, arXiv:2503.14476).
 
     loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
 
-    Returns the loss `[M]` and a bool `[M]` that is True where the clip is active, so that the token has no gradient.
+    That leaves the ratio of a token with A_t < 0 unbounded above. With `dual_clip` c > 1 + eps_high its loss is at most
+    -c A_t (dual-clip PPO, arXiv:1912.09729): a token whose probability has since grown c-fold has no gradient.
+
+    Returns the loss `[M]` and a bool `[M]` that is True where a clip is active, so that the token has no gradient.
     """
     ratio_M = importance_ratio(logprobs_M, old_logprobs_M)
     unclipped_M = ratio_M * advantages_M
     clipped_M = ratio_M.clamp(1 - eps_low, 1 + eps_high) * advantages_M
-    return -torch.minimum(unclipped_M, clipped_M), clipped_M < unclipped_M
+    loss_M, active_M = -torch.minimum(unclipped_M, clipped_M), clipped_M < unclipped_M
+    if dual_clip is None:
+        return loss_M, active_M
+    bounded_M = (advantages_M < 0) & (ratio_M > dual_clip)
+    return torch.where(bounded_M, -dual_clip * advantages_M, loss_M), active_M | bounded_M
 
 
 def k3_kl(logprobs_M: torch.Tensor, ref_logprobs_M: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def make_trainer(config: RLConfig, model: Decoder, temperature: float | None = N
         config.trainer.optim,
         config.trainer.scheduler,
         config.max_steps,
-        policy_objective(config.trainer.loss),
+        policy_objective(config.trainer.loss, stale=config.orchestrator.max_async_level > 0),
         temperature=config.orchestrator.sampling.temperature if temperature is None else temperature,
         reference=reference,
         ranks=ranks,

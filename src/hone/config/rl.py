@@ -61,6 +61,9 @@ class LossConfig(BaseConfig):
     """The importance ratio is clipped below at 1 - eps_low."""
     eps_high: float = Field(default=0.28, ge=0)
     """The importance ratio is clipped above at 1 + eps_high (clip-higher, DAPO)."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """With a negative advantage it is clipped above at this (dual-clip PPO); by default 3 if `max_async_level` is above
+    0, else not at all."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
 

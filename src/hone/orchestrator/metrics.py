@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,10 +11,11 @@ from hone.orchestrator.groups import group_state, rewards, valid
 from hone.types import Group, Outcome
 
 
-def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:
     """Metrics over all sampled completions of a step; samples whose grading failed are counted, and leave the means.
 
-    Of a task of several turns also how many they were, and the tokens between them, which are the environment's.
+    Of a task of several turns also how many they were, and the tokens between them, which are the environment's. With
+    `lag`, the versions that the sampler may be behind, also the staleness of the stalest token, in versions.
     """
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
@@ -34,9 +36,44 @@ def step_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
     staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
     metrics["staleness/mean"] = float(staleness.mean())
+    if lag:
+        metrics["staleness/max"] = float(staleness.max())
     for state in ("trained", "filtered", "failed"):
         metrics[f"groups/{state}"] = states.count(state)
     return metrics
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a step of mode split took of each role, in seconds, and what it left in the transport.
+
+    `step` is the step's wall time, and `worked` what the orchestrator did itself in it (grading, packing, recording);
+    `trainer_waited` until the batch came; `server_idle` that the server had nothing to sample, None if it does not
+    say. `batches` of so many `tokens` wait for the trainer; `returned` draws went back to the ledger, being too stale.
+    """
+
+    step: float
+    worked: float
+    trainer_waited: float
+    server_idle: float | None
+    batches: int
+    tokens: int
+    returned: int = 0
+
+    def timings(self) -> dict[str, float]:
+        """`idle/<role>` in seconds, `queue/batches`, `queue/tokens`, `staleness/returned`: all decided by a clock."""
+        idle = {"orchestrator": max(self.step - self.worked, 0.0), "trainer": self.trainer_waited}
+        if self.server_idle is not None:
+            idle["inference"] = self.server_idle
+        queue = {"queue/batches": self.batches, "queue/tokens": self.tokens, "staleness/returned": self.returned}
+        return {f"idle/{role}": seconds for role, seconds in idle.items()} | queue
+
+
+def gained(before: float | None, now: float | None) -> float | None:
+    """By how much a counter of a server grew; one that was started anew counts from 0. None if it does not tell."""
+    if before is None or now is None or now < before:
+        return now
+    return now - before
 
 
 def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:

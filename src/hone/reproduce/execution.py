@@ -145,7 +145,7 @@ class RLExecution:
         orch = self.config.orchestrator
         micro_batch_tokens, device = self.config.trainer.micro_batch_tokens, self.trainer.model.device
         batch = pack_groups(groups, orch.truncated, micro_batch_tokens, device)
-        metrics |= step_metrics(groups, step) | self.trainer.step(batch)
+        metrics |= step_metrics(groups, step, orch.max_async_level) | self.trainer.step(batch)
         close_draws(self.ledger, self.curriculum, groups, step)
         metrics |= {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
         rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]

@@ -10,6 +10,8 @@ from hone.algorithms.losses import clipped_policy_loss, k3_kl, nll_loss
 from hone.config.rl import LossConfig
 from hone.types import PackedBatch
 
+DUAL_CLIP = 3.0
+"""The bound on the ratio of a stale token with a negative advantage, unless the config has one."""
 Sums = dict[str, torch.Tensor]
 Objective = Callable[[torch.Tensor, PackedBatch, torch.Tensor], tuple[torch.Tensor, Sums]]
 """(logprobs `[M]`, batch, indices `[M]` of the loss tokens) -> (summed loss, statistics summed over the M tokens).
@@ -23,14 +25,19 @@ def sft_objective(logprobs_M: torch.Tensor, batch: PackedBatch, indices_M: torch
     return nll_loss(logprobs_M).sum(), {}
 
 
-def policy_objective(config: LossConfig) -> Objective:
-    """Clipped policy gradient, plus `kl_coef` x k3 KL to the reference where the batch carries its logprobs."""
+def policy_objective(config: LossConfig, stale: bool = False) -> Objective:
+    """Clipped policy gradient, plus `kl_coef` x k3 KL to the reference where the batch carries its logprobs.
+
+    The ratio is that to the sampler's own probabilities, so it corrects for tokens of older versions (`stale`) and for
+    a sampler that computes otherwise.
+    """
+    dual_clip = config.dual_clip or (DUAL_CLIP if stale else None)
 
     def objective(logprobs_M: torch.Tensor, batch: PackedBatch, indices_M: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         sampling_M = batch.sampling_logprobs[indices_M]
         old_M = sampling_M if batch.old_logprobs is None else batch.old_logprobs[indices_M]
         loss_M, clipped_M = clipped_policy_loss(
-            logprobs_M, old_M, batch.advantages[indices_M], config.eps_low, config.eps_high
+            logprobs_M, old_M, batch.advantages[indices_M], config.eps_low, config.eps_high, dual_clip
         )
         with torch.no_grad():
             gap_M = (logprobs_M - sampling_M).abs()
