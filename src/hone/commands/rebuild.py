@@ -27,15 +27,18 @@ from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.canary import Canary
 from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
 from hone.reproduce.execution import Execution, RLExecution, SFTExecution
 from hone.reproduce.records import Records
+from hone.reproduce.tolerance import Tolerance
 from hone.reproduce.versions import Versions
 from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
+from hone.runs.ranks import most_ranks
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import split_micro_batches
@@ -118,7 +121,8 @@ def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_c
         execution, sources = _sft(config, model, renderer, records)
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
-    versions = Versions(execution, records, intact, not without, first=machine.same_since(run.info))
+    tolerance = Tolerance(TOLERANCE[config.precision]) if most_ranks(run.info) > 1 else None
+    versions = Versions(execution, records, intact, not without, machine.same_since(run.info), tolerance)
     return Rebuilt(config, renderer, versions, model_digests(model, renderer) | sources, without)
 
 
@@ -172,18 +176,30 @@ def _rl(
     policy = own_policy(config, env, trainer, renderer)
     evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
-    if config.sampled_by is not None:
+    if not_resampled(config, records.run) is not None:
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
-    canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config))
+    own_canary = config.mode == "colocated"  # that of a server is another one
+    canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config)) if own_canary else None
 
     def publish(version: int) -> dict[str, float]:
         policy.load(version)
-        return canary.measure(version).metrics()
+        return canary.measure(version).metrics() if canary else {}
 
     execution = RLExecution(
         config, trainer, records, curriculum, sampler, lambda version: evaluation(version, True), publish
     )
     return execution, task_digests(config, env)
+
+
+def not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
+    """Why the completions of a run can't be sampled again, in words; None if they can."""
+    if not isinstance(config, RLConfig):
+        return None
+    if (sampled_by := machine.sampled_by(run.info) or config.sampled_by) is not None:
+        return f"completions were sampled by {sampled_by}, which can't be asked again"
+    if (ranks := most_ranks(run.info)) > 1:
+        return f"the weights that sampled are those of {ranks} ranks, which one process meets up to rounding"
+    return None
 
 
 def _sft(

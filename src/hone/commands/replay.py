@@ -21,6 +21,7 @@ from hone.reproduce.replay import Replayed, replay
 from hone.runs import Run
 from hone.runs.files import is_complete, new_dir
 from hone.runs.outputs import refuse_inside_run
+from hone.runs.ranks import most_ranks
 from hone.runs.summary import standing
 from hone.trainer.export import export_weights
 
@@ -96,12 +97,20 @@ def check_output(folder: Path) -> None:
 
 def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Says how it came out; returns the exit code."""
+    tolerance = rebuilt.versions.tolerance
     if result.same:
         known = rebuilt.versions.records.recorded_fingerprint(result.reached) is not None
         weights = f"version {result.reached} has the recorded fingerprint {result.fingerprint}"
         if not known:
             weights = f"version {result.reached} has the fingerprint {result.fingerprint}, which the run did not record"
-        print(f"verdict       equal: every update's metrics and weights are those of the run; {weights}")
+        if tolerance is None:
+            print(f"verdict       equal: every update's metrics and weights are those of the run; {weights}")
+        else:
+            print(
+                f"verdict       equal within {tolerance.limit:g}: every update's metrics and weights are those of the run"
+            )
+            print(f"trained on    up to {most_ranks(recorded.info)} ranks, which round otherwise than one process")
+            print(f"furthest      {tolerance.largest}")
         if result.matched:
             print(f"equal to      {', '.join(result.matched)}")
         return 0

@@ -58,6 +58,7 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
         yield from (("result", line) for line in one.progress.evaluation())
         return
     yield "exact", exactness(info)
+    yield from (("", f"{name}: {text}") for name, text in info.get("exactness", {}).items())
     if one.progress.history:
         yield "latest", f"step {one.progress.done}: {', '.join(one.progress.summary())}"
     if pool := pool_in_words(one.progress.metrics):

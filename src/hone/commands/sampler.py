@@ -19,9 +19,9 @@ from hone.inference.vllm.launch import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.exactness import inexact_sampling
 from hone.orchestrator.remote import Server, ServerPolicy, reach
 from hone.orchestrator.types import Policy
-from hone.reproduce.machine import SAMPLED_BY
 from hone.runs.outputs import SPOOL
 from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool
@@ -75,7 +75,8 @@ def sampling(
     if config.sampled_by is None:
         yield own_policy(config, env, trainer, renderer)
         return
-    run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
+    for cause in inexact_sampling(config):
+        run.mark_inexact(run.start_step, cause)
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(_spool(config), trainer.model))
         if server is None:

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.commands.rebuild import Rebuilt, exported_parameters, open_run, read_config, rebuild, this_machine
+from hone.commands.rebuild import (
+    Rebuilt,
+    exported_parameters,
+    not_resampled,
+    open_run,
+    read_config,
+    rebuild,
+    this_machine,
+)
 from hone.commands.status import Status
 from hone.config.reproduce import VerifyConfig
 from hone.errors import UserError
@@ -20,6 +28,7 @@ from hone.reproduce.certificate import write_certificate
 from hone.reproduce.integrity import Checked
 from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose, unhashed_steps
 from hone.runs import Run
+from hone.runs.ranks import most_ranks
 from hone.runs.summary import standing
 from hone.trainer.fingerprint import fingerprint
 
@@ -83,6 +92,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine)
     verification.resampled = versions.execution.resamples
+    verification.tolerance = versions.tolerance and versions.tolerance.limit
     if versions.first:
         verification.notes.append(
             f"steps before {versions.first} can't be executed again: the run was resumed there with --allow-drift, and "
@@ -97,8 +107,13 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         )
     if not versions.execution.resamples:
         verification.notes.append(
-            f"completions were sampled by {rebuilt.config.sampled_by}, which can't be asked again: those that are "
-            "recorded are graded and trained on anew; evaluations and the canary are left aside"
+            f"{not_resampled(rebuilt.config, recorded)}: those that are recorded are graded and trained on anew; "
+            "evaluations and the canary are left aside"
+        )
+    if versions.tolerance is not None:
+        verification.notes.append(
+            f"it was trained on up to {most_ranks(recorded.info)} ranks: what training gives counts as equal up to "
+            f"{versions.tolerance.limit:g} of its size"
         )
     evaluated = _last_evaluation(recorded, rebuilt)
     steps = _steps(verification, config, unhashed)
@@ -165,7 +180,8 @@ def verdict_lines(verification: Verification) -> list[str]:
         what = "1 step" if count == 1 else f"{count} steps"
         what += " and the last evaluation" if verification.evaluation else ""
         from_recorded = "" if verification.resampled else " from their recorded completions"
-        lines = [head + f"{files}, and {what} came out equal{from_recorded}, bit for bit"]
+        exactly = f"up to {verification.tolerance:g}" if verification.tolerance else "bit for bit"
+        lines = [head + f"{files}, and {what} came out equal{from_recorded}, {exactly}"]
         return (
             lines + (["  although these are not as they were for the run:"] if verification.reasons else []) + reasons
         )

@@ -39,6 +39,7 @@ class GroupSampler:
         self._env, self._policy = env, policy
         self._rows = env.split("train")
         self.curriculum = curriculum
+        self._lag = orch.max_async_level
         self._sampling = SamplingParams(temperature=orch.sampling.temperature)
         self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
         self._maker = RequestMaker(
@@ -67,13 +68,14 @@ class GroupSampler:
     def retell(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
     ) -> list[Trajectory]:
-        """What `sample` gives if the policy is version `step` and chooses the tokens that it chose in `recorded`.
+        """What `sample` gives if the policy is version `step` and chooses the tokens that it chose in `recorded`: where
+        versions may change meanwhile, each by the one that is recorded.
 
         ValueError if `recorded` are not as many.
         """
         requests = self._maker.requests(examples, draws, step)
         rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
-        return self._roll_out(RecordedPolicy(rollouts, self._maker.renderer, step), examples, draws, step)
+        return self._roll_out(RecordedPolicy(rollouts, self._maker.renderer, step, self._lag), examples, draws, step)
 
     def _roll_out(
         self, sampler: Sampler, examples: Sequence[Example], draws: Sequence[int], step: int

@@ -9,7 +9,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, first_difference
-from hone.reproduce.records import Records
+from hone.reproduce.records import CANARY, SENT_BACK, Records
 from hone.runs import Run
 from hone.runs.files import sha256
 from hone.runs.rollouts import rollouts_file
@@ -50,6 +50,8 @@ def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: Non
     mine, theirs = Records(first), Records(second)
     shared = [step for step in sorted(mine.metrics) if _comparable(mine, theirs, step)]
     lengths = (len(mine.updates), len(theirs.updates))
+    modes = [run.config.get("mode", "colocated") for run in (first, second)]
+    without = SENT_BACK if modes[0] == modes[1] else (*SENT_BACK, *CANARY)  # a server's canary is another one
     if not shared:
         raise UserError(
             f"there is nothing to compare: {first.path} recorded {lengths[0]} steps, {second.path} {lengths[1]}, and "
@@ -62,7 +64,7 @@ def diff(first: Run, second: Run, tell: Callable[[int], None] = lambda step: Non
         if not _same(mine, theirs, step):
             difference = (
                 _missing(mine, theirs, step)
-                or first_difference(mine.record(step), theirs.record(step))
+                or first_difference(mine.record(step, without), theirs.record(step, without))
                 or _exported(mine, theirs, step)
             )
         if difference is not None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hone.orchestrator.exactness import SAMPLED_BY
 from hone.runs import drift
 
 SOURCES = {"environment": "the task's module", "tokenizer": "the tokenizer", "data": "the data set"}
 SOURCES |= {"taskset": "the taskset", "verifiers": "verifiers", "reasoning-gym": "reasoning-gym"}
 """Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
-
-SAMPLED_BY = "completions are sampled by "
-"""Begins the cause of inexactness of a run that sampled from a server: what it recorded can be trained on all the same.
-"""
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here") -> list[str]:
@@ -41,6 +38,12 @@ def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = T
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
     counting = [entry for entry in entries if sampling or not entry["cause"].startswith(SAMPLED_BY)]
     return [f"{entry['cause']} (from step {entry['step']} on)" for entry in counting]
+
+
+def sampled_by(info: Mapping[str, Any]) -> str | None:
+    """What sampled, in words, where the run says itself that it can't be had again: of several the first."""
+    causes = (entry["cause"] for entry in info.get("inexact", []))
+    return next((cause.removeprefix(SAMPLED_BY) for cause in causes if cause.startswith(SAMPLED_BY)), None)
 
 
 def same_since(info: Mapping[str, Any]) -> int:

@@ -19,6 +19,8 @@ EVALUATIONS = ("eval/", "val/")
 CANARY = ("canary/",)
 """Metrics of version N that are measured before step N, at each, on what the sampler says: training has no part in it.
 """
+SENT_BACK = ("staleness/returned",)
+"""Metrics of a split run that say what came to nothing: no record but theirs tells of it."""
 
 
 class Records:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.reproduce.compare import Difference, first_difference
+from hone.reproduce.compare import Difference
 from hone.reproduce.integrity import Tensors
 from hone.reproduce.records import Records
 from hone.reproduce.versions import Tell, Versions
@@ -40,7 +40,8 @@ def replay(
 ) -> Replayed:
     """Takes the updates of steps `start` to `until` - 1 again, and compares each with what the run recorded.
 
-    Stops at the first difference. `parameters` gives those of an exported model, by name.
+    Stops at the first difference. `parameters` gives those of an exported model, by name. With a tolerance, the steps
+    after a checkpoint go on from that.
     """
     trainer, records = versions.execution.trainer, versions.records
     versions.load(start)
@@ -49,10 +50,12 @@ def replay(
     while difference is None and missed is None and trainer.version < until:
         step = trainer.version
         tell(step)
-        difference = _changed_file(records, step) or first_difference(*versions.replayed(step))
+        difference = _changed_file(records, step) or versions.difference(*versions.replayed(step))
         if difference is None:
             found, missed = _saved(versions, parameters)
             matched += found
+            if versions.tolerance is not None and missed is None and trainer.version in versions.intact:
+                versions.load(trainer.version)  # rounding adds up; from here on it begins anew
     return Replayed(start, trainer.version, trainer.fingerprint(), difference, matched, missed)
 
 
@@ -77,7 +80,16 @@ def _saved(versions: Versions, parameters: Callable[[Path], Tensors]) -> tuple[l
         matched.append(f"checkpoints/step_{version}")
     folder = versions.records.run.weights().get(version)
     if folder is not None:
-        if fingerprint(parameters(folder)) != versions.execution.trainer.fingerprint():
+        if _differs(versions, parameters(folder)):
             return matched, f"weights/step_{version}"
         matched.append(f"weights/step_{version}")
     return matched, None
+
+
+def _differs(versions: Versions, exported: Tensors) -> bool:
+    """Whether exported weights are not those of the version that has been reached."""
+    trainer, tolerance = versions.execution.trainer, versions.tolerance
+    if tolerance is None:
+        return fingerprint(exported) != trainer.fingerprint()
+    name = f"weights/step_{trainer.version}"
+    return tolerance.weights_differ(trainer.version, name, exported, trainer.tensors()["model"])

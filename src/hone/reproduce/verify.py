@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hone import rng
-from hone.reproduce.compare import Difference, StepRecord, first_difference
+from hone.reproduce.compare import Difference, StepRecord
 from hone.reproduce.integrity import Checked, Damage
 from hone.reproduce.machine import inexact
-from hone.reproduce.records import CANARY, EVALUATIONS
+from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK
 from hone.reproduce.versions import Tell, Versions
 
 Verdict = Literal["verified", "files only", "differs", "damaged", "not comparable"]
@@ -66,7 +66,8 @@ class Verification:
     """What was found. `evaluation` is the check of the one at the end, if the run has it and it was done again.
 
     `resampled`: steps were sampled anew; else taken again from their recorded completions. `reasons` are why a
-    difference would prove nothing; `notes` what could not be checked.
+    difference would prove nothing; `notes` what could not be checked. `tolerance`: how far what training gives may be
+    from what is recorded, relative to its size; None: not at all.
     """
 
     verdict: Verdict
@@ -78,6 +79,7 @@ class Verification:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     resampled: bool = True
+    tolerance: float | None = None
 
     @property
     def difference(self) -> StepCheck | None:
@@ -138,8 +140,8 @@ def _check(checked: Checked, versions: Versions, step: int, replaying: Tell, rep
     repeating(step)
     again = versions.execution.repeat(step)
     evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-    without = (*(() if evaluated else EVALUATIONS), *(() if versions.execution.resamples else CANARY))
-    found = first_difference(versions.records.record(step, without), again)
+    without = (*(() if evaluated else EVALUATIONS), *_aside(again))
+    found = versions.difference(versions.records.record(step, without), again)
     damage = None
     if found is None:
         found, damage = _changed_weights(checked, again)
@@ -154,11 +156,17 @@ def _check_evaluation(versions: Versions, version: int, replaying: Tell, repeati
     if found is None:
         repeating(version)
         again = versions.execution.evaluation()
-        recorded = versions.records.record(version)
-        found = first_difference(StepRecord(version, None, recorded.metrics or {}, recorded.before), again)
+        recorded = versions.records.record(version, _aside(again))
+        found = versions.difference(StepRecord(version, None, recorded.metrics or {}, recorded.before), again)
     fingerprint = again.before if again else None
     seconds = time.perf_counter() - clock
     return StepCheck(version, start, to_replay, found, again is None, fingerprint, seconds, is_evaluation=True)
+
+
+def _aside(again: StepRecord) -> tuple[str, ...]:
+    """Metrics that no re-execution has, and those of a canary, if it measured none: that of a server is another one."""
+    measured = any(name.startswith(CANARY) for name in again.metrics or ())
+    return SENT_BACK if measured else (*SENT_BACK, *CANARY)
 
 
 def _reach(versions: Versions, version: int, replaying: Tell) -> tuple[str, int, Difference | None]:

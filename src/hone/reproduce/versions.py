@@ -9,7 +9,8 @@ import torch
 from hone.errors import UserError
 from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.execution import Execution
-from hone.reproduce.records import CANARY, EVALUATIONS, Records
+from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK, Records
+from hone.reproduce.tolerance import Tolerance
 from hone.runs.checkpoint import Tensors
 from hone.trainer.optim import Optimizer
 
@@ -20,17 +21,25 @@ class Versions:
     """Loads versions into an execution: from the checkpoints that are intact, and version 0 from the initial model.
 
     `has_initial`: the model that the execution was made with is the one that the run began with. Versions before
-    `first` are left out: the steps after them were taken with other settings.
+    `first` are left out: the steps after them were taken with other settings. With `tolerance`, for a run that was
+    trained on several ranks, records need not be equal bit for bit.
     """
 
     def __init__(
-        self, execution: Execution, records: Records, intact: Sequence[int], has_initial: bool, first: int = 0
+        self,
+        execution: Execution,
+        records: Records,
+        intact: Sequence[int],
+        has_initial: bool,
+        first: int = 0,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.execution = execution
         self.records = records
         self.checkpoints = records.run.checkpoints
         self.intact = [version for version in intact if version >= first]
         self.first = first
+        self.tolerance = tolerance
         keep = has_initial and first == 0
         model = execution.trainer.model
         self._initial = {n: p.detach().clone() for n, p in model.named_parameters()} if keep else None
@@ -100,20 +109,32 @@ class Versions:
         while self.execution.trainer.version < until:
             step = self.execution.trainer.version
             tell(step)
-            if found := first_difference(*self.replayed(step)):
+            if found := self.difference(*self.replayed(step)):
                 return found
         return None
 
     def replayed(self, step: int) -> tuple[StepRecord, StepRecord]:
         """(recorded, taken again from the recorded rollouts) of the next step."""
         again = self.execution.replay(step)
-        return self.records.record(step, without=(*EVALUATIONS, *CANARY)), again
+        return self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK)), again
+
+    def difference(self, recorded: StepRecord, again: StepRecord) -> Difference | None:
+        """The first quantity in which the two are not what counts as equal for this run."""
+        compare = first_difference if self.tolerance is None else self.tolerance.difference
+        return compare(recorded, again)
 
     def differs_from_checkpoint(self) -> tuple[str, str] | None:
-        """(file, tensor) of the first one in which the current version is not its checkpoint; None if all are equal."""
+        """(file, tensor) of the first one in which the current version is not its checkpoint; None if all are equal.
+
+        With a tolerance all weights are one.
+        """
         trainer = self.execution.trainer
         saved, _ = self.checkpoints.load(trainer.version)
-        return first_unequal(trainer.tensors(), saved)
+        if self.tolerance is None:
+            return first_unequal(trainer.tensors(), saved)
+        name = f"checkpoints/step_{trainer.version}"
+        apart = self.tolerance.weights_differ(trainer.version, name, saved["model"], trainer.tensors()["model"])
+        return ("trainer", "weights") if apart else None
 
 
 def first_unequal(tensors: Tensors, saved: Tensors) -> tuple[str, str] | None:

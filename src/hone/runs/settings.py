@@ -19,8 +19,8 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 _FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", "audit", *START}
 _FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
 _FREE |= {f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")}
-_FREE |= {"inference.port", "inference.vllm_python", "transport", "restarts"}
-"""Settings that don't change what a run computes."""
+_FREE |= {"inference.port", "inference.vllm_python", "transport", "restarts", "mode", "trainer.ranks"}
+"""Settings that don't change what a run computes, but for how it rounds, which run.json then tells."""
 _SERVER = "orchestrator.client.base_url"
 """Where a server is does not matter, but that there is one."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
@@ -91,7 +91,8 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     """
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     free = () if names_matter else _BY_DIGEST
-    matters = {_SERVER} if (_SERVER in old) != (_SERVER in new) else set()
+    split = "split" in (old.get("mode"), new.get("mode"))  # then there is a server in any case
+    matters = {_SERVER} if (_SERVER in old) != (_SERVER in new) and not split else set()
     return [
         name
         for name in names
