@@ -97,22 +97,8 @@ def check_output(folder: Path) -> None:
 
 def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Says how it came out; returns the exit code."""
-    tolerance = rebuilt.versions.tolerance
     if result.same:
-        known = rebuilt.versions.records.recorded_fingerprint(result.reached) is not None
-        weights = f"version {result.reached} has the recorded fingerprint {result.fingerprint}"
-        if not known:
-            weights = f"version {result.reached} has the fingerprint {result.fingerprint}, which the run did not record"
-        if tolerance is None:
-            print(f"verdict       equal: every update's metrics and weights are those of the run; {weights}")
-        else:
-            print(
-                f"verdict       equal within {tolerance.limit:g}: every update's metrics and weights are those of the run"
-            )
-            print(f"trained on    up to {most_ranks(recorded.info)} ranks, which round otherwise than one process")
-            print(f"furthest      {tolerance.largest}")
-        if result.matched:
-            print(f"equal to      {', '.join(result.matched)}")
+        _report_equal(recorded, rebuilt, result)
         return 0
     if result.difference is not None:
         what = result.difference.sentence("the run", "the replay")
@@ -128,6 +114,23 @@ def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     print(f"verdict       not comparable: {what}\n  which proves nothing, for these are not as they were for the run:")
     print("\n".join(f"  {reason}" for reason in reasons))
     return 3
+
+
+def _report_equal(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> None:
+    if tolerance := rebuilt.versions.tolerance:
+        ranks = most_ranks(recorded.info)
+        print(
+            f"verdict       equal within {tolerance.limit:g}: the run was trained on {ranks} ranks, this is one process"
+        )
+        print(f"furthest      {tolerance.largest}, of its size")
+    else:
+        known = rebuilt.versions.records.recorded_fingerprint(result.reached) is not None
+        weights = f"version {result.reached} has the recorded fingerprint {result.fingerprint}"
+        if not known:
+            weights = f"version {result.reached} has the fingerprint {result.fingerprint}, which the run did not record"
+        print(f"verdict       equal: every update's metrics and weights are those of the run; {weights}")
+    if result.matched:
+        print(f"equal to      {', '.join(result.matched)}")
 
 
 def _export(rebuilt: Rebuilt, version: int, folder: Path) -> None:

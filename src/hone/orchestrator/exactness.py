@@ -34,7 +34,7 @@ def exactness(config: RLConfig, server: Server | None, ranks: int) -> dict[str, 
 
 
 def inexact_sampling(config: RLConfig, server: Server | None = None) -> list[str]:
-    """Causes, for `RunWriter.mark_inexact`, why another run of the config may sample other tokens; empty if it won't."""
+    """Why another run of the config may sample other tokens, as causes for `RunWriter.mark_inexact`."""
     if config.orchestrator.client.base_url is not None:
         who = [f"the server at {config.orchestrator.client.base_url}"]
     elif (server.backend if server else config.inference.backend) == "vllm":

@@ -1,8 +1,8 @@
 """Comparing a run that was trained on several ranks with its replay in one process: equal but for how sums round.
 
 What does not come from the train step is compared exactly. Of what does, each quantity has a size that its rounding
-goes by: of the loss, whose terms cancel, the mean |advantage| of its tokens; of the rest the quantity itself, or 1 where
-that is small (nats). The share of the tokens that are clipped is left out: a token at the edge decides it.
+goes by: of the loss, whose terms cancel, the mean |advantage| of its tokens; of the rest the quantity itself, or 1 nat
+where that is less. The share of the tokens that are clipped is left out: a token at the edge decides it.
 """
 
 from __future__ import annotations
