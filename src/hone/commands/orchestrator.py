@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hone.commands.api_key import api_key
 from hone.commands.machine import device_of
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
@@ -39,6 +41,7 @@ from hone.model.hf import model_config
 from hone.orchestrator.canary import fixed_tokens
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.exactness import note_exactness
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.publishing import Publisher, SteadyPolicy, wait_for_server
@@ -47,7 +50,6 @@ from hone.orchestrator.remote import Server, UpdatingPolicy, reach
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.split import SplitLoop
 from hone.orchestrator.watch import ScoreWatch, band_of
-from hone.reproduce.machine import SAMPLED_BY
 from hone.runs import provenance
 from hone.runs.resuming import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -79,6 +81,7 @@ def run(config: RLConfig) -> int:
     preflight = audited(config, env, lambda: task_of(config), renderer)
     transport = FileTransport(config.transport_path, config.transport.max_tokens)
     hello = the_trainer(transport)
+    torch.set_num_threads(hello.threads)  # run.json has those that the numbers come from
     server = the_server(config, renderer, transport, hello.parameters)
 
     digests = {"model": hello.fingerprint, "tokenizer": renderer.digest()} if source == config.model.name else {}
@@ -90,7 +93,7 @@ def run(config: RLConfig) -> int:
             transport.close()
             return 0
         introduce(config, "rl", writer, introduction(config, hello, server))
-        tell_beginning(config, writer, hello)
+        tell_beginning(config, writer, hello, server)
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
         if preflight is not None:
@@ -177,11 +180,9 @@ def introduction(config: RLConfig, hello: Hello, server: Server) -> Iterator[str
     )
 
 
-def tell_beginning(config: RLConfig, writer: RunWriter, hello: Hello) -> None:
+def tell_beginning(config: RLConfig, writer: RunWriter, hello: Hello, server: Server) -> None:
     """What the run is made by, and what was started again."""
-    writer.note(ranks=hello.ranks)
-    if config.sampled_by is not None:
-        writer.mark_inexact(writer.start_step, SAMPLED_BY + config.sampled_by)
+    note_exactness(writer, config, server, hello.ranks)
     for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
         writer.event("restart", writer.start_step, **restart)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hone.config.shared import Precision
+from hone.runs.ranks import note_ranks
 
 if TYPE_CHECKING:
     from hone.config.rl import RLConfig
     from hone.orchestrator.remote import Server
+    from hone.runs.writer import RunWriter
 
 SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: what it recorded can be trained on all the same.
@@ -31,6 +33,14 @@ def exactness(config: RLConfig, server: Server | None, ranks: int) -> dict[str, 
         "tokens": _tokens(config, server, ranks),
         "training": _training(config, ranks),
     }
+
+
+def note_exactness(run: RunWriter, config: RLConfig, server: Server, ranks: int) -> None:
+    """Puts it into run.json, with why another run of the config may differ from the step on that `run` begins with."""
+    run.note(exactness=exactness(config, server, ranks))
+    note_ranks(run, ranks)
+    for cause in inexact_sampling(config, server):
+        run.mark_inexact(run.start_step, cause)
 
 
 def inexact_sampling(config: RLConfig, server: Server | None = None) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,32 +40,6 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
     for state in ("trained", "filtered", "failed"):
         metrics[f"groups/{state}"] = states.count(state)
     return metrics
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What a step of mode split took of each role, in seconds, and what it left in the transport.
-
-    `step` is the step's wall time, and `worked` what the orchestrator did itself in it (grading, packing, recording);
-    `trainer_waited` until the batch came; `server_idle` that the server had nothing to sample, None if it does not
-    say. `batches` of so many `tokens` wait for the trainer; `returned` draws went back to the ledger, being too stale.
-    """
-
-    step: float
-    worked: float
-    trainer_waited: float
-    server_idle: float | None
-    batches: int
-    tokens: int
-    returned: int = 0
-
-    def timings(self) -> dict[str, float]:
-        """`idle/<role>` in seconds, `queue/batches`, `queue/tokens`, `staleness/returned`: all decided by a clock."""
-        idle = {"orchestrator": max(self.step - self.worked, 0.0), "trainer": self.trainer_waited}
-        if self.server_idle is not None:
-            idle["inference"] = self.server_idle
-        queue = {"queue/batches": self.batches, "queue/tokens": self.tokens, "staleness/returned": self.returned}
-        return {f"idle/{role}": seconds for role, seconds in idle.items()} | queue
 
 
 def gained(before: float | None, now: float | None) -> float | None:

@@ -19,7 +19,7 @@ from hone.errors import Halt
 from hone.orchestrator.groups import GroupSampler, close_draws
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.loop import Evaluate
-from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.metrics import gained, step_metrics
 from hone.orchestrator.packing import trainable
 from hone.orchestrator.publishing import Published, SteadyPolicy
 from hone.orchestrator.recorder import RunRecorder
@@ -55,11 +55,14 @@ class SplitLoop:
     queue: deque[Batch] = field(default_factory=deque)
     of_version: dict[str, float] = field(default_factory=dict)
     """What was measured of the trainer's version."""
+    idle: float | None = None
+    """How long the server had had nothing to do when the last batch was sampled."""
 
     def train(self) -> Ending:
         """Runs to `max_steps`, or until a stop is asked for or the budget ends; tells which."""
         last, ahead = self.config.max_steps, self.config.orchestrator.max_async_level
         self._collect()
+        self.idle = self.policy.idle_seconds
         try:
             while (step := self.trainer.version + len(self.queue)) < last and not self.recorder.stopping:
                 self.queue.append(self._make(step))
@@ -77,10 +80,9 @@ class SplitLoop:
     def _make(self, step: int) -> Batch:
         """Samples and grades the next step, and hands it to the trainer."""
         run, orch = self.recorder.run, self.config.orchestrator
-        idle = self.policy.idle_seconds
         draws, examples = self.sampler.draw()
         groups, returned = self._fresh(draws, examples, step)
-        metrics = step_metrics(groups, step)
+        metrics = step_metrics(groups, step, orch.max_async_level)
         close_draws(self.ledger, self.sampler.curriculum, groups, step)
         if orch.max_async_level or returned:
             metrics["staleness/returned"] = returned
@@ -90,8 +92,9 @@ class SplitLoop:
             waited = self.trainer.put(step, trainable(groups, orch.truncated), save)
         batches, tokens = self.trainer.transport.waiting()
         timings = {"queue/batches": batches, "queue/tokens": tokens, "idle/orchestrator": waited}
-        if idle is not None and self.policy.idle_seconds is not None:
-            timings["idle/inference"] = max(0.0, self.policy.idle_seconds - idle)  # less: it was started anew
+        if (idle := gained(self.idle, self.policy.idle_seconds)) is not None:
+            timings["idle/inference"] = idle
+        self.idle = self.policy.idle_seconds
         return Batch(step, groups, metrics | totals, timings)
 
     def _fresh(self, draws: list[int], examples: list[Example], step: int) -> tuple[list[Group], int]:

@@ -1,0 +1,125 @@
+"""What a run in several processes says is exact about it, and that its run.json says so."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.inference.endpoint import Endpoint
+from hone.orchestrator.exactness import exactness, inexact_sampling, note_exactness
+from hone.orchestrator.remote import Server
+from hone.runs.files import read_json
+from hone.runs.ranks import most_ranks, note_ranks
+from hone.runs.writer import RunWriter
+
+OWN = Server(Endpoint("http://127.0.0.1:8000/v1"), "hone", "m")
+VLLM = Server(Endpoint("http://127.0.0.1:8000/v1"), "vllm", "m")
+
+
+def config(*flags: str) -> RLConfig:
+    return parse(RLConfig, ["--mode", "split", "--deterministic", "--display", "none", *flags], "hone rl")
+
+
+INVARIANT = "--inference.batch-invariant"
+ASYNC = ("--orchestrator.max-async-level", "2")
+BY_URL = ("--orchestrator.client.base-url", "http://localhost:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "server", "tokens", "causes"),
+    [
+        ((INVARIANT,), OWN, "exact: own engine with batch_invariant, in lock-step; those of a run in one process", []),
+        ((), OWN, "not exact: without inference.batch_invariant", ["a server without inference.batch_invariant"]),
+        (
+            (INVARIANT, *ASYNC),
+            OWN,
+            "not exact: which version samples a token depends on timing (max_async_level = 2; each token's is recorded)",
+            ["whichever weights are there, up to 2 versions old"],
+        ),
+        (BY_URL, OWN, "not exact: hone's server was started by", ["the server at http://localhost:8000/v1"]),
+        (BY_URL, VLLM, "not exact: vLLM was started by others", ["the server at http://localhost:8000/v1"]),
+        (("--inference.backend", "vllm"), VLLM, "not exact: vLLM's rounding depends", ["vLLM"]),
+        ((INVARIANT, "--no-deterministic"), OWN, "not exact: kernels are not pinned (deterministic = false)", []),
+    ],
+)
+def test_tokens(flags: tuple[str, ...], server: Server, tokens: str, causes: list[str]) -> None:
+    settings = config(*flags)
+    assert exactness(settings, server, 1)["tokens"].startswith(tokens)
+    assert inexact_sampling(settings, server) == [f"completions are sampled by {cause}" for cause in causes]
+
+
+def test_a_run_in_one_process_is_marked_as_before() -> None:
+    plain = parse(RLConfig, [], "hone rl")
+    assert inexact_sampling(plain) == []
+    assert inexact_sampling(parse(RLConfig, [*BY_URL], "hone rl")) == [
+        "completions are sampled by the server at http://localhost:8000/v1"
+    ]
+    assert inexact_sampling(parse(RLConfig, ["--inference.backend", "vllm"], "hone rl")) == [
+        "completions are sampled by vLLM"
+    ]
+
+
+def test_examples_and_training() -> None:
+    def facts(*flags: str, ranks: int = 1) -> list[str]:
+        found = exactness(config(*flags), OWN, ranks)
+        assert list(found) == ["examples", "tokens", "training"]
+        return [found["examples"], found["training"]]
+
+    seed, replay = "exact: their order follows from the seed alone", "a replay of the rollouts gives the same weights"
+    assert facts(*ASYNC) == [seed, f"exact, given the same batches: {replay}"]
+    assert facts("--orchestrator.curriculum.order", "difficulty", INVARIANT)[0].endswith("and from what was solved")
+    for ranks, flags in ((1, ()), (2, (INVARIANT,))):
+        examples, _ = facts("--orchestrator.curriculum.order", "difficulty", *flags, ranks=ranks)
+        assert examples == "not exact: the curriculum goes by what was solved, and so by the tokens"
+    for precision, limit in (("fp32", "1e-05"), ("bf16", "0.001")):
+        _, training = facts("--precision", precision, ranks=2)
+        assert training.startswith("exact on 2 ranks") and f"each loss within {limit} of the recorded one" in training
+    assert facts("--no-deterministic")[1] == "not exact: kernels are not pinned (deterministic = false)"
+
+
+def opened(folder: Path, *flags: str, **options: Any) -> RunWriter:
+    argv = ["--output-dir", str(folder), "--ckpt", *flags]
+    return RunWriter.start(config(*argv), "rl", ["rl"], out=io.StringIO(), with_tensors=False, **options)
+
+
+def saved(run: RunWriter, step: int) -> None:
+    run.checkpoints.save(step, {}, {"ledger": []})
+
+
+def test_run_json_says_it_and_on_how_many_ranks_from_which_step_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with opened(folder, *ASYNC) as run:
+        note_exactness(run, config(*ASYNC), OWN, 2)
+        saved(run, 3)
+    info = read_json(folder / "run.json")
+    assert info["exactness"] == exactness(config(*ASYNC), OWN, 2)
+    assert info["ranks"] == [{"step": 0, "ranks": 2}] and most_ranks(info) == 2
+    assert [entry["step"] for entry in info["inexact"]] == [0, 0] and not info["exact"]
+    with opened(folder, *ASYNC, "--resume") as run:
+        note_exactness(run, config(*ASYNC), OWN, 2)
+        assert len(run.info["inexact"]) == 2 and len(run.info["ranks"]) == 1
+        saved(run, 5)
+    with opened(folder, *ASYNC, "--resume") as run:
+        note_ranks(run, 1)
+        assert run.info["ranks"] == [{"step": 0, "ranks": 2}, {"step": 5, "ranks": 1}]
+        assert run.info["inexact"][-1] == {"step": 5, "cause": "resumed on 1 rank (before: 2 ranks)"}
+        assert most_ranks(run.info) == 2
+    with opened(folder, *ASYNC, "--resume.step", "3") as run:
+        note_ranks(run, 2)
+        assert run.info["ranks"] == [{"step": 0, "ranks": 2}] and len(run.info["inexact"]) == 2
+
+
+def test_one_rank_all_along_leaves_no_trace(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        note_ranks(run, 1)
+        saved(run, 2)
+    assert "ranks" not in read_json(tmp_path / "run" / "run.json")
+    with opened(tmp_path / "run", "--resume") as run:
+        note_ranks(run, 2)
+        assert run.info["ranks"] == [{"step": 2, "ranks": 2}]
+        assert run.info["inexact"] == [{"step": 2, "cause": "resumed on 2 ranks (before: 1 rank)"}]
