@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -157,3 +158,68 @@ def test_a_checkpoint_that_holds_something_else_is_told(copied, replay, capsys):
     save_file({name.replace("embed", "other"): tensor for name, tensor in tensors.items()}, optimizer)
     tampering.fit_complete(optimizer.parent)
     fails(capsys, replay(copied), "checkpoints/step_2 is not a checkpoint of this run (KeyError", "restore it")
+
+
+@pytest.fixture
+def rounded(copied) -> Path:
+    """A copy that sums over other micro-batches when it is replayed, as several ranks do."""
+    config = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(config.replace("[trainer]", "[trainer]\nmicro_batch_tokens = 50"))
+    return copied
+
+
+def says_ranks(run: Path, ranks: int) -> None:
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"ranks": [{"step": 0, "ranks": ranks}]}))
+
+
+def test_a_run_of_several_ranks_is_equal_within_a_tolerance(rounded, replay, bench, capsys):
+    assert replay(rounded) == 1, "it does round otherwise"
+    says_ranks(rounded, 2)
+    before = tampering.snapshot(rounded)
+    capsys.readouterr()
+    assert replay(rounded, cwd=bench.folder) == 0
+    assert tampering.snapshot(rounded) == before
+    printed = capsys.readouterr().out
+    assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process\n" in printed
+    (found,) = re.findall(r"^furthest      \S+ of step \d by (\S+), of its size$", printed, re.MULTILINE)
+    assert 1e-9 < float(found) < 1e-5
+    assert "equal to      checkpoints/step_2, weights/step_2, checkpoints/step_4, weights/step_4" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda run: tampering.edit_metrics(run, 3, "loss", 1 + metric(run, 3, "loss")),
+            "step 3, metrics: loss, beyond 1e-05 of its size, is ",
+        ),
+        (
+            lambda run: tampering.edit_metrics(run, 3, "grad_norm", metric(run, 3, "grad_norm") * 1.0001),
+            "step 3, metrics: grad_norm, beyond 1e-05 of its size, is ",
+        ),
+        (lambda run: tampering.edit_metrics(run, 3, "lr", 0.1), "step 3, metrics: lr is 0.1 in the run and 0.001 in"),
+        (lambda run: tampering.edit_metrics(run, 3, "loss", None), "step 3, metrics: loss, beyond 1e-05"),
+        (lambda run: tampering.edit_rollouts(run, 3, swap_rewards, fit_hashes=True), "step 3, advantages: that of"),
+        (
+            lambda run: tampering.edit_tensor(run / "checkpoints" / "step_4" / "model.safetensors", "embed", True),
+            "model in checkpoints/step_4/model.safetensors is not what the recorded rollouts lead to",
+        ),
+        (
+            lambda run: tampering.edit_tensor(run / "weights" / "step_4" / "model.safetensors", EMBED, True),
+            "weights/step_4 is not what the recorded rollouts lead to",
+        ),
+    ],
+)
+def test_what_several_ranks_do_not_explain_is_named(change, words, rounded, replay, capsys):
+    says_ranks(rounded, 2)
+    change(rounded)
+    assert replay(rounded) == 1
+    assert f"verdict       differs: {words}" in capsys.readouterr().out
+
+
+EMBED = "model.embed_tokens.weight"
+
+
+def metric(run: Path, step: int, name: str) -> float:
+    return Run(run).metrics().to_pylist()[step][name]

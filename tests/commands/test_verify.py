@@ -39,6 +39,26 @@ def copied(rl_run, tmp_path) -> Path:
     return shutil.copytree(rl_run, tmp_path / "copied")
 
 
+def test_a_run_of_several_ranks_is_done_again_on_its_completions_within_a_tolerance(copied, verify, capsys):
+    config = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(config.replace("[trainer]", "[trainer]\nmicro_batch_tokens = 50"))
+    assert verify(copied)[0] == 1, "it does round otherwise"
+    info = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(info | {"ranks": [{"step": 0, "ranks": 2}]}))
+    capsys.readouterr()
+    code, certificate = verify(copied)
+    printed = capsys.readouterr().out
+    assert (code, certificate["verdict"]) == (0, "verified"), printed
+    assert "and 6 steps came out equal from their recorded completions, up to 1e-05" in printed
+    assert "the weights that sampled are those of 2 ranks, which one process meets up to rounding" in printed
+    assert "it was trained on up to 2 ranks: what training gives counts as equal up to 1e-05 of its size" in printed
+    shutil.rmtree(copied / "checkpoints")  # they know the logs
+    tampering.edit_metrics(copied, 1, "loss", 1.0, fit_hashes=True)
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert "step 1, metrics: loss, beyond 1e-05 of its size" in capsys.readouterr().out
+
+
 def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     before = tampering.snapshot(rl_run)
     code, certificate = verify(rl_run, "--seed", "7")

@@ -132,9 +132,11 @@ class Versions:
         saved, _ = self.checkpoints.load(trainer.version)
         if self.tolerance is None:
             return first_unequal(trainer.tensors(), saved)
-        name = f"checkpoints/step_{trainer.version}"
+        folder = self.checkpoints.path(trainer.version)
+        name = f"checkpoints/{folder.name}"
         apart = self.tolerance.weights_differ(trainer.version, name, saved["model"], trainer.tensors()["model"])
-        return ("trainer", "weights") if apart else None
+        file = "model.safetensors" if (folder / "model.safetensors").exists() else "trainer"
+        return (file, "model") if apart else None
 
 
 def first_unequal(tensors: Tensors, saved: Tensors) -> tuple[str, str] | None:
