@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -76,6 +77,9 @@ COMMANDS = {
     ),
 }
 """By name; commands of two words form a group, which its first word alone lists."""
+
+RANKED = ("sft", "trainer")
+"""Commands that torchrun starts several processes of, its ranks."""
 
 GROUPS = {"runs": "look at runs, and end one"}
 """Line of a group in `hone --help`."""
@@ -155,7 +159,12 @@ def call(name: str, argv: list[str], prog: str) -> int:
         prepare_process()
         return import_module(command.module).run(config)
 
-    return _guarded(run)
+    return _guarded(run, quiet=name in RANKED and _follows())
+
+
+def _follows() -> bool:
+    """Whether torchrun started this process as another rank than the first, which speaks for all."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
 
 
 def prepare_process() -> None:
@@ -166,13 +175,16 @@ def prepare_process() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _guarded(action) -> int:
-    """The exit code of `action`, whatever ends it short of a bug."""
+def _guarded(action, quiet: bool = False) -> int:
+    """The exit code of `action`, whatever ends it short of a bug. `quiet`: another process says what was wrong."""
     try:
         code = action() or 0
         sys.stdout.flush()
         return code
     except UserError as error:
+        if quiet:
+            time.sleep(1)  # torchrun ends all as soon as one has ended
+            return 2
         return _fail(str(error))
     except KeyboardInterrupt:
         return 130

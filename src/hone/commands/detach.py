@@ -33,6 +33,8 @@ def in_background() -> bool:
 
 def start(name: str, argv: list[str]) -> int:
     """Starts command `name` again with `argv`, in the background; returns 0 once it is at work, else its exit code."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
     # Files, not pipes: the process in the background must not depend on someone who reads.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _Interrupt() as interrupt:
         report, report_end = os.pipe()

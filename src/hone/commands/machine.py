@@ -61,13 +61,14 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def configure(threads: int | None, parameters: int, deterministic: bool = True) -> int:
+def configure(threads: int | None, parameters: int, deterministic: bool = True, processes: int = 1) -> int:
     """Sets the number of CPU threads and, if asked, deterministic kernels; returns the number of threads.
 
-    Without `threads`: 1 for a small model, else one per core that this process may use.
+    Without `threads`: 1 for a small model, else one per core that this process may use, of which several `processes`
+    have equal shares.
     """
     keep_freed_memory()
-    count = threads or (1 if parameters < SMALL_MODEL else usable_cores())
+    count = threads or (1 if parameters < SMALL_MODEL else max(1, usable_cores() // processes))
     torch.set_num_threads(count)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from hone.commands.training import (
     model_digests,
     model_source,
     opened,
-    restore,
-    run_loop,
+    restore_ranked,
+    run_ranked_loop,
     weights_card,
     with_determinism,
 )
@@ -33,7 +32,9 @@ from hone.model.decoder import Decoder
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import sft_objective
-from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.packing import Sequence
+from hone.trainer.parallel import joined, shard
+from hone.trainer.ranked import RankedTrainer
 from hone.trainer.sft import Progress, train
 from hone.trainer.sft_data import (
     DatasetSource,
@@ -49,42 +50,56 @@ from hone.trainer.step import Trainer
 
 
 def run(config: SFTConfig) -> int:
-    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
-    refuse_several_ranks()
-    config = with_determinism(config, device_of(config.model.device))
-    source = model_source(config)
-    renderer = load_renderer(source, config.model.chat_template)
-    model = load_policy(config, source)
-    threads = configure(config.threads, model.num_parameters, bool(config.deterministic))
-    data = load_data(config, renderer, model)
-    validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
+    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then).
 
+    Under torchrun every rank comes here. Rank 0 does all there is to do; the others take their part in its steps.
+    """
+    device = device_of(config.model.device)
+    config = with_determinism(config, device)
+    with joined(device) as ranks:
+
+        def load() -> tuple[str, Decoder]:
+            source = model_source(config)
+            return source, load_policy(config, source, ranks.device(device))
+
+        source, model = ranks.together(load)
+        threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks.local_world)
+
+        def make() -> Trainer:
+            shard(model, ranks)
+            return Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective, ranks=ranks)
+
+        trainer = RankedTrainer(ranks, make, config.data.micro_batch_tokens)
+        if not ranks.first:
+            return trainer.follow()
+        with trainer:
+            trainer.code = _lead(config, source, model, threads, trainer)
+            return trainer.code
+
+
+def _lead(config: SFTConfig, source: str, model: Decoder, threads: int, trainer: RankedTrainer) -> int:
+    """What rank 0 does, or the only process: preflight, the loop, the report."""
+    renderer = load_renderer(source, config.model.chat_template)
+    data = load_data(config, renderer, model)
     digests = model_digests(model, renderer, source == config.model.name) | data.digests
-    with opened(config, "sft", model, own_sources(config), digests, introduction(config, model, threads)) as writer:
+    world = trainer.ranks.world
+    intro = introduction(config, model, threads, world)
+    with opened(config, "sft", model, own_sources(config), digests, intro, world) as writer:
         if writer.nothing_left:
             return 0
-        trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
-        state = restore(writer, trainer)
+        trainer.start()
+        state = restore_ranked(writer, trainer)
         progress = Progress(**state["progress"]) if state else Progress()
         newest: dict[str, float] = {}
 
         def loop(saver: Saver) -> Ending:
-            return train(config, data.source, validation, trainer, progress, writer, saver, newest)
+            return train(config, data.source, data.validation, trainer, progress, writer, saver, newest)
 
-        ending, code = run_loop(
+        ending, code = run_ranked_loop(
             config, writer, trainer, renderer, lambda step: card(config, step), progress.state, loop
         )
-    print(report(config, writer, trainer, data.limit, newest, ending))
+    print(report(config, writer, trainer.version, data.limit, newest, ending))
     return code
-
-
-def refuse_several_ranks() -> None:
-    """One sentence for a launch under torchrun with several processes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(
-            "SFT on several ranks is not available in this version; start one process: "
-            "torchrun --nproc-per-node 1, or hone sft"
-        )
 
 
 @dataclass
@@ -157,11 +172,11 @@ def data_name(config: SFTConfig) -> str:
     return f"data set `{config.data.name or Path(config.data.path or '').name}`"
 
 
-def introduction(config: SFTConfig, model: Decoder, threads: int) -> Iterator[str]:
+def introduction(config: SFTConfig, model: Decoder, threads: int, ranks: int = 1) -> Iterator[str]:
     """What is about to run, in two lines, and on a GPU what determinism costs."""
     unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
     yield (
-        f"SFT: {headline(config, model, threads)} on {data_name(config)}\n"
+        f"SFT: {headline(config, model, threads, ranks)} on {data_name(config)}\n"
         f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
     )
     if note := determinism_note(model, config.data.seq_len, config.data.micro_batch_tokens):
@@ -180,11 +195,11 @@ def card(config: SFTConfig, step: int) -> str:
 
 
 def report(
-    config: SFTConfig, writer: RunWriter, trainer: Trainer, limit: Limit, newest: dict[str, float], ending: Ending
+    config: SFTConfig, writer: RunWriter, version: int, limit: Limit, newest: dict[str, float], ending: Ending
 ) -> str:
     """The last lines: what happened, where it lies, what to do next."""
     lines = []
     if limit.dropped or limit.truncated:
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
     figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
-    return "\n".join([*lines, last_lines(config, writer, trainer.version, ending, figures, config.data.env)])
+    return "\n".join([*lines, last_lines(config, writer, version, ending, figures, config.data.env)])

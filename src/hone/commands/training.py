@@ -25,10 +25,11 @@ from hone.runs.resuming import larger_budget, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
-from hone.trainer.export import export_weights
+from hone.trainer.export import add_tokenizer, export_weights
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import policy_objective
 from hone.trainer.parallel import ALONE, Ranks, shard
+from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ def model_source(config: RunConfig) -> str:
     return str(weights[max(weights)]) if weights else name
 
 
-def load_policy(config: RunConfig, source: str | None = None) -> Decoder:
+def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
     """The model to train, on its device, in the configured precision; from `source`, if that is not its name."""
     return load_model(
         source or config.model.name,
-        device=device_of(config.model.device),
+        device=device or device_of(config.model.device),
         precision=config.precision,
         seed=config.seed,
         init=config.model.init,
@@ -97,17 +98,31 @@ def restore(run: RunWriter, trainer: Trainer) -> dict[str, Any] | None:
     return state
 
 
+def restore_ranked(run: RunWriter, trainer: RankedTrainer) -> dict[str, Any] | None:
+    """`restore` for a trainer on any number of ranks, each of which reads its share."""
+    if trainer.ranks.alone or run.restored is None:
+        return restore(run, trainer.trainer)
+    trainer.load_part(run.checkpoints.path(run.start_step), run.start_step)
+    return run.restored[1]
+
+
 @contextmanager
 def opened(
-    config: RunConfig, kind: str, model: Decoder, reads: list[Path], digests: Mapping[str, str], intro: Iterable[str]
+    config: RunConfig,
+    kind: str,
+    model: Decoder,
+    reads: list[Path],
+    digests: Mapping[str, str],
+    intro: Iterable[str],
+    ranks: int = 1,
 ) -> Iterator[RunWriter]:
     """The run directory, open for the loop.
 
     `reads` are local paths that it must not contain; `digests` tell what they and the model are; `intro` is said at the
-    beginning of a run, not of a resume.
+    beginning of a run, not of a resume. On several `ranks` a checkpoint's tensors are left to them.
     """
     parameters = dict(model.named_parameters())
-    with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests) as writer:
+    with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests, ranks == 1, ranks) as writer:
         if not writer.nothing_left:
             introduce(config, kind, writer, intro)
         yield writer
@@ -148,10 +163,42 @@ def run_loop(
     return run_saved(config, run, trainer, export, lambda _: Snapshot(trainer.tensors(), state()), stoppable)
 
 
+def run_ranked_loop(
+    config: RunConfig,
+    run: RunWriter,
+    trainer: RankedTrainer,
+    renderer: ChatRenderer,
+    card: Callable[[int], str],
+    state: Callable[[], Callable[[], dict[str, Any]]],
+    loop: Callable[[Saver], Ending],
+) -> tuple[Ending, int]:
+    """`run_loop` with a trainer on any number of ranks. Several write together, and so while the loop waits."""
+    if trainer.ranks.alone:
+        return run_loop(config, run, trainer.trainer, renderer, card, state, loop)
+
+    def export(folder: Path, step: int, _: dict[str, torch.Tensor]) -> None:
+        trainer.save_policy(folder)
+        add_tokenizer(folder, renderer, card(step))
+
+    def snapshot(checkpoint: bool) -> Snapshot:
+        part = run.checkpoints.part(trainer.version) if checkpoint else None
+        if part is not None:
+            trainer.save_part(part)
+        return Snapshot({}, state(), part)
+
+    def stoppable(saver: Saver) -> Ending:
+        trainer.trainer.interrupt = saver.stop.check
+        return loop(saver)
+
+    ckpt = config.ckpt and config.ckpt.model_copy(update={"background": False})
+    return run_saved(config.model_copy(update={"ckpt": ckpt}), run, trainer, export, snapshot, stoppable)
+
+
 class Versioned(Protocol):
     """A trainer, wherever it is."""
 
-    version: int
+    @property
+    def version(self) -> int: ...
 
     def fingerprint(self) -> str: ...
 
@@ -225,11 +272,13 @@ def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapp
     )
 
 
-def headline(config: RunConfig, model: Decoder, threads: int) -> str:
-    """The policy in one line: name, size, precision, device, threads."""
+def headline(config: RunConfig, model: Decoder, threads: int, ranks: int = 1) -> str:
+    """The policy in one line: name, size, precision, device, threads, and how many ranks share it."""
     size = f"{model.num_parameters / 1e6:.2f}M parameters"
-    plural = "s" if threads > 1 else ""
-    return f"{config.model.name} ({size}, {config.precision}, {model.device}, {threads} thread{plural})"
+    device = model.device.type if ranks > 1 else model.device
+    place = f"{device}, {threads} thread{'s' if threads > 1 else ''}"
+    place += f" each, {ranks} ranks" if ranks > 1 else ""
+    return f"{config.model.name} ({size}, {config.precision}, {place})"
 
 
 def last_lines(

@@ -12,7 +12,7 @@ from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
 from hone.runs import drift, provenance, settings
 from hone.runs.budget import Budget
-from hone.runs.checkpoint import Checkpoints, Tensors, misfit
+from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
 from hone.runs.resuming import larger_budget, resume_command
@@ -34,8 +34,9 @@ _COPYING = "copying"
 
 @dataclass
 class Start:
-    """What a process brings to a run: its kind, the command that was typed, the model's parameters by name, and the
-    digests of what it reads besides the config (`sources`: the task, its data, the initial model, its tokenizer).
+    """What a process brings to a run: its kind, the command that was typed, the model's parameters by name, the digests
+    of what it reads besides the config (`sources`: the task, its data, the initial model, its tokenizer), and how many
+    ranks train.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Start:
     sources: Mapping[str, str] = field(default_factory=dict)
     with_tensors: bool = True
     """Whether the checkpoint's tensors are wanted, or its state only."""
+    ranks: int = 1
 
 
 @dataclass
@@ -258,12 +260,19 @@ def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[in
             f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
             "--resume.step to an earlier checkpoint"
         )
-    if restored and start.parameters is not None and (problem := misfit(restored[0], start.parameters)):
+    if restored and start.parameters is not None and (
+        problem := misfit(restored[0] or _without_content(folder, step), start.parameters)
+    ):
         raise UserError(
             f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it was "
             "trained with"
         )
     return step, restored
+
+
+def _without_content(folder: Path, step: int) -> Tensors:
+    """The checkpoint's parameters, where its tensors are not read: names, shapes and dtypes."""
+    return {"model": shapes(Checkpoints(folder / "checkpoints").path(step))}
 
 
 def _choose(checkpoints: Checkpoints, wanted: int | None, with_tensors: bool, say: Say) -> tuple[int, State | None]:
@@ -286,6 +295,7 @@ def _machine(start: Start) -> dict[str, Any]:
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
+        **({"ranks": start.ranks} if start.ranks > 1 else {}),
         "variables": provenance.variables(),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }

@@ -31,6 +31,11 @@ def export_weights(
     `parameters` by name stand in for the model's own: a copy of an earlier version.
     """
     save_model(model, folder, parameters=parameters)
+    add_tokenizer(folder, renderer, card)
+
+
+def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
+    """Writes what belongs to weights in `folder`: the tokenizer with its chat template, and the model card."""
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
 

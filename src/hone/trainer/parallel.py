@@ -10,8 +10,8 @@ Zhao et al. 2023, "PyTorch FSDP" (arXiv:2304.11277); `torch.distributed.fsdp.ful
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -68,6 +68,19 @@ class Ranks:
         if not self.alone:
             torch.distributed.barrier(group=self.control)
 
+    def together(self, action: Callable[[], T]) -> T:
+        """`action()` on each rank; where it raises UserError on one, all raise that of the first such rank."""
+        value: Any = None
+        error: UserError | None = None
+        try:
+            value = action()
+        except UserError as raised:
+            error = raised
+        errors = [error for error in self.collect(error) if error is not None]
+        if errors:
+            raise errors[0]
+        return value
+
     def add(self, values: Tensor) -> Tensor:
         """The sum over ranks of an integer tensor on the CPU, modulo 2^64, on all ranks."""
         if not self.alone:
@@ -116,7 +129,8 @@ def joined(device: str) -> Iterator[Ranks]:
     try:
         ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
         yield ranks
-        ranks.barrier()
+        with suppress(RuntimeError):  # a rank that ended by an error is not there
+            ranks.barrier()
     finally:
         torch.distributed.destroy_process_group()
 

@@ -4,7 +4,8 @@ Step N takes the next examples of the order that (seed, epoch) gives, lays them 
 negative log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label
 smoothing, no sample weights; what a checkpoint holds besides the trainer is the position in the data and two counters.
 
-    hone sft @ examples/reverse_text/tiny.toml
+    hone sft @ examples/reverse_text/tiny_sft.toml
+    torchrun --nproc-per-node 2 src/hone/trainer/sft.py @ examples/reverse_text/tiny_sft.toml
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import Any
 from hone.config.sft import SFTConfig
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import Sequence
+from hone.trainer.ranked import RankedTrainer
 from hone.trainer.sft_data import Source, next_batch
-from hone.trainer.step import Trainer
-from hone.types import PackedBatch
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Progress:
 def train(
     config: SFTConfig,
     source: Source,
-    validation: list[PackedBatch],
-    trainer: Trainer,
+    validation: list[Sequence],
+    trainer: RankedTrainer,
     progress: Progress,
     run: RunWriter,
     saver: Saver,
@@ -56,13 +56,12 @@ def train(
         saver.save(step)
         metrics = {}
         if config.val and step % config.val.interval == 0:
-            with saver.stop.abandonable(), run.phase("validate"):
+            with trainer.abandonable(saver.stop), run.phase("validate"):
                 metrics["val/loss"] = trainer.evaluate(validation)
         with run.phase("data"):
             sequences, position = next_batch(source, step, progress.position, config.data)
-            batch = split_micro_batches(sequences, config.data.micro_batch_tokens, trainer.model.device)
         with run.phase("train"):
-            metrics |= trainer.step(batch)
+            metrics |= trainer.step(sequences)
         tokens = sum(len(sequence) for sequence in sequences)
         progress.position = position
         progress.examples += len(sequences)
@@ -75,7 +74,7 @@ def train(
     saver.save(trainer.version, last=True)
     metrics = {}
     if config.val and ending != "stopped":
-        with saver.stop.abandonable(), run.phase("validate"):
+        with trainer.abandonable(saver.stop), run.phase("validate"):
             metrics = {"val/loss": trainer.evaluate(validation)}
     run.log_step(trainer.version, metrics, weights=trainer.fingerprint())
     newest |= metrics

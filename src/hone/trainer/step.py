@@ -27,7 +27,7 @@ class Trainer:
 
     `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
     distributions that the tokens were really drawn from. `interrupt` is called before each micro-batch; what it raises
-    ends the step there, with weights, optimiser and counter as they were before it.
+    ends the step (or evaluation) there, with weights, optimiser and counter as they were before it.
 
     On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
     `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
@@ -133,7 +133,7 @@ class Trainer:
     def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
         """Mean objective per loss token, without an update (validation loss)."""
         total = 0.0
-        for batch in micro_batches:
+        for batch in self._uninterrupted(micro_batches):
             indices_M = loss_indices(batch)
             logprobs_M, _ = token_logprobs(self.model, batch, indices_M, self.temperature)
             total += float(self.objective(logprobs_M, batch, indices_M)[0]) if len(indices_M) else 0.0

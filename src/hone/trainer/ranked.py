@@ -1,0 +1,206 @@
+"""A trainer on all ranks that one loop drives: what rank 0 calls, every rank does.
+
+The loop, the data, the run directory and every decision are rank 0's alone; the other ranks `follow`, each with its
+shard of the model. So nothing but the trainer's own steps has to be agreed on.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hone.errors import UserError
+from hone.runs.signals import StepAbandoned, StopRequest
+from hone.trainer.export import save_policy
+from hone.trainer.packing import Sequence, deal
+from hone.trainer.parallel import Ranks
+from hone.trainer.parts import load_part, save_part
+from hone.trainer.step import Trainer
+
+
+class Dismissed(BaseException):
+    """Ends the ranks that follow, with the exit code of rank 0. Whatever they wait for from rank 0, this may come."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class RankLost(RuntimeError):
+    """Another rank's process has ended in the middle of what all do together."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What every rank is to do: a method of `_Doing`, with its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class _Doing:
+    """What can be asked of every rank."""
+
+    def __init__(
+        self, ranks: Ranks, make: Callable[[], Trainer], micro_batch_tokens: int | None, share_prompts: bool
+    ) -> None:
+        self.ranks, self.make = ranks, make
+        self.micro_batch_tokens, self.share_prompts = micro_batch_tokens, share_prompts
+        self.trainer: Trainer | None = None
+
+    def start(self) -> None:
+        self.trainer = self.make()
+
+    def step(self, sequences: list[Sequence]) -> dict[str, float]:
+        return self._trainer.step(self._dealt(sequences))
+
+    def evaluate(self, sequences: list[Sequence]) -> float:
+        return self._trainer.evaluate(self._dealt(sequences))
+
+    def fingerprint(self) -> str:
+        return self._trainer.fingerprint()
+
+    def save_policy(self, folder: Path) -> None:
+        save_policy(folder, self._trainer)
+
+    def save_part(self, folder: Path) -> None:
+        save_part(folder, self._trainer)
+
+    def load_part(self, folder: Path, version: int) -> None:
+        load_part(folder, self._trainer, version)
+
+    @property
+    def _trainer(self) -> Trainer:
+        assert self.trainer is not None, "`start` comes first"
+        return self.trainer
+
+    def _dealt(self, sequences: list[Sequence]) -> list:
+        device = self._trainer.model.device
+        return deal(sequences, self.micro_batch_tokens, device, self.share_prompts, self.ranks)
+
+
+class RankedTrainer:
+    """Rank 0's trainer, whose methods are done by all ranks; alone, a trainer that takes sequences.
+
+    `make()` makes a rank's trainer, its model in shards; it is called on all ranks by `start`. A step is of
+    `sequences`, which are dealt in micro-batches of at most `micro_batch_tokens` tokens (None: what suits the device).
+    Entered on rank 0; when that is left, however it is, the other ranks end, too, with the exit code `code`, or that of
+    the error.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        make: Callable[[], Trainer],
+        micro_batch_tokens: int | None = None,
+        share_prompts: bool = False,
+    ) -> None:
+        self.ranks = ranks
+        self.code = 0
+        self._doing = _Doing(ranks, make, micro_batch_tokens, share_prompts)
+
+    def start(self) -> None:
+        self._all("start")
+
+    def step(self, sequences: list[Sequence]) -> dict[str, float]:
+        """One update on the sequences of a step; see `Trainer.step`."""
+        return self._all("step", sequences)
+
+    def evaluate(self, sequences: list[Sequence]) -> float:
+        """Mean objective per loss token, without an update."""
+        return self._all("evaluate", sequences)
+
+    def fingerprint(self) -> str:
+        return self._all("fingerprint")
+
+    def save_policy(self, folder: Path) -> None:
+        """Writes the model in Hugging Face layout, see `export.save_policy`."""
+        self._all("save_policy", folder)
+
+    def save_part(self, folder: Path) -> None:
+        """Writes model and optimiser into `folder`, see `parts.save_part`."""
+        self._all("save_part", folder)
+
+    def load_part(self, folder: Path, version: int) -> None:
+        """Restores what `save_part` wrote, on however many ranks."""
+        self._all("load_part", folder, version)
+
+    @property
+    def trainer(self) -> Trainer:
+        """This rank's."""
+        return self._doing._trainer
+
+    @property
+    def version(self) -> int:
+        return self.trainer.version
+
+    def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
+        """`stop.abandonable`; nothing on several ranks, which may part between micro-batches only."""
+        return stop.abandonable() if self.ranks.alone else nullcontext()
+
+    def follow(self) -> int:
+        """What all ranks but the first do: what rank 0 does, until it ends. Returns the exit code.
+
+        Signals are left to rank 0: who sends them to one process of a run sends them to all.
+        """
+        assert not self.ranks.first
+        with _deaf():
+            try:
+                while True:
+                    call = self.ranks.agree(None)
+                    if isinstance(call, Dismissed):
+                        return call.code
+                    assert isinstance(call, _Call)
+                    with suppress(StepAbandoned):  # raised on all ranks; rank 0 says what comes next
+                        getattr(self._doing, call.name)(*call.arguments)
+            except Dismissed as dismissed:
+                return dismissed.code
+            except RuntimeError as error:
+                if is_lost(error):
+                    return 1  # what happened is told where it happened
+                raise
+
+    def _all(self, name: str, *arguments: Any) -> Any:
+        try:
+            self.ranks.agree(_Call(name, arguments))
+            return getattr(self._doing, name)(*arguments)
+        except RuntimeError as error:
+            if is_lost(error):
+                raise RankLost("another rank of this run has ended; what it said is above, or in its log") from error
+            raise
+
+    def __enter__(self) -> RankedTrainer:
+        assert self.ranks.first
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        code = self.code
+        if kind is not None:
+            code = 2 if issubclass(kind, UserError) else 130 if issubclass(kind, KeyboardInterrupt) else 1
+        with suppress(RuntimeError):  # there may be no rank left to tell
+            self.ranks.agree(Dismissed(code))
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether a collective failed because another process is gone."""
+    text = str(error)
+    return any(sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe"))
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignores the signals that end a run."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
