@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from hone.errors import UserError
+
 VARIABLE = "HONE_DETACHED"
 """Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
 _POLL = 0.1

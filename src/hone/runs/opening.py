@@ -260,8 +260,10 @@ def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[in
             f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
             "--resume.step to an earlier checkpoint"
         )
-    if restored and start.parameters is not None and (
-        problem := misfit(restored[0] or _without_content(folder, step), start.parameters)
+    if (
+        restored
+        and start.parameters is not None
+        and (problem := misfit(restored[0] or _without_content(folder, step), start.parameters))
     ):
         raise UserError(
             f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it was "

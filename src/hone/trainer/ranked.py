@@ -152,7 +152,7 @@ class RankedTrainer:
         with _deaf():
             try:
                 while True:
-                    call = self.ranks.agree(None)
+                    call: Any = self.ranks.agree(None)
                     if isinstance(call, Dismissed):
                         return call.code
                     assert isinstance(call, _Call)
