@@ -133,19 +133,13 @@ def load_groups(folder: Path) -> Tensors:
 
 
 def shapes(folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters of the checkpoint in `folder`, without their content: tensors of torch's device `meta`."""
-    import torch
+    """The parameters of the model in the checkpoint in `folder`, without their content: on torch's device `meta`."""
+    if shards.is_sharded(folder):
+        return shards.shapes(folder)["model"]
     from safetensors import safe_open
 
-    if shards.is_sharded(folder):
-        return shards.load(folder, lambda _, shape, dtype: torch.empty(shape, dtype=dtype, device="meta"))["model"]
-    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        parts = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
-        return {
-            name: torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device="meta")
-            for name, part in parts.items()
-        }
+        return {name: stored.get_tensor(name).to("meta") for name in stored.keys()}  # noqa: SIM118 (not a dict)
 
 
 def misfit(tensors: Tensors, parameters: Mapping[str, torch.Tensor]) -> str:

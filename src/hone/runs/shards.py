@@ -62,38 +62,47 @@ def reader(folder: Path) -> FileSystemReader:
     return Reader(folder / FOLDER)
 
 
-def load(
-    folder: Path, make: Callable[[str, torch.Size, torch.dtype], torch.Tensor] | None = None, group: Any = None
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors by group and name.
-
-    Into what `make(group/name, shape, dtype)` returns, which may be in shards: then all ranks of the process group
-    `group` load together, each its rows. By default whole and on the CPU, in this process alone.
-    """
+def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors by group and name, without their content: on torch's device `meta`."""
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load as load_together
 
-    source = reader(folder)
-    tensors = {}
-    for key, stored in source.read_metadata().state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata), key
-        shape, dtype = stored.size, stored.properties.dtype
-        tensors[key] = torch.empty(shape, dtype=dtype) if make is None else make(key, shape, dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
-        load_together(tensors, storage_reader=source, process_group=group, no_dist=make is None)
     groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}  # an optimiser may have no state yet
-    for key, tensor in tensors.items():
-        group_name, name = key.split("/", 1)
-        groups[group_name][name] = tensor
+    for key, stored in reader(folder).read_metadata().state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata), key
+        group, name = key.split("/", 1)
+        groups[group][name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
     return groups
 
 
-def save(folder: Path, tensors: dict[str, dict[str, torch.Tensor]], group: Any) -> None:
-    """Writes the tensors by group and name, each rank of the process group `group` its rows; all ranks together."""
+def load(
+    folder: Path, make: Callable[[str, torch.Tensor], torch.Tensor] | None = None, process_group: Any = None
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors by group and name.
+
+    Into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of `process_group` load
+    together, each its rows. By default whole and on the CPU, in this process alone.
+    """
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load as load_together
+
+    groups = shapes(folder)
+    for group, named in groups.items():
+        for name, shape in named.items():
+            named[name] = torch.empty_like(shape, device="cpu") if make is None else make(f"{group}/{name}", shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
+        load_together(_flat(groups), storage_reader=reader(folder), process_group=process_group, no_dist=make is None)
+    return groups
+
+
+def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
+    """Writes the tensors by group and name, each rank of `process_group` its rows; all ranks together."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together
 
-    flat = {f"{group_name}/{name}": tensor for group_name, named in tensors.items() for name, tensor in named.items()}
-    save_together(flat, storage_writer=FileSystemWriter(folder / FOLDER), process_group=group)
+    save_together(_flat(groups), storage_writer=FileSystemWriter(folder / FOLDER), process_group=process_group)
+
+
+def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
+    return {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}

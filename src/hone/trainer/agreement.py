@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
-from hone.runs import shards
-from hone.runs.checkpoint import misfit
+from hone.runs.checkpoint import misfit, shapes
 from hone.trainer.step import Trainer
 from hone.transport import Session
 
@@ -72,24 +69,11 @@ def checkpoint_of(session: Session) -> Path | None:
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
     """UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
-    if problem := misfit({"model": _stored_model(folder)}, dict(trainer.model.named_parameters())):
+    if problem := misfit({"model": shapes(folder)}, dict(trainer.model.named_parameters())):
         raise UserError(
             f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "
             "of the run"
         )
-
-
-def _stored_model(folder: Path) -> dict[str, torch.Tensor]:
-    """Shapes and dtypes of the model in a checkpoint, as tensors without content."""
-    if shards.is_sharded(folder):
-        stored = shards.reader(folder).read_metadata().state_dict_metadata
-        facts = {name: (entry.size, entry.properties.dtype) for name, entry in stored.items()}  # pyright: ignore[reportAttributeAccessIssue]
-        kept = {name.removeprefix("model/"): fact for name, fact in facts.items() if name.startswith("model/")}
-        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kept.items()}
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return {name: file.get_tensor(name).to("meta") for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ Alone: `model.safetensors` and `optimizer.safetensors`. On several ranks: `train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -28,20 +29,19 @@ def save_part(folder: Path, trainer: Trainer) -> None:
 
 def load_part(folder: Path, trainer: Trainer, version: int) -> None:
     """Restores, bit for bit, what `save_part` wrote of `version`, on however many ranks; all ranks together."""
+    parameters = dict(trainer.model.named_parameters())
     if trainer.ranks.alone:
         tensors = load_groups(folder)
     elif shards.is_sharded(folder):
-        like = {f"model/{name}": p for name, p in trainer.model.named_parameters()}
 
-        def make(key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-            model = like[f"model/{_parameter(key)}"]
-            if not shape:
-                return torch.empty(shape, dtype=dtype)
-            return torch.empty_like(model, dtype=dtype, requires_grad=False)
+        def make(key: str, shape: Tensor) -> Tensor:
+            if not shape.ndim:
+                return torch.empty_like(shape, device="cpu")
+            return torch.empty_like(parameters[_parameter(key)], dtype=shape.dtype, requires_grad=False)
 
         tensors = shards.load(folder, make, trainer.ranks.control)
     else:
-        tensors = _own_rows(folder, dict(trainer.model.named_parameters()))
+        tensors = _own_rows(folder, parameters)
     trainer.load_tensors(tensors, version)
 
 
@@ -50,7 +50,7 @@ def _parameter(key: str) -> str:
     return key.split("/")[-1]
 
 
-def _own_rows(folder: Path, parameters: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _own_rows(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """This rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in sorted(folder.glob("*.safetensors")):
