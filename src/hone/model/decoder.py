@@ -86,6 +86,17 @@ class Linear(nn.Module):
         if self.bf16_product and self._keeps_derived:
             self._weight_bf16 = self.weight.detach().bfloat16()
 
+    def prepare(self) -> None:
+        """Makes now what sampling would make at its first product."""
+        self.packed.prepare(self.weight_bf16 if self.bf16_product else self.weight)
+
+    def take_derived(self, other: Linear) -> None:
+        """Takes what another made of equal parameters."""
+        self._weight_bf16 = other._weight_bf16 if self._keeps_derived else None
+        kept = self._weight_bf16 if self.bf16_product else self.weight
+        if kept is not None:
+            self.packed.take(other.packed, kept)
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
@@ -204,6 +215,26 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()
+
+    def prepare(self) -> None:
+        """Makes now what sampling else makes of the parameters at its first step: casts, and packed weights."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepare()
+        self.packed_head.prepare(self.head_weight)
+
+    @torch.no_grad()
+    def take(self, other: Decoder) -> None:
+        """Takes over the parameters of another model of the same shape, precision and device, and all that is derived
+        from them: tensors change hands, nothing is copied. The other is not to be used afterwards.
+        """
+        for ours, theirs in zip(self.modules(), other.modules(), strict=True):
+            for name, parameter in ours.named_parameters(recurse=False):
+                parameter.data = getattr(theirs, name).data
+            if isinstance(ours, Linear):
+                assert isinstance(theirs, Linear)
+                ours.take_derived(theirs)
+        self.packed_head.take(other.packed_head, self.head_weight)
 
 
 def _generation_config(config: DecoderConfig) -> dict[str, Any]:

@@ -45,12 +45,8 @@ class PackedWeight:
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x Wᵀ + b, `[rows, out]`, without a gradient; the plain product where packing doesn't pay."""
-        if not (self.enabled and _pays(weight)):
+        if not self.prepare(weight):
             return F.linear(x, weight, bias)
-        key = weight.data_ptr(), weight._version  # another tensor, or written to
-        if self._key != key or self._source is not weight:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
-            self._key, self._source = key, weight
         rows = padded_rows(x.shape[0])
         if rows != x.shape[0]:
             padded = x.new_zeros(rows, x.shape[1])
@@ -59,12 +55,33 @@ class PackedWeight:
             padded = x
         return torch.ops.mkldnn._linear_pointwise(padded, self._packed, bias, "none", [], "")[: x.shape[0]]
 
+    def prepare(self, weight: Tensor) -> bool:
+        """Packs the weight, if it isn't packed already; False where packing doesn't pay."""
+        if not (self.enabled and _pays(weight)):
+            return False
+        key = _key(weight)
+        if self._key != key or self._source is not weight:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
+            self._key, self._source = key, weight
+        return True
+
+    def take(self, other: PackedWeight, weight: Tensor) -> None:
+        """Takes what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
+        self.forget()
+        if self.enabled and other._packed is not None:
+            self._packed, self._source, self._key = other._packed, weight, _key(weight)
+
     def forget(self) -> None:
         """To be called when the weight was changed: it is packed anew when it is next used."""
         self._packed = self._source = self._key = None
 
     def __deepcopy__(self, memo: dict) -> PackedWeight:
         return PackedWeight(self.enabled)
+
+
+def _key(weight: Tensor) -> tuple[int, int]:
+    """Changes when the weight is another tensor, or was written to."""
+    return weight.data_ptr(), weight._version
 
 
 def _pays(weight: Tensor) -> bool:

@@ -1,19 +1,50 @@
 """Weights that change under a model that is being served."""
 
+import pytest
 import torch
 
+from hone.config.shared import InitConfig
 from hone.inference.engine import Engine
-from hone.inference.server.weights import copy_weights
+from hone.inference.server.weights import WeightsFolder, swap_weights
 from hone.inference.types import SamplingParams
-from hone.model.hf import load_model
+from hone.model.hf import load_model, save_model
+
+WIDE = InitConfig(layers=1, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=2048)
+"""So wide that fp32 weights are packed too."""
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
-def test_copied_weights_are_used_by_the_kept_bf16_casts_too() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_weights_that_were_swapped_in_are_used_in_every_form(tmp_path, precision) -> None:
+    first, second, target = (load_model("hone/tiny", precision=precision, seed=seed, init=WIDE) for seed in (1, 2, 0))
+    held = list(target.parameters())
+    engine = Engine(target)
+    engine.generate([[70, 71]], PARAMS)
+    for version, source in enumerate((first, second)):
+        save_model(source, tmp_path / f"step_{version}")
+        loaded = WeightsFolder(tmp_path).load(f"step_{version}", target)
+        made = [linear.packed._packed for linear in (loaded.layers[0].gate_up_proj, loaded.layers[0].down_proj)]
+        swap_weights(loaded, target)
+        engine.weights_changed(version)
+        assert all(ours is theirs for ours, theirs in zip(target.parameters(), held, strict=True)), "others hold them"
+        assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
+        assert engine.generate([[70, 71]], PARAMS) == Engine(source).generate([[70, 71]], PARAMS)
+        after = [linear.packed._packed for linear in (target.layers[0].gate_up_proj, target.layers[0].down_proj)]
+        assert all(a is b for a, b in zip(made, after, strict=True)), "what was made beside the engine is used"
+    with torch.no_grad():  # and noticed when it is no longer true
+        for parameter in target.parameters():
+            parameter.mul_(2)
+    target.refresh()
+    assert engine.generate([[70, 71]], PARAMS) != Engine(second).generate([[70, 71]], PARAMS)
+
+
+def test_a_model_that_keeps_nothing_beside_its_weights_takes_nothing_else() -> None:
     source, target = (load_model("hone/tiny", seed=seed, precision="bf16_linear") for seed in (1, 0))
-    storage = [parameter.data_ptr() for parameter in target.parameters()]
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    Engine(target).generate([[70, 71]], params)
-    copy_weights(source, target)
-    assert [parameter.data_ptr() for parameter in target.parameters()] == storage, "an optimiser may hold them"
+    for model in (source, target):
+        model.packed_head.enabled = False
+        for layer in model.layers:
+            for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
+                linear.keep_nothing()
+    target.take(source)
+    assert target.layers[0].qkv_proj._weight_bf16 is None and target.layers[0].qkv_proj.packed._packed is None
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
-    assert Engine(target).generate([[70, 71]], params) == Engine(source).generate([[70, 71]], params)

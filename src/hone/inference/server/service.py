@@ -14,7 +14,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.server.protocol import ServiceEnded
-from hone.inference.server.weights import copy_weights
+from hone.inference.server.weights import swap_weights
 from hone.inference.types import Job, Token
 from hone.model.decoder import Decoder
 
@@ -110,10 +110,13 @@ class Service:
         return self.call(lambda: setattr(self, "paused", False))
 
     def update(self, source: Decoder, version: int, path: str) -> Future:
-        """Takes over the parameters of `source`, from `path`, as `version`; samples in flight go on with them."""
+        """Takes over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
+
+        `source` is not to be used afterwards.
+        """
 
         def swap() -> None:
-            copy_weights(source, self.engine.model)
+            swap_weights(source, self.engine.model)
             self.engine.weights_changed(version)
             self.weights_path = path
             self.updates += 1

@@ -21,7 +21,10 @@ class WeightsFolder:
             raise UserError(f"weights_root = {root} is not a folder: give one that exists")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """The model in `path` (relative paths count from the root). UserError unless it is of `model`'s shape."""
+        """The model in `path` (relative paths count from the root), ready to sample from.
+
+        UserError unless it is of `model`'s shape.
+        """
         folder = (self.root / path).resolve()
         if not folder.is_relative_to(self.root):
             raise UserError(f"{path} is not under the weights root {self.root}: save the weights there")
@@ -32,12 +35,20 @@ class WeightsFolder:
             ours, theirs = getattr(model.config, field.name), getattr(loaded.config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
+        loaded.prepare()
         return loaded
 
 
 @torch.no_grad()
-def copy_weights(source: Decoder, target: Decoder) -> None:
-    """Overwrites the parameters of `target` in place."""
+def swap_weights(source: Decoder, target: Decoder) -> None:
+    """Gives `target` the parameters of `source`, which is not to be used afterwards.
+
+    On a CPU tensors change hands, with all that was made of them, so that sampling goes on at once. On a GPU parameters
+    are overwritten in place: recorded graphs know their addresses, and a copy takes milliseconds.
+    """
+    if target.device.type == "cpu":
+        target.take(source)
+        return
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
         ours.copy_(theirs)
     target.refresh()

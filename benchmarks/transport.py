@@ -1,0 +1,202 @@
+"""A weight update of a 0.6B model through the transport, on a local disk, while the server samples.
+
+    .venv/bin/python benchmarks/transport.py --out benchmarks/results/transport.json
+
+Qwen3-0.6B's shape with random weights. A process of its own is the trainer: it takes an order, writes the weights, and
+says so; then the server's loader reads them beside the running engine, and the engine takes them between two steps.
+`update` is from the order to that moment. Nothing of it is flushed to the disk, for nothing of it has to outlive the
+processes. `copy_and_sync` is one thread that copies the same file to the same disk and flushes it. Both while four
+completions are sampled on one thread, in turns, each after what the other wrote has reached the disk; figures are
+medians of the rounds. `gap` is the longest time between the ends of two decode steps during an update, the second step
+included; `step` what it is otherwise; `swap` what the engine's thread does between two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from importlib.metadata import version
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from sampling import QWEN3_06B
+
+from hone.inference.engine import Engine
+from hone.inference.server.service import Service
+from hone.inference.server.weights import WeightsFolder
+from hone.inference.types import Job, SamplingParams
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.hf import WEIGHTS, load_model, save_model
+from hone.runs.provenance import hardware
+from hone.transport import FileTransport, Order, Result, Session
+
+JOBS, PROMPT_TOKENS, NEW_TOKENS = 4, 32, 16384
+LIMIT = 300.0
+"""Seconds after which the trainer counts as dead."""
+
+
+def trainer(path: Path, config: DecoderConfig, precision: str) -> None:
+    """Publishes a version at each order, in a process of its own."""
+    torch.set_num_threads(1)
+    model = Decoder(config, precision)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.03, 0.03)
+    transport = FileTransport(path)
+    transport.session()
+    for step in range(10**6):
+        order = transport.order(step)
+        if order is None or order.kind == "end":
+            return
+        began = time.perf_counter()
+        with transport.weights_dir(step) as folder:
+            save_model(model, folder)
+        seconds = {"publish": time.perf_counter() - began}
+        transport.put_result(Result(step, {}, "", (), seconds))
+
+
+class Sampler:
+    """The server's engine at work, and when each of its steps ended."""
+
+    def __init__(self, model: Decoder) -> None:
+        engine = Engine(model, kv_bytes=2 * 2**30)
+        self.ends: list[float] = []
+        self.swap_seconds = 0.0
+        step = engine.step
+
+        def timed() -> Any:
+            tokens = step()
+            self.ends.append(time.perf_counter())
+            return tokens
+
+        engine.step = timed  # type: ignore[method-assign]
+        self.service = Service(engine)
+        self.service.start()
+        prompts = [tuple(range(5 + k, 5 + k + PROMPT_TOKENS)) for k in range(JOBS)]
+        params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+        jobs = [Job(prompt, k, NEW_TOKENS, params) for k, prompt in enumerate(prompts)]
+        self.service.submit(jobs, lambda index, tokens: None, whole=True).result()
+
+    def wait_steps(self, count: int) -> None:
+        target = len(self.ends) + count
+        while len(self.ends) < target:
+            time.sleep(0.005)
+
+    def update(self, weights: WeightsFolder, folder: Path, version: int) -> tuple[float, float]:
+        """(seconds of loading, seconds of the swap)"""
+        began = time.perf_counter()
+        loaded = weights.load(str(folder), self.service.engine.model)
+        seconds = time.perf_counter() - began
+        swap = self.service.update(loaded, version, str(folder))
+        swap.result()
+        return seconds, time.perf_counter() - began - seconds
+
+    def longest_gap(self, start: float, end: float) -> float:
+        """Between the ends of two steps, of which the second is the first after `start`, or a later one up to the
+        second after `end`.
+        """
+        after = sum(moment <= end for moment in self.ends)
+        first = max(1, sum(moment <= start for moment in self.ends))
+        ends = self.ends[first - 1 : after + 2]
+        return max(later - earlier for earlier, later in pairwise(ends))
+
+
+def copy_and_sync(source: Path, target: Path) -> float:
+    began = time.perf_counter()
+    with open(source, "rb") as read, open(target, "wb") as written:
+        shutil.copyfileobj(read, written, 16 * 2**20)
+        written.flush()
+        os.fsync(written.fileno())
+    seconds = time.perf_counter() - began
+    target.unlink()
+    return seconds
+
+
+def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWEN3_06B) -> dict[str, Any]:
+    """One update that does not count, then `rounds` that do, each beside a copy of the same bytes."""
+    transport = FileTransport(work / "transport")
+    transport.open(Session("bench", 0, None, str(work), {}, 1.0, ()))
+    process = get_context("spawn").Process(target=trainer, args=(work / "transport", config, precision), daemon=True)
+    process.start()
+
+    def alive() -> None:
+        assert process.is_alive(), "the trainer has ended"
+
+    transport.interrupt = alive
+    transport.put(Order(0, "batch"))
+    transport.result(0)
+    weights = WeightsFolder(transport.weights_root)
+    sampler = Sampler(load_model(transport.weights(0), precision=precision))
+    sampler.wait_steps(3)
+    seen: list[dict[str, float]] = []
+    for step in range(1, rounds + 2):
+        os.sync()
+        sampler.wait_steps(3)
+        at_rest = median(later - earlier for earlier, later in pairwise(sampler.ends[-4:]))
+        began = time.perf_counter()
+        transport.put(Order(step, "batch"))
+        result = transport.result(step)
+        assert result is not None
+        load, swap = sampler.update(weights, transport.weights(step), step)
+        ended = time.perf_counter()
+        sampler.wait_steps(2)
+        times = {"update": ended - began, "write": result.seconds["publish"], "load": load, "swap": swap}
+        times |= {"gap": sampler.longest_gap(began, ended), "step": at_rest}
+        transport.drop(step - 1)
+        os.sync()
+        times["copy_and_sync"] = copy_and_sync(transport.weights(step) / WEIGHTS, work / "copy")
+        print(precision, {name: round(value, 2) for name, value in times.items()}, flush=True)
+        seen.append(times)
+    size = (transport.weights(rounds + 1) / WEIGHTS).stat().st_size
+    transport.put(Order(rounds + 2, "end"))
+    process.join(LIMIT)
+    sampler.service.close()
+    transport.close()
+    counted = seen[1:]
+    medians = {name: median(times[name] for times in counted) for name in counted[0]}
+    return {
+        "bytes": size,
+        "seconds": medians,
+        "ratio": median(times["update"] / times["copy_and_sync"] for times in counted),
+        "standstill": median(times["gap"] / times["update"] for times in counted),
+        "rounds": counted,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; by default the one for temporary files")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "workload": {
+            "model": "Qwen3-0.6B's shape, random weights",
+            "rounds": args.rounds,
+            "completions": JOBS,
+            "threads": torch.get_num_threads(),
+        }
+    }
+    for precision in args.precision:
+        with tempfile.TemporaryDirectory(dir=args.folder) as work:
+            result[precision] = measure(precision, args.rounds, Path(work))
+    result["machine"] = {**hardware(), "python": platform.python_version(), "torch": version("torch")}
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
