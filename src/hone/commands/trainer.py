@@ -16,34 +16,37 @@ from contextlib import contextmanager
 from types import FrameType
 from uuid import uuid4
 
-from hone.commands.machine import SMALL_MODEL, configure, device_of, usable_cores
+from hone.commands.machine import configure, device_of
 from hone.commands.training import headline, load_policy, make_trainer, with_determinism
+from hone.config.hoist import SHARED
 from hone.config.roles import TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
 from hone.runs.provenance import versions
+from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
-from hone.trainer.serve import TrainerLoop
+from hone.trainer.ranked import RankedTrainer
+from hone.trainer.step import Trainer
 from hone.transport import FileTransport, Hello
 
 
 def run(config: TrainerRole) -> int:
-    """Trains until the run is done; returns 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved."""
+    """Trains until the run is done; returns 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved.
+
+    Under torchrun every rank comes here; rank 0 alone sees the transport.
+    """
     wanted, launched = config.trainer.ranks, launched_ranks()
     if wanted > launched == 1:
         raise UserError(
             f"trainer.ranks = {wanted}, but this is one process: start `torchrun --nproc-per-node {wanted} "
-            f"{sys.modules[TrainerLoop.__module__].__file__}` with the same arguments, or set --ranks 1"
+            f"{serve.__file__}` with the same arguments, or set --ranks 1"
         )
     device = device_of(config.model.device)
+    config = with_determinism(config, device)
     with _ended_by_sigterm() as ended, joined(device) as ranks:
         try:
-            return _serve(config, device, ranks)
-        except UserError:
-            if ranks.first:
-                raise
-            return 2  # rank 0 says it
+            return _serve(config, ranks.device(device), ranks)
         except BaseException:
             if ended:
                 return 128 + signal.SIGTERM
@@ -51,25 +54,13 @@ def run(config: TrainerRole) -> int:
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
-    config = with_determinism(config, device)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"device": ranks.device(device)})})
-    if not ranks.first:  # they wait for rank 0 in calls that no signal handler of Python's interrupts
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     def load() -> Decoder:
-        model = load_policy(config)
+        model = ranks.together(lambda: load_policy(config, device=device))
         shard(model, ranks)
         return model
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
     model = load()
-    threads = config.threads
-    if threads is None and not ranks.alone and model.num_parameters >= SMALL_MODEL:
-        threads = max(1, usable_cores() // ranks.local_world)
-    threads = configure(threads, model.num_parameters, bool(config.deterministic))
+    threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks.local_world)
     hello = Hello(
         id=uuid4().hex[:16],
         fingerprint=fingerprint(dict(model.named_parameters()), ranks),
@@ -80,28 +71,29 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         host=socket.gethostname(),
         pid=os.getpid(),
         versions={name: version for name, version in versions().items() if version is not None},
-        settings=config.trainer.model_dump(mode="json", exclude={"model", "ckpt", "transport", "output_dir"}),
+        settings=config.trainer.model_dump(mode="json", exclude=set(SHARED)),
     )
-    transport = FileTransport(config.transport_path, config.transport.max_tokens)
-    if ranks.first:
-        several = f", {ranks.world} ranks" if not ranks.alone else ""
-        say(f"Trainer: {headline(config, model, threads)}{several}")
-        say(f"Waiting for the orchestrator at {transport.path}")
-    role = TrainerLoop(
-        config,
-        transport,
-        load,
-        lambda model, temperature: make_trainer(config, model, temperature, ranks),
-        model,
-        _place(),
-        say,
-        ranks,
-    )
-    del model  # the role's now, which gives it up for a new session
-    version = role.serve(hello)
-    if ranks.first:
-        say(f"Done: the run has come to version {version}.")
+    loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
+    del model
+
+    def make(temperature: float) -> Trainer:
+        return make_trainer(config, loaded.pop() if loaded else load(), temperature, ranks)
+
+    headed = headline(config, loaded[0], threads, ranks.world)
+    trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)
+    if not ranks.first:
+        return trainer.follow()
+    with trainer:
+        transport = FileTransport(config.transport_path, config.transport.max_tokens)
+        _say(f"Trainer: {headed}")
+        _say(f"Waiting for the orchestrator at {transport.path}")
+        version = serve.TrainerLoop(config, transport, trainer, _place(), _say).serve(hello)
+        _say(f"Done: the run has come to version {version}.")
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _place() -> str:

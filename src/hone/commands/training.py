@@ -69,7 +69,7 @@ def make_trainer(config: RLConfig, model: Decoder, temperature: float | None = N
     """
     reference = None
     if config.trainer.loss.kl_coef > 0:
-        reference = load_policy(config).requires_grad_(False)
+        reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
     return Trainer(
         model,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceABC
+
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from hone.model.attention import PackedAttention
 from hone.model.decoder import MAX_LOGITS, Decoder
+from hone.trainer.packing import Sequence, pack
+from hone.trainer.parallel import release
 from hone.types import PackedBatch
 
 
@@ -52,3 +57,15 @@ def token_logprobs(
     chunks = zip(hidden_MD.split(rows), targets_M.split(rows), strict=True)
     logprobs, entropies = zip(*(checkpoint(head, h, t, use_reentrant=False) for h, t in chunks), strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+@torch.no_grad()
+def sequence_logprobs(model: Decoder, token_ids: SequenceABC[int], temperature: float) -> list[float]:
+    """Log-probability of each token of one sequence but the first, given those before it."""
+    if len(token_ids) < 2:
+        return []
+    ids = np.array(token_ids, dtype=np.int64)
+    batch = pack([Sequence(ids, np.arange(len(ids)) > 0)], device=model.device)
+    logprobs_M, _ = token_logprobs(model, batch, loss_indices(batch), temperature)
+    release(model)
+    return logprobs_M.double().tolist()

@@ -17,6 +17,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.trainer.export import save_policy
+from hone.trainer.logprobs import sequence_logprobs
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
 from hone.trainer.parts import load_part, save_part
@@ -47,14 +48,15 @@ class _Doing:
     """What can be asked of every rank."""
 
     def __init__(
-        self, ranks: Ranks, make: Callable[[], Trainer], micro_batch_tokens: int | None, share_prompts: bool
+        self, ranks: Ranks, make: Callable[..., Trainer], micro_batch_tokens: int | None, share_prompts: bool
     ) -> None:
         self.ranks, self.make = ranks, make
         self.micro_batch_tokens, self.share_prompts = micro_batch_tokens, share_prompts
         self.trainer: Trainer | None = None
 
-    def start(self) -> None:
-        self.trainer = self.make()
+    def start(self, *arguments: Any) -> None:
+        self.trainer = None  # its memory is that of the next one
+        self.trainer = self.make(*arguments)
 
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
         return self._trainer.step(self._dealt(sequences))
@@ -64,6 +66,9 @@ class _Doing:
 
     def fingerprint(self) -> str:
         return self._trainer.fingerprint()
+
+    def score(self, token_ids: tuple[int, ...]) -> list[float]:
+        return sequence_logprobs(self._trainer.model, token_ids, self._trainer.temperature)
 
     def save_policy(self, folder: Path) -> None:
         save_policy(folder, self._trainer)
@@ -87,7 +92,8 @@ class _Doing:
 class RankedTrainer:
     """Rank 0's trainer, whose methods are done by all ranks; alone, a trainer that takes sequences.
 
-    `make()` makes a rank's trainer, its model in shards; it is called on all ranks by `start`. A step is of
+    `make()` makes a rank's trainer, its model in shards; it is called on all ranks by `start`, with the arguments of
+    that, and again if that is called again. A step is of
     `sequences`, which are dealt in micro-batches of at most `micro_batch_tokens` tokens (None: what suits the device).
     Entered on rank 0; when that is left, however it is, the other ranks end, too, with the exit code `code`, or that of
     the error.
@@ -96,7 +102,7 @@ class RankedTrainer:
     def __init__(
         self,
         ranks: Ranks,
-        make: Callable[[], Trainer],
+        make: Callable[..., Trainer],
         micro_batch_tokens: int | None = None,
         share_prompts: bool = False,
     ) -> None:
@@ -104,8 +110,8 @@ class RankedTrainer:
         self.code = 0
         self._doing = _Doing(ranks, make, micro_batch_tokens, share_prompts)
 
-    def start(self) -> None:
-        self._all("start")
+    def start(self, *arguments: Any) -> None:
+        self._all("start", *arguments)
 
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
         """One update on the sequences of a step; see `Trainer.step`."""
@@ -117,6 +123,10 @@ class RankedTrainer:
 
     def fingerprint(self) -> str:
         return self._all("fingerprint")
+
+    def score(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Log-probability of each token but the first, given those before it, at the trainer's temperature."""
+        return self._all("score", token_ids)
 
     def save_policy(self, folder: Path) -> None:
         """Writes the model in Hugging Face layout, see `export.save_policy`."""
