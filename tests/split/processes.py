@@ -1,0 +1,146 @@
+"""Real runs in several processes, started from the command line, watched and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 180
+"""What counts as hung."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def alive(*marks: object) -> dict[int, str]:
+    """Living processes whose command line or environment names one of the marks: command lines by id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                variables = (entry / "environ").read_bytes().decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state != "Z" and any(str(mark) in command + variables for mark in marks):
+                found[int(entry.name)] = command
+    return found
+
+
+def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """What `condition` says once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "hung"
+        time.sleep(0.01)
+    return value
+
+
+class Command:
+    """`hone ARGV` at work, in a process of its own; `mark` is in the environment of it and of all that it starts."""
+
+    def __init__(self, argv: list[str], cwd: Path, **env: str) -> None:
+        self.mark = f"{cwd}-{time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hone.cli", *argv],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"TEST_MARK": self.mark} | env,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
+
+    def says(self, text: str) -> None:
+        """Returns once it has said this."""
+        until(lambda: text in self.said or self.process.poll() is not None)
+        assert text in self.said, self.said
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def ended(self, leaves: bool = False) -> int:
+        """Its exit code; but for `leaves`, nothing that it started is left."""
+        code = self.process.wait(SECONDS)
+        self._reader.join(10)
+        if not leaves:
+            until(lambda: not alive(self.mark), 5)
+        return code
+
+    def kill(self) -> None:
+        for pid in alive(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Run(Command):
+    """`rl` in several processes, into `out`."""
+
+    def __init__(self, argv: list[str], out: Path, **env: str) -> None:
+        super().__init__(["rl", *argv, "--output-dir", out.name], out.parent, **env)
+        self.out = out
+
+    def pids(self, role: str) -> list[int]:
+        """Processes of a role, as the launcher tells them at the beginning."""
+        self.says("To end all of them")
+        (line,) = re.findall(rf"^    {role} +pid ([\d ]+):", self.said, re.MULTILINE)
+        return [int(pid) for pid in line.split()]
+
+    def steps(self) -> int:
+        metrics = self.out / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def at_step(self, step: int) -> None:
+        """Returns when so many steps are recorded."""
+        until(lambda: self.steps() >= step or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def hone(cwd: Path, *argv: str) -> str:
+    """What `hone ARGV` says."""
+    command = [sys.executable, "-m", "hone.cli", *argv]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+def draws(out: Path) -> dict[str, int]:
+    """How many draws ended in which state, as `hone runs ledger` counts them."""
+    (line,) = re.findall(
+        r"^draws +(\d+) in \d+ steps?: (.+)$", hone(out.parent, "runs", "ledger", out.name), re.MULTILINE
+    )
+    states = {state: int(count) for count, state in re.findall(r"(\d+) ([a-z]+)", line[1])}
+    assert sum(states.values()) == int(line[0])
+    return states

@@ -1,0 +1,236 @@
+"""`hone rl` in several processes, for real: what it learns, and what it survives.
+
+- The three-file command learns; the two-file command uses a server that is up, and says how to start one.
+- SIGKILL of the server, the orchestrator or a rank: the run says which, and ends with each draw consumed once.
+- Ctrl-C saves, `--resume` goes on; nothing is left behind, also when the launcher is killed.
+- Roles that are started alone, in an order of their own, make the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import recipes
+from processes import Command, Run, alive, draws, free_port, hone, records, until
+
+pytestmark = pytest.mark.split
+
+STEPS, PROMPTS = 8, 3
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts a run in `tmp_path`, whose processes are all gone after the test."""
+    begun: list[Command] = []
+
+    def start(*argv: object, out: str = "out") -> Run:
+        begun.append(Run([str(word) for word in argv], tmp_path / out))
+        return begun[-1]
+
+    yield start
+    for command in begun:
+        command.kill()
+
+
+@pytest.fixture
+def small(warm: Path) -> list[str]:
+    """A short run of one process for each role."""
+    return [*small_run(warm), "--mode", "split", "--inference.port", str(free_port())]
+
+
+def small_run(warm: Path) -> list[str]:
+    return [
+        *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--precision", "fp32", "--no-audit"),
+        *("--seq-len", "96", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain"),
+        *("--orchestrator.batch-size", str(4 * PROMPTS), "--orchestrator.rollouts-per-example", "4"),
+        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "reverse-text"),
+    ]
+
+
+def consumed_once(out: Path) -> None:
+    """The run is done, and each of its draws came to one end, in one step."""
+    assert [record["step"] for record in records(out / "metrics.jsonl")][:STEPS] == list(range(STEPS))
+    states = draws(out)
+    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered"}, states
+    assert not (out / ".transport").exists() and (out / "weights" / f"step_{STEPS}" / "model.safetensors").exists()
+
+
+def test_a_server_that_is_killed_is_started_again(begin, small):
+    run = begin(*small)
+    run.at_step(3)
+    (pid,) = run.pids("inference")
+    os.kill(pid, signal.SIGKILL)
+    assert run.ended() == 0, run.said
+    assert (
+        f"The inference server (pid {pid}) was ended by SIGKILL: starting the server again (restart 1 of 3)."
+        in run.said
+    )
+    consumed_once(run.out)
+    (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
+    assert event["role"] == "inference" and not (run.out / "superseded").exists(), "the orchestrator went on"
+    assert (run.out / "logs" / "inference.log").read_text().count("Serving ") == 2
+
+
+def test_an_orchestrator_that_is_killed_goes_on_from_the_last_checkpoint(begin, small):
+    run = begin(*small)
+    run.at_step(3)
+    (pid,) = run.pids("orchestrator")
+    os.kill(pid, signal.SIGKILL)
+    assert run.ended() == 0, run.said
+    assert f"The orchestrator (pid {pid}) was ended by SIGKILL: starting orchestrator again from the last" in run.said
+    consumed_once(run.out)
+    (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
+    assert (event["role"], event["cause"]) == ("orchestrator", "was ended by SIGKILL")
+    trainer = (run.out / "logs" / "trainer.log").read_text()
+    assert trainer.count("Waiting for the orchestrator") == 1 and trainer.count("\nSession ") == 2, trainer
+
+
+def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):
+    run = begin(*small, "--trainer.ranks", 2)
+    run.at_step(3)
+    first, second = run.pids("trainer")
+    os.kill(second, signal.SIGKILL)
+    assert run.ended() == 0, run.said
+    cause = (
+        f"The trainer's rank 1 (pid {second}) was ended by SIGKILL: starting trainer and orchestrator again from the"
+    )
+    assert cause in run.said
+    consumed_once(run.out)
+    (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
+    assert (event["role"], event["rank"]) == ("trainer", 1)
+    assert not alive(f"/proc/{first}")
+
+
+def test_ctrl_c_saves_and_a_resume_makes_the_rest(begin, small):
+    run = begin(*small)
+    run.at_step(3)
+    run.signal(signal.SIGINT)
+    assert run.ended() == 130, run.said
+    assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said and "Stopped after" in run.said
+    stopped = run.steps() - 1
+    assert (run.out / "checkpoints" / f"step_{stopped}" / "COMPLETE").exists()
+    line = f"hone rl @ {run.out.name}/config.toml --resume"
+    assert line in run.said
+    again = begin("@", "out/config.toml", "--resume")
+    assert again.ended() == 0, again.said
+    assert f"Resuming out at step {stopped}." in again.said
+    consumed_once(run.out)
+    assert "--- " not in (run.out / "logs" / "trainer.log").read_text()
+    assert (run.out / "logs" / "orchestrator.log").read_text().count("Resuming") == 1, "logs are continued"
+
+
+def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_path):
+    run = begin(*small, "--max-steps", 2000, "--detach")
+    assert run.ended(leaves=True) == 0 and "goes on in the background" in run.said, run.said
+    until(lambda: run.steps() > 2)
+    (launcher,) = [pid for pid, command in alive(run.mark).items() if " rl --" in command]
+    assert (
+        "at work on step" in (standing := hone(tmp_path, "runs", "show", "out")) and f"process {launcher}" in standing
+    )
+    assert " running " in hone(tmp_path, "runs", "list", ".")
+    assert (run.out / "logs" / "rl.out").read_text().startswith("RL in 3 processes on this machine, into out\n")
+    watch = Command(["runs", "attach", "out"], tmp_path)
+    watch.says("step ")
+    said = hone(tmp_path, "runs", "stop", "out")
+    assert f"Asked process {launcher} to end" in said and "stopped by a signal" in said
+    assert watch.ended() == 0 and "stopped by a signal" in watch.said
+    assert not alive(run.mark) and not (run.out / ".hone.launcher.lock").exists()
+
+
+def test_a_run_that_is_stopped_now_leaves_nothing(begin, small, tmp_path):
+    run = begin(*small, "--max-steps", 2000)
+    run.at_step(3)
+    assert "killed after" in hone(tmp_path, "runs", "stop", "out", "--now")
+    assert run.ended() == -signal.SIGKILL
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_and_the_run_goes_on(begin, small):
+    run = begin(*small)
+    run.at_step(3)
+    assert len(alive(run.mark)) >= 4
+    run.signal(signal.SIGKILL)
+    assert run.ended() == -signal.SIGKILL
+    again = begin("@", "out/config.toml", "--resume")
+    assert again.ended() == 0, again.said
+    consumed_once(run.out)
+
+
+def test_a_port_that_is_taken(begin, small):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = begin(*small, "--inference.port", port)
+        assert run.ended() == 2
+    assert f"error: port {port} is in use, by another server maybe" in run.said
+    assert f"--inference.port {port + 1}" in run.said and not run.out.exists()
+
+
+def test_what_the_server_says_against_its_start(begin, small, tmp_path):
+    run = begin(*small, "--model.name", "none/such")
+    assert run.ended() == 2 and run.said.count("error: ") == 1, run.said
+    assert not run.out.exists() or not (run.out / "run.json").exists()
+
+
+def sections(folder: Path, warm: Path, port: int) -> list[str]:
+    """The command line of two files, for a server that is up at `port`."""
+    shared = f'max_steps = {STEPS}\nseq_len = 96\nseed = 3\nprecision = "fp32"\noutput_dir = "out"\n'
+    model = f'[model]\nname = "{warm}"\n[ckpt]\ninterval = 2\n'
+    (folder / "train.toml").write_text(f"{shared}{model}[optim]\nlr = 1e-3\n")
+    batch = f"batch_size = {4 * PROMPTS}\nrollouts_per_example = 4\n"
+    client = f'[client]\nbase_url = "http://localhost:{port}/v1"\n'
+    (folder / "orch.toml").write_text(f"{shared}{batch}{model}[sampling]\nmax_tokens = 16\n{client}")
+    return ["--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--no-audit"]
+
+
+def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, warm, tmp_path):
+    port = free_port()
+    argv = sections(tmp_path, warm, port)
+    missing = begin(*argv)
+    assert missing.ended() == 2
+    start = f"inference --model.name {warm} --weights-root out/.transport/weights --port {port} --precision fp32"
+    assert (
+        f"error: no server answers at http://localhost:{port}/v1 (Connection refused): start one with `{start}`"
+        in missing.said
+    )
+    server = Command(start.split(), tmp_path)
+    try:
+        server.says("Serving")
+        run = begin(*argv)
+        assert run.ended() == 0, run.said
+        assert f"the server that is up at http://localhost:{port}/v1" in run.said and "inference.log" not in run.said
+        assert server.process.poll() is None, "it is not the run's to end"
+        consumed_once(run.out)
+    finally:
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+
+
+def test_roles_that_are_started_alone_in_any_order(warm, tmp_path):
+    port = free_port()
+    sections(tmp_path, warm, port)
+    serve = ["inference", "--model.name", str(warm), "--output-dir", "out", "--port", str(port), "--precision", "fp32"]
+    roles = [
+        Command(["orchestrator", "@", "orch.toml", "--no-audit"], tmp_path, PYTHONUNBUFFERED="1"),
+        Command(["trainer", "@", "train.toml"], tmp_path, PYTHONUNBUFFERED="1"),
+        Command(serve, tmp_path, PYTHONUNBUFFERED="1"),
+    ]
+    try:
+        assert roles[0].ended() == 0, roles[0].said
+        assert roles[1].ended() == 0, roles[1].said
+        roles[2].signal(signal.SIGINT)
+        assert roles[2].ended() == 0
+        consumed_once(tmp_path / "out")
+    finally:
+        for role in roles:
+            role.kill()
