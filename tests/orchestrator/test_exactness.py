@@ -38,7 +38,7 @@ BY_URL = ("--orchestrator.client.base-url", "http://localhost:8000/v1")
         (
             (INVARIANT, *ASYNC),
             OWN,
-            "not exact: which version samples a token depends on timing (max_async_level = 2; each token's is recorded)",
+            "not exact: which version samples a token depends on timing (max_async_level = 2; each token's is",
             ["whichever weights are there, up to 2 versions old"],
         ),
         (BY_URL, OWN, "not exact: hone's server was started by", ["the server at http://localhost:8000/v1"]),

@@ -16,10 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hone.commands.api_key import api_key
-from hone.commands.machine import device_of
+from hone.commands.machine import configure, device_of
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
 from hone.commands.preflight import audited
 from hone.commands.rl_colocated import (
@@ -81,7 +79,7 @@ def run(config: RLConfig) -> int:
     preflight = audited(config, env, lambda: task_of(config), renderer)
     transport = FileTransport(config.transport_path, config.transport.max_tokens)
     hello = the_trainer(transport)
-    torch.set_num_threads(hello.threads)  # run.json has those that the numbers come from
+    configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json tells how
     server = the_server(config, renderer, transport, hello.parameters)
 
     digests = {"model": hello.fingerprint, "tokenizer": renderer.digest()} if source == config.model.name else {}
