@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 PATIENCE = 30.0
 """Seconds that a damaged file gets to become whole."""
-SHORTEST, LONGEST = 0.001, 0.05
-"""Seconds between two looks, which grow from one to the other."""
+SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
+"""Seconds between two looks: this share of the time waited so far, between shortest and longest. So a look too late
+costs little of the wait, and looking costs little of a processor.
+"""
 
 
 def write(path: Path, data: bytes) -> None:
@@ -90,13 +92,15 @@ def poll(look: Callable[[], T | None], interrupt: Callable[[], None], timeout: f
 
     `interrupt` is called before each look, and may raise.
     """
-    pause, deadline = SHORTEST, None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
     while True:
         interrupt()
         if (found := look()) is not None:
             return found
-        left = pause if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            return None
-        time.sleep(min(pause, left))
-        pause = min(1.5 * pause, LONGEST)
+        waited = time.monotonic() - began
+        pause = min(max(SHARE * waited, SHORTEST), LONGEST)
+        if timeout is not None:
+            if waited >= timeout:
+                return None
+            pause = min(pause, timeout - waited)
+        time.sleep(pause)
