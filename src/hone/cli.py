@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
 from difflib import get_close_matches
@@ -183,7 +184,7 @@ def _guarded(action, quiet: bool = False) -> int:
         return code
     except UserError as error:
         if quiet:
-            time.sleep(1)  # torchrun ends all as soon as one has ended
+            _let_the_first_rank_speak()
             return 2
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -194,6 +195,12 @@ def _guarded(action, quiet: bool = False) -> int:
         # The reader or the terminal has left: nothing to say, and nothing for the last flush to trip over.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _let_the_first_rank_speak() -> None:
+    """Lets it come to the same error: torchrun ends all ranks as soon as one has ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
 
 
 def _fail(sentence: str) -> int:

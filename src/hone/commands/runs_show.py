@@ -126,6 +126,7 @@ def _machine(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     hardware, versions = info["hardware"], info["versions"]
     gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
     threads = f"{info['threads']} thread{'s' if info['threads'] != 1 else ''}"
+    threads = f"{info['ranks']} ranks, {threads} each" if info.get("ranks", 1) > 1 else threads
     yield "machine", f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {gpu}; {threads}"
     git = info.get("git")
     code = f"; revision {git['revision'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""

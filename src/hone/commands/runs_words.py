@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hone.errors import UserError
 from hone.runs.reader import Run
-from hone.runs.resuming import larger_budget, resume_command
+from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.rollback import interrupted
 from hone.runs.summary import KILLED, Summary, summarize
 
@@ -105,7 +105,7 @@ def _resuming(run: Summary) -> str:
         words += ["--output-dir", str(run.path)]
     if run.status == "budget":
         words += larger_budget(run.config.get("budget", {}), run.spent)
-    return resume_command(run.path, run.kind, *words)
+    return resume_command(run.path, run.kind, *words, ranks=ranks_of(run.info))
 
 
 def typed(command: list[str]) -> str:

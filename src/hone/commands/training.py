@@ -22,7 +22,7 @@ from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.runs.ranks import note_ranks
 from hone.runs.reader import Run
-from hone.runs.resuming import larger_budget, resume_command
+from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
@@ -233,7 +233,7 @@ def run_saved(
             run.log_step(trainer.version, halt.metrics, weights=trainer.fingerprint())
             raise UserError(
                 f"{halt}. Saved: {run.checkpoints.path(trainer.version)}; go on with: "
-                f"{resume_command(run.folder, run.info['kind'])}"
+                f"{resume_command(run.folder, run.info['kind'], ranks=ranks_of(run.info))}"
             ) from halt
         finally:
             saver.close()
@@ -291,7 +291,8 @@ def last_lines(
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
         limits = config.budget.model_dump() if config.budget and ending == "budget" else {}
-        command = resume_command(run.folder, run.info["kind"], *larger_budget(limits, run.budget.spent))
+        more = larger_budget(limits, run.budget.spent)
+        command = resume_command(run.folder, run.info["kind"], *more, ranks=ranks_of(run.info))
         if ending == "budget":
             return (
                 f"Stopped by its budget after {version} of {config.max_steps} steps ({run.budget.used_up}). "

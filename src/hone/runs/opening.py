@@ -15,7 +15,7 @@ from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
-from hone.runs.resuming import larger_budget, resume_command
+from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
 from hone.runs.spent import Spent, spent
@@ -119,7 +119,9 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     before = spent(folder, info)
     if used_up := Budget(config.budget, before).used_up:
         assert config.budget is not None
-        larger = resume_command(folder, start.kind, *larger_budget(config.budget.model_dump(), before))
+        larger = resume_command(
+            folder, start.kind, *larger_budget(config.budget.model_dump(), before), ranks=start.ranks
+        )
         say(f"The budget is used up ({used_up}): nothing was done. Go on with a larger one: {larger}")
         return Opened(info, step, restored, nothing_left=True)
     drift.tell(changes, say)
@@ -165,9 +167,8 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
         return _resumed(config.model_copy(update={"resume": ResumeConfig()}), start, say)
     check_logs(source)
     if interrupted(source):
-        raise UserError(
-            f"a resume of {source} was killed: finish it first, with: {resume_command(source, info['kind'])}"
-        )
+        command = resume_command(source, info["kind"], ranks=ranks_of(info))
+        raise UserError(f"a resume of {source} was killed: finish it first, with: {command}")
     step, restored = _chosen(source, config, start, say)
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")

@@ -10,9 +10,21 @@ from typing import Any
 from hone.runs.spent import Spent
 
 
-def resume_command(folder: Path, kind: str, *more: str) -> str:
-    """`hone rl @ outputs/config.toml --resume`, to paste: the run in `folder`, of this kind, and further words."""
-    return shlex.join(["hone", kind, "@", str(folder / "config.toml"), "--resume", *more])
+def resume_command(folder: Path, kind: str, *more: str, ranks: int = 1) -> str:
+    """`hone rl @ outputs/config.toml --resume`, to paste: the run in `folder`, of this kind, and further words.
+
+    Several `ranks` of SFT are started by torchrun; those of RL are a setting.
+    """
+    program = ["hone", kind]
+    if ranks > 1 and kind == "sft":
+        program = ["torchrun", "--nproc-per-node", str(ranks), "-m", "hone.trainer.sft"]
+    return shlex.join([*program, "@", str(folder / "config.toml"), "--resume", *more])
+
+
+def ranks_of(info: Mapping[str, Any]) -> int:
+    """On how many ranks the run with this run.json trained last."""
+    newest = info["resumes"][-1] if info.get("resumes") else info
+    return newest.get("ranks", 1)
 
 
 def larger_budget(limits: Mapping[str, Any], spent: Spent) -> list[str]:

@@ -30,7 +30,7 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_jso
 from hone.runs.logs import LogFile
 from hone.runs.monitors import Monitor, make_monitors
 from hone.runs.outputs import Lock, check, existing_run, writable
-from hone.runs.resuming import resume_command
+from hone.runs.resuming import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_path, write_rollouts
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class RunWriter:
         steps = self.checkpoints.steps()
         if not steps:
             return "no checkpoint was saved"
-        command = resume_command(self.folder, self.info["kind"])
+        command = resume_command(self.folder, self.info["kind"], ranks=ranks_of(self.info))
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
     def _start_monitors(self, monitors: list[Monitor], config: RunConfig) -> None:

@@ -1,0 +1,209 @@
+"""`hone sft` under torchrun: one run directory, written by rank 0, whatever the number of ranks.
+
+Pins: two runs on two ranks are equal byte for byte; they read what one rank reads, and reach its losses; a checkpoint
+is gone on from on any number of ranks; an error is told once; a signal stops all ranks, saved; nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rank_launcher import ROOT
+
+from hone.cli import main
+from hone.model.hf import load_model
+from hone.runs.checkpoint import Checkpoints
+from hone.trainer.fingerprint import fingerprint
+
+pytestmark = pytest.mark.split
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+SCRIPT = "src/hone/trainer/sft.py"
+
+
+def flags(model: Path, out: Path, *more: str) -> list[str]:
+    words = f"--model.name {model} --data.env.id reverse-text --data.seq-len 64 --data.batch-size 6 --data.no-pack"
+    words += " --max-steps 4 --val.interval 3 --val.max-examples 5 --optim.lr 1e-3 --ckpt.interval 2 --display plain"
+    return [*words.split(), "--output-dir", str(out), *more]
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "environments")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(world: int, *words: str) -> subprocess.CompletedProcess:
+    command = [*TORCHRUN, "--nproc-per-node", str(world), SCRIPT, *words]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=170)
+
+
+def trained(world: int, *words: str) -> str:
+    done = torchrun(world, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines(out: Path, name: str = "metrics.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+def info(out: Path) -> dict:
+    return json.loads((out / "run.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def one(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "out"
+    assert main(["sft", *flags(tiny_model_dir, out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "out"
+    said = trained(2, *flags(tiny_model_dir, out))
+    assert said.count("SFT: ") == said.count("Done: 4 steps") == 1 and "2 ranks" in said
+    return out
+
+
+def assert_close(mine: list[dict], theirs: list[dict]) -> None:
+    """The same data, to the example; losses within what rounding does."""
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("step", "epoch", "examples/total", "tokens/total", "lr"):
+            assert a.get(name) == b.get(name)
+        for name in ("loss", "val/loss", "grad_norm"):
+            assert a.get(name, 0.0) == pytest.approx(b.get(name, 0.0), rel=1e-3), name
+
+
+def test_two_ranks_read_and_learn_what_one_does(one: Path, two: Path) -> None:
+    assert_close(lines(one), lines(two))
+    assert info(two)["ranks"] == 2 and info(two)["exact"] is True and "ranks" not in info(one)
+    assert not list((two / "logs").iterdir()), "no warning of any rank"
+
+
+def test_two_runs_on_two_ranks_are_equal_byte_for_byte(two: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    trained(2, *flags(tiny_model_dir, tmp_path / "out"))
+    names = ["metrics.jsonl", "hashes.jsonl", "weights/step_4/model.safetensors"]
+    names += [f"checkpoints/step_4/trainer/__{rank}_0.distcp" for rank in range(2)]
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_the_weights_are_those_of_the_checkpoint_and_load_in_transformers(two: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tensors, state = Checkpoints(two / "checkpoints").load(4)
+    exported = dict(load_model(two / "weights" / "step_4").named_parameters())
+    assert fingerprint(exported) == fingerprint(tensors["model"]) == lines(two, "hashes.jsonl")[-1]["weights"]
+    assert state["progress"]["examples"] == 24 and tensors["optimizer"]
+    AutoModelForCausalLM.from_pretrained(two / "weights" / "step_4")
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (2, 3), (2, 2)])
+def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(
+    first: int, then: int, one: Path, two: Path, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    source = one if first == 1 else two
+    resume = ["--resume.dir", str(source), "--resume.step", "2"]
+    said = trained(then, *flags(tiny_model_dir, tmp_path / "out", *resume))
+    assert "Going on from step 2" in said
+    assert_close(lines(tmp_path / "out"), lines(source))
+    hashes, before = lines(tmp_path / "out", "hashes.jsonl"), lines(source, "hashes.jsonl")
+    assert hashes[:3] == before[:3] or hashes[2]["weights"] == before[2]["weights"]
+    if first == then:
+        assert hashes == before and info(tmp_path / "out")["exact"] is True
+    else:
+        causes = [entry["cause"] for entry in info(tmp_path / "out")["inexact"]]
+        assert causes == [f"resumed with other ranks ({first}, now {then})"]
+
+
+def test_what_a_user_can_mend_is_said_once_and_touches_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for words in (["--data.env.id", "reverse-txt"], ["--bogus", "1"], ["--detach"]):
+        done = torchrun(2, *flags(tiny_model_dir, tmp_path / "out", *words))
+        assert done.returncode != 0 and done.stderr.count("error: ") == 1, done.stderr
+        assert "Traceback" not in done.stderr.split("torch/distributed")[0] and not (tmp_path / "out").exists()
+    assert "exitcode  : 2" in done.stderr
+
+
+def test_a_finished_run_has_nothing_left_to_do(two: Path, tiny_model_dir: Path) -> None:
+    before = (two / "run.json").read_bytes()
+    assert "Nothing left to do" in trained(2, *flags(tiny_model_dir, two, "--resume"))
+    assert (two / "run.json").read_bytes() == before
+
+
+def test_another_model_is_refused_before_anything_moves(two: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    wanted = ["--resume.dir", str(two), "--precision", "bf16", "--allow-drift"]
+    done = torchrun(2, *flags(tiny_model_dir, tmp_path / "out", *wanted))
+    assert done.returncode != 0 and "is of another model (embed is torch.float32, not torch.bfloat16)" in done.stderr
+
+
+class Started:
+    """A run on two ranks that is at work; `pids` are its ranks' processes."""
+
+    def __init__(self, model: Path, out: Path) -> None:
+        self.out = out
+        words = flags(model, out, "--max-steps", "2000")
+        self.process = subprocess.Popen(
+            [*TORCHRUN, "--nproc-per-node", "2", SCRIPT, *words],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while not (out / "checkpoints" / "step_4").exists():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()
+            time.sleep(0.05)
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True)
+        self.pids = {self._rank(int(pid)): int(pid) for pid in found.stdout.split()}
+
+    @staticmethod
+    def _rank(pid: int) -> int:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        return int(next(v for v in variables if v.startswith("RANK=")).removeprefix("RANK="))
+
+    def ended(self) -> str:
+        said = self.process.communicate(timeout=60)[0]
+        assert self.process.returncode != 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
+        return said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_ranks_with_the_state_saved(signum: int, tiny_model_dir: Path, tmp_path: Path) -> None:
+    run = Started(tiny_model_dir, tmp_path / "out")
+    os.killpg(run.process.pid, signum)  # as a terminal does, or a scheduler
+    said = run.ended()
+    step = max(Checkpoints(run.out / "checkpoints").steps())
+    assert said.count(f"Stopped after {step} of 2000 steps") == 1
+    assert f"torchrun --nproc-per-node 2 -m hone.trainer.sft @ {run.out}/config.toml --resume" in said
+    assert info(run.out)["status"] == "stopped" and not Checkpoints(run.out / "checkpoints").problems(step)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_a_rank_ends_the_run_and_leaves_its_checkpoints(
+    rank: int, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    run = Started(tiny_model_dir, tmp_path / "out")
+    os.kill(run.pids[rank], signal.SIGKILL)
+    said = run.ended()
+    assert "Signal 9 (SIGKILL)" in said and info(run.out)["status"] != "done"
+    newest = max(Checkpoints(run.out / "checkpoints").steps())
+    out = trained(2, *flags(tiny_model_dir, run.out, "--resume", "--max-steps", str(newest + 2)))
+    assert f"Resuming {run.out} at step {newest}." in out
+    assert [line["step"] for line in lines(run.out)] == list(range(newest + 3))
+
+
+assert torch
