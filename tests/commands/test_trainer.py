@@ -7,76 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from played import CANARY, LIMIT, Orchestrator
 
 from hone.cli import call
 from hone.config.parse import parse
 from hone.config.roles import TrainerRole
 from hone.model.hf import load_model
-from hone.orchestrator.packing import trainable
-from hone.reproduce.groups import groups_of
-from hone.reproduce.records import Records
 from hone.runs.files import read_lines
-from hone.runs.reader import Run
 from hone.trainer.agreement import shared_values
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.wire import to_arrays
-from hone.transport import FileTransport, Hello, Order, Result, Session
-
-LIMIT = 120
-"""Seconds after which the trainer counts as hung."""
-CANARY = tuple(range(5, 25))
-
-
-class Orchestrator:
-    """The other end of the transport, which hands over the batches that a colocated run was trained on."""
-
-    def __init__(self, recorded: Path, path: Path, flags: tuple[str, ...] = ()) -> None:
-        self.run, self.records = recorded, Records(Run(recorded))
-        self.argv = ["@", str(recorded / "config.toml"), "--transport.path", str(path), *flags]
-        self.config = parse(TrainerRole, self.argv, "trainer")
-        self.transport = FileTransport(path, interrupt=self._check)
-        self.alive = lambda: True
-
-    def _check(self) -> None:
-        assert self.alive(), "the trainer has ended"
-
-    def open(self, name: str, start: int = 0, **changes: object) -> Session:
-        checkpoint = str(self.run / "checkpoints" / f"step_{start}") if start else None
-        temperature = self.config.orchestrator.sampling.temperature
-        shared = shared_values(self.config)
-        session = Session(name, start, checkpoint, str(self.run), shared, temperature, CANARY)
-        session = replace(session, **changes)
-        self.transport.open(session)
-        return session
-
-    def put(self, step: int, save: Path | None = None) -> None:
-        groups = groups_of(self.records.rows(step), False, 10**6)
-        sequences = trainable(groups, self.config.orchestrator.truncated)
-        tokens = sum(map(len, sequences))
-        self.transport.put(Order(step, "batch", to_arrays(sequences), save and str(save), tokens))
-
-    def result(self, version: int) -> Result:
-        found = self.transport.result(version)
-        assert found is not None
-        return found
-
-    @contextlib.contextmanager
-    def trainer(self, code: int = 0):
-        """`hone trainer` in a thread, which must come to its end."""
-        codes: list[int] = []
-        thread = threading.Thread(target=lambda: codes.append(call("trainer", self.argv, "trainer")), daemon=True)
-        with contextlib.chdir(self.run.parent):
-            thread.start()
-            self.alive = lambda: thread.is_alive() or bool(os.listdir(self.transport.path))
-            yield
-            thread.join(LIMIT)
-        assert codes == [code]
+from hone.transport import FileTransport, Hello, Order, Session
 
 
 @pytest.fixture
