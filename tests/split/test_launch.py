@@ -157,7 +157,7 @@ def test_after_the_last_restart_the_run_ends_with_who_died_of_what(launch):
 def test_a_role_that_a_user_has_to_mend_is_not_started_again(launch):
     run = launch(trainer=[{"after": 0.5, "end": 2}])
     code, _, err = run.ended()
-    assert code == 2 and "exited with code 2 (set --this to that). Its log:" in err
+    assert code == 2 and "ended: set --this to that. Its log:" in err
     assert len(run.starts("trainer")) == 1
 
 
@@ -167,6 +167,12 @@ def test_a_server_that_dies_while_it_loads_is_told_with_its_log(launch):
     log = run.folder / "scratch" / "inference.log"
     assert code == 2 and f"exited with code 1 (RuntimeError: no more) while it loaded; its log: {log}\n" in err
     assert "Traceback" in log.read_text() and not (run.folder / "out").exists()
+
+
+def test_what_is_wrong_for_several_is_said_once(launch):
+    wrong = [{"open": False, "after": 0.3, "end": 2}]
+    code, _, err = launch(trainer=wrong, inference=[{"load": 9, "after": 0.5, "end": 2}], orchestrator=wrong).ended()
+    assert (code, err) == (2, "error: set --this to that\n")
 
 
 def test_ctrl_c_is_the_orchestrators_and_then_all_end(launch):

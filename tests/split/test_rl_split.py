@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import recipes
-from processes import Command, Run, alive, draws, free_port, hone, records, until
+from split_runs import Command, Run, alive, draws, free_port, hone, records, until
 
 pytestmark = pytest.mark.split
 
@@ -117,7 +118,7 @@ def test_ctrl_c_saves_and_a_resume_makes_the_rest(begin, small):
     run.signal(signal.SIGINT)
     assert run.ended() == 130, run.said
     assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said and "Stopped after" in run.said
-    stopped = run.steps() - 1
+    (stopped,) = re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE)
     assert (run.out / "checkpoints" / f"step_{stopped}" / "COMPLETE").exists()
     line = f"hone rl @ {run.out.name}/config.toml --resume"
     assert line in run.said
@@ -125,7 +126,6 @@ def test_ctrl_c_saves_and_a_resume_makes_the_rest(begin, small):
     assert again.ended() == 0, again.said
     assert f"Resuming out at step {stopped}." in again.said
     consumed_once(run.out)
-    assert "--- " not in (run.out / "logs" / "trainer.log").read_text()
     assert (run.out / "logs" / "orchestrator.log").read_text().count("Resuming") == 1, "logs are continued"
 
 
@@ -198,7 +198,7 @@ def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, war
     argv = sections(tmp_path, warm, port)
     missing = begin(*argv)
     assert missing.ended() == 2
-    start = f"inference --model.name {warm} --weights-root out/.transport/weights --port {port} --precision fp32"
+    start = f"inference --model.name {warm} --output-dir out --port {port} --precision fp32"
     assert (
         f"error: no server answers at http://localhost:{port}/v1 (Connection refused): start one with `{start}`"
         in missing.said

@@ -26,7 +26,6 @@ from hone.commands.detach import hand_over
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
-from hone.config.transport import transport_weights
 from hone.errors import UserError
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
@@ -75,17 +74,17 @@ def run(config: RLConfig) -> int:
         began=lambda children: _say(introduction(config, children, placement)),
         opened=opened,
     )
-    names_a_log = False
+    kept = False
     try:
         return launch.run()
-    except UserError:
-        names_a_log = not launch.is_open
+    except UserError as error:
+        kept = str(scratch) in str(error)  # it names a log in there
         raise
     finally:
         for lock in locks:
             (folder / LAUNCHER).unlink(missing_ok=True)
             lock.release()
-        if not names_a_log:
+        if not kept:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -203,7 +202,7 @@ def check_server(config: RLConfig) -> None:
     try:
         socket.create_connection((host, port), timeout=5).close()
     except OSError as error:
-        start = ["inference", "--model.name", config.model.name, "--weights-root", str(weights_root(config))]
+        start = ["inference", "--model.name", config.model.name, *_place(config)]
         start += ["--port", str(port)] if port != 8000 else []
         start += ["--precision", config.precision] if config.precision != "bf16_linear" else []
         raise UserError(
@@ -212,9 +211,11 @@ def check_server(config: RLConfig) -> None:
         ) from None
 
 
-def weights_root(config: RLConfig) -> Path:
-    """Where a server of the run takes weights from."""
-    return transport_weights(config.transport_path)
+def _place(config: RLConfig) -> list[str]:
+    """Flags by which a server finds the transport of the run, where it takes its weights from."""
+    if config.transport.path is not None:
+        return ["--transport.path", str(config.transport.path)]
+    return ["--output-dir", str(config.output_dir)]
 
 
 def from_where(folder: Path) -> str:

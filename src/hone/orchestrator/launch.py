@@ -216,8 +216,7 @@ class Launch:
         if self._stop.first is not None:
             return self._unsaved(culprit)
         if not self.is_open:
-            what = "while it loaded" if culprit.role == INFERENCE else "before the run began"
-            raise UserError(f"{culprit.words} {culprit.cause} {what}; its log: {self.log(culprit.role)}")
+            return self._not_begun(culprit)
         if culprit.code == 2 or len(self.restarted) == self.limit:
             self._give_up(culprit)
         self._start_again(culprit)
@@ -230,6 +229,17 @@ class Launch:
             self._wait(ranks, _FOLLOWING)
             dead = [child for child in ranks if child.code not in (None, 0)]
         return min(dead, key=lambda child: child.code >= 0)
+
+    def _not_begun(self, culprit: Child) -> int:
+        """UserError: why the run does not begin. The exit code, if the orchestrator has said that."""
+        if culprit.code != 2:
+            what = "while it loaded" if culprit.role == INFERENCE else "before the run began"
+            raise UserError(f"{culprit.words} {culprit.cause} {what}; its log: {self.log(culprit.role)}")
+        orchestrator = self._children[ORCHESTRATOR]
+        self._wait(orchestrator, _FOLLOWING)  # what is wrong for one is often wrong for all
+        if orchestrator[0].code == 2:
+            return 2
+        raise UserError(f"{culprit.words} ended: {culprit.error}")
 
     def _unsaved(self, culprit: Child) -> int | None:
         """What follows when a process dies while the run is being stopped: its exit code, if it can't be saved."""
@@ -251,10 +261,9 @@ class Launch:
             orchestrator.send(signal.SIGTERM)
             self._wait([orchestrator], self.grace_seconds + SLACK)
         orchestrator.kill()
-        why = "" if culprit.code == 2 else f", and {_restarts(self.limit)}"
-        raise UserError(
-            f"{culprit.words} {culprit.cause}{why}. Its log: {self.log(culprit.role)}; go on with: {self.words.go_on}"
-        )
+        why = f"{culprit.cause}, and {_restarts(self.limit)}" if culprit.code != 2 else f"ended: {culprit.error}"
+        log = self.log(culprit.role)
+        raise UserError(f"{culprit.words} {why}. Its log: {log}; go on with: {self.words.go_on}")
 
     def _start_again(self, culprit: Child) -> None:
         names = [culprit.role]
