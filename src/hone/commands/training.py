@@ -20,7 +20,6 @@ from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
-from hone.runs.ranks import note_ranks
 from hone.runs.reader import Run
 from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -123,9 +122,8 @@ def opened(
     beginning of a run, not of a resume. On several `ranks` a checkpoint's tensors are left to them.
     """
     parameters = dict(model.named_parameters())
-    with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests, ranks == 1) as writer:
+    with RunWriter.start(config, kind, sys.argv, reads, None, parameters, digests, ranks == 1, ranks) as writer:
         if not writer.nothing_left:
-            note_ranks(writer, ranks)
             introduce(config, kind, writer, intro)
         yield writer
 

@@ -82,11 +82,12 @@ def note_drift(info: dict[str, Any], step: int, changes: list[Change]) -> None:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, before, now) of the facts in two run.json that can make equal runs differ.
 
-    They are packages, hone's code, processor, GPU, threads, and variables that choose kernels. What one of the
+    They are packages, hone's code, processor, GPU, ranks, threads, and variables that choose kernels. What one of the
     two doesn't know is left out.
     """
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
+    pairs += [("ranks", before.get("ranks", 1), now.get("ranks", 1))]
     pairs += [("threads", before.get("threads"), now.get("threads"))]
     if "variables" in before and "variables" in now:
         mine, theirs = before["variables"], now["variables"]

@@ -34,8 +34,9 @@ _COPYING = "copying"
 
 @dataclass
 class Start:
-    """What a process brings to a run: its kind, the command that was typed, the model's parameters by name, and the
-    digests of what it reads besides the config (`sources`: the task, its data, the initial model, its tokenizer).
+    """What a process brings to a run: its kind, the command that was typed, the model's parameters by name, the digests
+    of what it reads besides the config (`sources`: the task, its data, the initial model, its tokenizer), and how many
+    ranks train.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Start:
     sources: Mapping[str, str] = field(default_factory=dict)
     with_tensors: bool = True
     """Whether the checkpoint's tensors are wanted, or its state only."""
+    ranks: int = 1
 
 
 @dataclass
@@ -296,6 +298,7 @@ def _machine(start: Start) -> dict[str, Any]:
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
+        **({"ranks": start.ranks} if start.ranks > 1 else {}),
         "variables": provenance.variables(),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }

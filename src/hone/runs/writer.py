@@ -82,6 +82,7 @@ class RunWriter:
         parameters: Mapping[str, torch.Tensor] | None = None,
         sources: Mapping[str, str] | None = None,
         with_tensors: bool = True,
+        ranks: int = 1,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
@@ -90,7 +91,7 @@ class RunWriter:
         checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
         (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
         `out` is the text file the display writes to, by default standard output. Without `with_tensors`, `restored` has
-        the state only: the tensors are another process's.
+        the state only: the tensors are another process's. `ranks` train: run.json says so.
         """
         monitors = make_monitors(config)  # first: a missing package is told before anything is moved
         folder = config.output_dir
@@ -105,7 +106,7 @@ class RunWriter:
             lock = Lock(folder)
             try:
                 display = make_display(config.display, kind, config.max_steps, out)
-                start = opening.Start(kind, command, parameters, sources or {}, with_tensors)
+                start = opening.Start(kind, command, parameters, sources or {}, with_tensors, ranks)
                 opened = opening.open_run(config, start, display.message)
                 run = cls(config, opened, display, lock)
                 if run.nothing_left:
