@@ -14,7 +14,7 @@ from hone.inference.endpoint import Endpoint
 from hone.orchestrator.exactness import exactness, inexact_sampling, note_exactness
 from hone.orchestrator.remote import Server
 from hone.runs.files import read_json
-from hone.runs.ranks import most_ranks, note_ranks
+from hone.runs.ranks import most_ranks
 from hone.runs.writer import RunWriter
 
 OWN = Server(Endpoint("http://127.0.0.1:8000/v1"), "hone", "m")
@@ -93,33 +93,35 @@ def saved(run: RunWriter, step: int) -> None:
 
 def test_run_json_says_it_and_on_how_many_ranks_from_which_step_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with opened(folder, *ASYNC) as run:
+    with opened(folder, *ASYNC, ranks=2) as run:
         note_exactness(run, config(*ASYNC), OWN, 2)
         saved(run, 3)
     info = read_json(folder / "run.json")
     assert info["exactness"] == exactness(config(*ASYNC), OWN, 2)
-    assert info["ranks"] == [{"step": 0, "ranks": 2}] and most_ranks(info) == 2
     assert [entry["step"] for entry in info["inexact"]] == [0, 0] and not info["exact"]
-    with opened(folder, *ASYNC, "--resume") as run:
+    assert most_ranks(info) == 2
+    with opened(folder, *ASYNC, "--resume", ranks=2) as run:
         note_exactness(run, config(*ASYNC), OWN, 2)
-        assert len(run.info["inexact"]) == 2 and len(run.info["ranks"]) == 1
+        assert len(run.info["inexact"]) == 2
         saved(run, 5)
     with opened(folder, *ASYNC, "--resume") as run:
-        note_ranks(run, 1)
-        assert run.info["ranks"] == [{"step": 0, "ranks": 2}, {"step": 5, "ranks": 1}]
-        assert run.info["inexact"][-1] == {"step": 5, "cause": "resumed on 1 rank (before: 2 ranks)"}
+        assert run.info["inexact"][-1] == {"step": 5, "cause": "resumed with other ranks (2, now 1)"}
         assert most_ranks(run.info) == 2
-    with opened(folder, *ASYNC, "--resume.step", "3") as run:
-        note_ranks(run, 2)
-        assert run.info["ranks"] == [{"step": 0, "ranks": 2}] and len(run.info["inexact"]) == 2
 
 
-def test_one_rank_all_along_leaves_no_trace(tmp_path: Path) -> None:
-    with opened(tmp_path / "run") as run:
-        note_ranks(run, 1)
+def test_the_most_ranks_are_those_of_steps_that_count(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with opened(folder) as run:
         saved(run, 2)
-    assert "ranks" not in read_json(tmp_path / "run" / "run.json")
-    with opened(tmp_path / "run", "--resume") as run:
-        note_ranks(run, 2)
-        assert run.info["ranks"] == [{"step": 2, "ranks": 2}]
-        assert run.info["inexact"] == [{"step": 2, "cause": "resumed on 2 ranks (before: 1 rank)"}]
+    assert most_ranks(read_json(folder / "run.json")) == 1
+    with opened(folder, "--resume", ranks=2) as run:
+        assert most_ranks(run.info) == 2
+    with opened(tmp_path / "branch", "--resume.dir", str(folder)) as run:
+        assert most_ranks(run.info) == 2
+    with opened(folder, "--resume") as run:  # which rolls back what two ranks did
+        assert most_ranks(run.info) == 1
+    run.checkpoints.remove(2)
+    with opened(folder, "--resume", ranks=3) as run:
+        assert most_ranks(run.info) == 3
+    with opened(folder, "--resume") as run:
+        assert most_ranks(run.info) == 1

@@ -84,7 +84,10 @@ def run(config: RLConfig) -> int:
 
     digests = {"model": hello.fingerprint, "tokenizer": renderer.digest()} if source == config.model.name else {}
     digests |= task_digests(config, env)
-    writer = RunWriter.start(config, "rl", command_line(), own_sources(config), None, None, digests, with_tensors=False)
+    reads = own_sources(config)
+    writer = RunWriter.start(
+        config, "rl", command_line(), reads, sources=digests, with_tensors=False, ranks=hello.ranks
+    )
     with writer, ExitStack() as stack:
         if writer.nothing_left:
             transport.open(_session(config, writer, renderer, ()))  # the trainer is told that the run is at its end

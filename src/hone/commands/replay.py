@@ -107,7 +107,7 @@ def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     # A version is inexact for what was so in the steps before it.
     step = result.reached - 1 if result.difference is None else result.difference.step
     inexact = machine.inexact(recorded.info, step, sampling=False)
-    reasons = machine.differences(recorded.info, rebuilt.machine) + inexact
+    reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False) + inexact
     if not reasons:
         print(f"verdict       differs: {what}")
         return 1

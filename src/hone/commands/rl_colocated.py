@@ -46,7 +46,6 @@ from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Policy
 from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.files import read_lines
-from hone.runs.ranks import note_ranks
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.types import Score, Trajectory
@@ -75,7 +74,6 @@ def run(config: RLConfig) -> int:
     with opened(config, "rl", model, own_sources(config), digests, intro) as writer, ExitStack() as stack:
         if writer.nothing_left:
             return 0
-        note_ranks(writer, 1)
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
         if preflight is not None:

@@ -90,7 +90,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     taken = sorted({*updates, *unhashed})
     candidates = [step for step in taken if versions.nearest(step) is not None]
     verification.candidates = candidates
-    verification.reasons = machine.differences(recorded.info, rebuilt.machine)
+    verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
     verification.resampled = versions.execution.resamples
     verification.tolerance = versions.tolerance and versions.tolerance.limit
     if versions.first:

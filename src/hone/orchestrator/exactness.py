@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hone.config.shared import Precision
-from hone.runs.ranks import note_ranks
 
 if TYPE_CHECKING:
     from hone.config.rl import RLConfig
@@ -38,7 +37,6 @@ def exactness(config: RLConfig, server: Server | None, ranks: int) -> dict[str, 
 def note_exactness(run: RunWriter, config: RLConfig, server: Server, ranks: int) -> None:
     """Puts it into run.json, with why another run of the config may differ from the step on that `run` begins with."""
     run.note(exactness=exactness(config, server, ranks))
-    note_ranks(run, ranks)
     for cause in inexact_sampling(config, server):
         run.mark_inexact(run.start_step, cause)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.reproduce.ledgers import check_ledgers
+from hone.runs import shards
 from hone.runs.checkpoint import step_of
 from hone.runs.files import sha256, verify, whole_lines
 from hone.runs.reader import Run
@@ -209,7 +210,8 @@ def _check_folders(
     initial = {0: run.info.get("sources", {}).get("model")}
     for step, folder in folders.items():
         say(f"checking {kind}/step_{step}")
-        name, weights = f"{kind}/{folder.name}", f"{kind}/{folder.name}/model.safetensors"
+        name = f"{kind}/{folder.name}"
+        weights = f"{name}/{shards.FOLDER if shards.is_sharded(folder) else 'model.safetensors'}"
         if problems := verify(folder):
             for problem in problems:
                 inside, _, what = problem.partition(" ")
@@ -254,7 +256,14 @@ def _check_pairs(checked: Checked) -> None:
 def _model_tensors(folder: Path) -> Tensors:
     from safetensors.torch import load_file
 
-    return load_file(folder / "model.safetensors")
+    if not shards.is_sharded(folder):
+        return load_file(folder / "model.safetensors")
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        return shards.load(folder, only="model")["model"]
+    except (Exception, CheckpointException) as error:  # its index fits the marker, but may be anything
+        raise UserError(f"{folder / shards.FOLDER} can't be read ({error})") from error
 
 
 def _check_states(run: Run, checked: Checked, say: Say) -> None:

@@ -17,11 +17,16 @@ SOURCES |= {"taskset": "the taskset", "verifiers": "verifiers", "reasoning-gym":
 """Digests of what a run reads, in run.json's `sources`, in words. The initial model's is checked where it is used."""
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here") -> list[str]:
-    """Facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; those that one doesn't know are left out."""
+def differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
+) -> list[str]:
+    """Facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; those that one doesn't know are left out.
+
+    Without `ranks` so is their number, for a re-execution, which reckons with it.
+    """
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
-    found = drift.differences(first, second)
+    found = [entry for entry in drift.differences(first, second) if ranks or entry[0] != "ranks"]
     found += [(SOURCES[name], mine[name][:8], theirs[name][:8]) for name in both if mine[name] != theirs[name]]
     return [f"{name} {_shown(one)} ({second_name} {_shown(other)})" for name, one, other in found]
 

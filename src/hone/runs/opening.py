@@ -15,6 +15,7 @@ from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
+from hone.runs.ranks import most_ranks
 from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
@@ -186,6 +187,8 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     }
     inherited = ("versions", "hardware", "threads", "variables", "sources", "drift")
     own |= {name: info[name] for name in inherited if name in info}
+    own.pop("ranks", None)  # of this process: the resume has them
+    own |= {"ranks": most_ranks(info)} if most_ranks(info) > 1 else {}
     write_json(config.output_dir / "run.json", own)
     copy_history(source, config.output_dir, step)
     drift.tell(changes, say)
@@ -236,6 +239,7 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
     step, info = opened.start_step, opened.info
     origin = {"command": start.command, "git": provenance.git()} | _machine(start)
     if opened.restored is None:
+        info.pop("ranks", None)
         info |= origin | {"seed": config.seed, "inexact": [], "drift": []}
     else:
         opened.differs = [str(change) for change in changes if not change.harmless]

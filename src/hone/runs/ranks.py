@@ -1,35 +1,14 @@
-"""On how many processes a run was trained, from which step on: `ranks` in run.json, absent where it was always one."""
+"""On how many processes a run was trained: run.json has it for its beginning and for each resume, if it was not one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hone.runs.writer import RunWriter
-
-
-def note_ranks(run: RunWriter, ranks: int) -> None:
-    """Enters the ranks from the step on that `run` begins or goes on with.
-
-    A change makes the run inexact: sums over another number of processes round otherwise.
-    """
-    step = run.start_step
-    entries = [entry for entry in run.info.get("ranks", []) if entry["step"] < step]
-    before = entries[-1]["ranks"] if entries else 1
-    if ranks == 1 and not run.info.get("ranks"):
-        return  # a run in one process says nothing of ranks
-    if not entries or ranks != before:
-        entries.append({"step": step, "ranks": ranks})
-    run.note(ranks=entries)
-    if step and ranks != before:
-        run.mark_inexact(step, f"resumed on {_ranks(ranks)} (before: {_ranks(before)})")
+from typing import Any
 
 
 def most_ranks(info: Mapping[str, Any]) -> int:
-    """The most processes that any step of the run was trained on."""
-    return max((entry["ranks"] for entry in info.get("ranks", [])), default=1)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
+    """The most processes that any step of the run was trained on, of those that no resume rolled back."""
+    parts = [(0, info.get("ranks", 1))]
+    for resume in info.get("resumes", []):
+        parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]
+    return max(ranks for _, ranks in parts)

@@ -76,9 +76,12 @@ def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def load(
-    folder: Path, make: Callable[[str, torch.Tensor], torch.Tensor] | None = None, process_group: Any = None
+    folder: Path,
+    make: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
+    process_group: Any = None,
+    only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors by group and name.
+    """The tensors by group and name; with `only`, those of that group.
 
     Into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of `process_group` load
     together, each its rows. By default whole and on the CPU, in this process alone.
@@ -86,7 +89,7 @@ def load(
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load as load_together
 
-    groups = shapes(folder)
+    groups = {group: named for group, named in shapes(folder).items() if only in ("", group)}
     for group, named in groups.items():
         for name, shape in named.items():
             named[name] = torch.empty_like(shape, device="cpu") if make is None else make(f"{group}/{name}", shape)
