@@ -50,6 +50,9 @@ def test_every_example_is_read_by_a_test_here() -> None:
         "rl/train.toml",
         "rl/orch.toml",
         "rl/infer.toml",
+        "rl/tiny/train.toml",
+        "rl/tiny/orch.toml",
+        "rl/tiny/infer.toml",
         "tiny_sft.toml",
         "tiny.toml",
     }
@@ -88,6 +91,7 @@ RL_NUMBERS = {
     "orchestrator.eval.interval": 10,
     "trainer.loss.kl_coef": 0.0,
 }
+SECTIONS = {"trainer": "train", "orchestrator": "orch", "inference": "infer"}
 THREE_FILES = (
     f"--trainer @ {REVERSE_TEXT}/rl/train.toml --orchestrator @ {REVERSE_TEXT}/rl/orch.toml "
     f"--inference @ {REVERSE_TEXT}/rl/infer.toml"
@@ -97,7 +101,7 @@ THREE_FILES = (
 def test_rl() -> None:
     config = rl(f"@ {REVERSE_TEXT}/rl.toml")
     assert values(config, *RL_NUMBERS) == list(RL_NUMBERS.values())
-    assert config.mode == "colocated" and config.ckpt is not None
+    assert config.mode is None and config.ckpt is not None
 
 
 def test_rl_in_three_files_is_the_same_run_in_split_mode() -> None:
@@ -105,8 +109,16 @@ def test_rl_in_three_files_is_the_same_run_in_split_mode() -> None:
     assert values(config, *RL_NUMBERS) == list(RL_NUMBERS.values())
     assert config.mode == "split"
     one = rl(f"@ {REVERSE_TEXT}/rl.toml")
-    assert config.model_copy(update={"mode": "colocated"}) == one
-    assert rl(f"{THREE_FILES} --mode colocated") == one
+    assert config.model_copy(update={"mode": None}) == one
+    assert rl(f"{THREE_FILES} --mode colocated").model_copy(update={"mode": None}) == one
+
+
+def test_tiny_rl_in_three_files_is_the_same_run() -> None:
+    """But for its own directory and its checkpoints, from which a process that died is started again."""
+    files = [f"--{section} @ {REVERSE_TEXT}/rl/tiny/{name}.toml" for section, name in SECTIONS.items()]
+    one, config = rl(f"@ {REVERSE_TEXT}/tiny.toml"), rl(" ".join(files))
+    assert config.mode == "split" and config.ckpt is not None and config.output_dir == Path("outputs/tiny-split")
+    assert config.model_copy(update={"mode": None, "ckpt": None, "output_dir": one.output_dir}) == one
 
 
 def test_rl_in_three_files_with_root_flags() -> None:
@@ -153,7 +165,7 @@ def test_tiny_rl_goes_on_from_tiny_sft() -> None:
         "trainer.optim.lr": 3e-4,
         "trainer.scheduler.type": "constant",
         "trainer.loss.kl_coef": 0.0,
-        "mode": "colocated",
+        "mode": None,
         "precision": "bf16_linear",
     }
     assert values(config, *numbers) == list(numbers.values())

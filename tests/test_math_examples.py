@@ -97,5 +97,5 @@ def test_what_is_asked_for_exists(file: str) -> None:
     """Arguments that the task takes, and room for its completions."""
     config = rl(file)
     load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
-    assert config.mode == "colocated" and config.ckpt is not None and config.ckpt.interval
+    assert config.mode is None and config.ckpt is not None and config.ckpt.interval
     assert (config.orchestrator.sampling.max_tokens or 0) < config.seq_len

@@ -83,9 +83,9 @@ def test_files_of_their_own_choose_split_mode_and_tables_never_do() -> None:
     Path("tables.toml").write_text("[trainer]\nmax_steps = 3\n[orchestrator]\nbatch_size = 64\n[inference]\nport = 1\n")
     Path("mode.toml").write_text('mode = "cluster"\n')
     Path("optim.toml").write_text("lr = 1e-3\n")
-    assert rl("").mode == "colocated"
-    assert rl("@ tables.toml").mode == "colocated"
-    assert rl("--trainer.optim.lr 1e-3 --trainer.optim @ optim.toml").mode == "colocated"
+    assert rl("").mode is None
+    assert rl("@ tables.toml").mode is None
+    assert rl("--trainer.optim.lr 1e-3 --trainer.optim @ optim.toml").mode is None
     for section, file in (("trainer", "train"), ("orchestrator", "orch"), ("inference", "infer")):
         assert rl(f"--{section} @ {file}.toml").mode == "split"
     assert rl("--trainer @ train.toml --mode colocated").mode == "colocated"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.commands.api_key import api_key
-from hone.commands.machine import configure, device_of
+from hone.commands.machine import configure
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
 from hone.commands.preflight import audited
 from hone.commands.rl_colocated import (
@@ -65,7 +65,6 @@ HELLO_SECONDS = 1.0
 
 def run(config: RLConfig) -> int:
     """Drives the run to its end; returns the exit code: 0, or 130/143 when a signal ended the run (saved then)."""
-    config = with_determinism(config, device_of(config.model.device))
     env = task_of(config)
     env.check_rollouts()
     source = model_source(config)
@@ -79,6 +78,8 @@ def run(config: RLConfig) -> int:
     preflight = audited(config, env, lambda: task_of(config), renderer)
     transport = FileTransport(config.transport_path, config.transport.max_tokens)
     hello = the_trainer(transport)
+    config = with_determinism(config, hello.device)
+    env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
     configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json tells how
     server = the_server(config, renderer, transport, hello.parameters)
 
@@ -90,8 +91,6 @@ def run(config: RLConfig) -> int:
     )
     with writer, ExitStack() as stack:
         if writer.nothing_left:
-            transport.open(_session(config, writer, renderer, ()))  # the trainer is told that the run is at its end
-            transport.close()
             return 0
         introduce(config, "rl", writer, introduction(config, hello, server))
         tell_beginning(config, writer, hello, server)

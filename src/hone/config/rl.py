@@ -253,8 +253,9 @@ class RLConfig(RunConfig):
 
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Literal["colocated", "split", "cluster"] = "colocated"
-    """One process; one process per role (the default when a section is given as `--SECTION @ FILE`); Ray."""
+    mode: Literal["colocated", "split", "cluster"] | None = None
+    """`colocated`: one process; `split`: one for each role (by default with two or more GPUs, and where a section is
+    given as `--SECTION @ FILE`); `cluster`: not yet."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -284,7 +285,7 @@ class RLConfig(RunConfig):
         """Whether the own engine samples the tokens that it would in one process, whichever process it is in."""
         own = self.inference.backend == "hone" and self.orchestrator.client.base_url is None
         alone = self.inference.batch_invariant and self.orchestrator.max_async_level == 0
-        return own and (self.mode == "colocated" or alone)
+        return own and (self.mode != "split" or alone)
 
     @property
     def server_url(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -89,10 +90,11 @@ class SteadyPolicy:
                 raise Halt(f"{reason}, for the {losses + 1}. time (restarts = {self.most})")
             self._tell(f"{reason}: waiting for it")
             wait_for_server(self.policy.server.endpoint, self.patience, self._tell)
-            if self._newest is not None:
-                self.policy.load(*self._newest)
             self._losses += 1
             self._returned(reason)
+            with suppress(Gone, Restarted):  # again; the call will find that out
+                if self._newest is not None:
+                    self.policy.load(*self._newest)
 
 
 def wait_for_server(endpoint: Endpoint, patience: float, tell: Callable[[str], None] = lambda text: None) -> None:

@@ -7,14 +7,18 @@ published = trainer.collect()               # version 4, which the server has no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hone.orchestrator.publishing import Published, Publisher
+from hone.orchestrator.publishing import LOOK, Published, Publisher
 from hone.runs.checkpoint import Checkpoints
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.wire import to_arrays
 from hone.transport import FileTransport, Order
+
+FAREWELL = 10.0
+"""Seconds that a trainer has to hear that the session ends."""
 
 
 class RemoteTrainer:
@@ -29,7 +33,7 @@ class RemoteTrainer:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.transport, self.publisher, self.checkpoints = transport, publisher, checkpoints
-        self.version = start
+        self.version = self._put = start
         self.fingerprints: dict[int, str] = {}
         """Of the versions that were collected last."""
         self.alive = alive
@@ -41,6 +45,7 @@ class RemoteTrainer:
 
         Returns the seconds that it waited for room.
         """
+        self._put = step + 1
         folder = self._part(step + 1) if save else None
         tokens = sum(len(sequence) for sequence in sequences)
         return self.transport.put(Order(step, "batch", to_arrays(sequences), folder, tokens))
@@ -75,10 +80,14 @@ class RemoteTrainer:
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """Ends the session, whatever state it is in: the trainer is told, if it listens still."""
+        """Ends the session, whatever state it is in; a trainer that waits for a batch has heard it then."""
         self.publisher.close()
-        if not self._ended:
-            self._end(self.version, None)
+        if self._ended or self._put > self.version:
+            return
+        self._end(self.version, None)
+        deadline = time.monotonic() + FAREWELL
+        while self.transport.result(self.version, wait=False) is None and time.monotonic() < deadline:
+            time.sleep(LOOK)
 
     def _part(self, version: int) -> str:
         folder = self._parts[version] = self.checkpoints.part(version)
