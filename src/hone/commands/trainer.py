@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +31,9 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.transport import FileTransport, Hello
 
+SETTLE = 2.0
+"""Seconds that a trainer that was told to end has for that."""
+
 
 def run(config: TrainerRole) -> int:
     """Trains until the run is done; returns 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved.
@@ -44,12 +48,13 @@ def run(config: TrainerRole) -> int:
         )
     device = device_of(config.model.device)
     config = with_determinism(config, device)
-    with _ended_by_sigterm() as ended, joined(device) as ranks:
+    with _ended_by_signals() as ended:
         try:
-            return _serve(config, ranks.device(device), ranks)
+            with joined(device) as ranks:
+                return _serve(config, ranks.device(device), ranks)
         except BaseException:
             if ended:
-                return 128 + signal.SIGTERM
+                return 128 + ended[0]
             raise
 
 
@@ -104,19 +109,32 @@ def _place() -> str:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[list[int]]:
-    """Inside, SIGTERM raises KeyboardInterrupt, as Ctrl-C does, and is entered in the list."""
+def _ended_by_signals() -> Iterator[list[int]]:
+    """Inside, the first SIGTERM or SIGINT raises KeyboardInterrupt, and is entered in the list.
+
+    torchrun sends on what its children may have got already, so others in the next seconds are left aside; one after
+    that ends a process that still waits for something.
+    """
     came: list[int] = []
+    first = 0.0
 
     def handle(signum: int, _frame: FrameType | None) -> None:
-        came.append(signum)
-        raise KeyboardInterrupt
+        nonlocal first
+        if not came:
+            came.append(signum)
+            first = time.monotonic()
+            raise KeyboardInterrupt
+        if time.monotonic() - first > SETTLE:
+            os._exit(128 + signum)
 
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
-    before = signal.signal(signal.SIGTERM, handle)
+    numbers = [signal.SIGTERM]
+    numbers += [signal.SIGINT] if signal.getsignal(signal.SIGINT) != signal.SIG_IGN else []
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
