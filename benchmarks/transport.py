@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from sampling import QWEN3_06B
 
+from hone.commands.machine import configure
 from hone.inference.engine import Engine
 from hone.inference.server.service import Service
 from hone.inference.server.weights import WeightsFolder
@@ -71,7 +72,6 @@ class Sampler:
     def __init__(self, model: Decoder) -> None:
         engine = Engine(model, kv_bytes=2 * 2**30)
         self.ends: list[float] = []
-        self.swap_seconds = 0.0
         step = engine.step
 
         def timed() -> Any:
@@ -99,6 +99,7 @@ class Sampler:
         seconds = time.perf_counter() - began
         swap = self.service.update(loaded, version, str(folder))
         swap.result()
+        weights.reuse(loaded)
         return seconds, time.perf_counter() - began - seconds
 
     def longest_gap(self, start: float, end: float) -> float:
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure; by default the one for temporary files")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    configure(1, 0)  # as the server's command does
     result: dict[str, Any] = {
         "workload": {
             "model": "Qwen3-0.6B's shape, random weights",

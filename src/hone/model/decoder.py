@@ -91,8 +91,9 @@ class Linear(nn.Module):
         self.packed.prepare(self.weight_bf16 if self.bf16_product else self.weight)
 
     def take_derived(self, other: Linear) -> None:
-        """Takes what another made of equal parameters."""
+        """Takes away what another made of equal parameters."""
         self._weight_bf16 = other._weight_bf16 if self._keeps_derived else None
+        other._weight_bf16 = None
         kept = self._weight_bf16 if self.bf16_product else self.weight
         if kept is not None:
             self.packed.take(other.packed, kept)
@@ -224,13 +225,14 @@ class Decoder(nn.Module):
         self.packed_head.prepare(self.head_weight)
 
     @torch.no_grad()
-    def take(self, other: Decoder) -> None:
-        """Takes over the parameters of another model of the same shape, precision and device, and all that is derived
-        from them: tensors change hands, nothing is copied. The other is not to be used afterwards.
+    def exchange(self, other: Decoder) -> None:
+        """Exchanges parameters with another model of the same shape, precision and device: tensors change hands, and
+        nothing is copied. What was derived from the other's goes with them; the other is left with none.
         """
         for ours, theirs in zip(self.modules(), other.modules(), strict=True):
             for name, parameter in ours.named_parameters(recurse=False):
-                parameter.data = getattr(theirs, name).data
+                given = getattr(theirs, name)
+                parameter.data, given.data = given.data, parameter.data
             if isinstance(ours, Linear):
                 assert isinstance(theirs, Linear)
                 ours.take_derived(theirs)

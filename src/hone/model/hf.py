@@ -199,6 +199,11 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has a config.json but no {WEIGHTS}: {hint}, or give another folder")
 
 
+def load_weights(model: Decoder, folder: Path) -> None:
+    """Overwrites the parameters of a model with those in `folder`. UserError for a misfit, and the model is no more."""
+    _load_weights(model, folder, _weight_files(folder))
+
+
 @torch.no_grad()
 def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
     """Copies every weight of `files` into its rows, cast to the parameter's dtype; raises UserError for a misfit."""

@@ -66,10 +66,11 @@ class PackedWeight:
         return True
 
     def take(self, other: PackedWeight, weight: Tensor) -> None:
-        """Takes what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
+        """Takes away what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
         self.forget()
         if self.enabled and other._packed is not None:
             self._packed, self._source, self._key = other._packed, weight, _key(weight)
+        other.forget()
 
     def forget(self) -> None:
         """To be called when the weight was changed: it is packed anew when it is next used."""

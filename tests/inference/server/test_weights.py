@@ -20,12 +20,14 @@ def test_weights_that_were_swapped_in_are_used_in_every_form(tmp_path, precision
     held = list(target.parameters())
     engine = Engine(target)
     engine.generate([[70, 71]], PARAMS)
-    for version, source in enumerate((first, second)):
+    folder = WeightsFolder(tmp_path)
+    for version, source in enumerate((first, second, first, second)):
         save_model(source, tmp_path / f"step_{version}")
-        loaded = WeightsFolder(tmp_path).load(f"step_{version}", target)
+        loaded = folder.load(f"step_{version}", target)
         made = [linear.packed._packed for linear in (loaded.layers[0].gate_up_proj, loaded.layers[0].down_proj)]
         swap_weights(loaded, target)
         engine.weights_changed(version)
+        folder.reuse(loaded)
         assert all(ours is theirs for ours, theirs in zip(target.parameters(), held, strict=True)), "others hold them"
         assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
         assert engine.generate([[70, 71]], PARAMS) == Engine(source).generate([[70, 71]], PARAMS)
@@ -45,6 +47,7 @@ def test_a_model_that_keeps_nothing_beside_its_weights_takes_nothing_else() -> N
         for layer in model.layers:
             for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
                 linear.keep_nothing()
-    target.take(source)
+    expected = [parameter.clone() for parameter in source.parameters()]
+    target.exchange(source)
     assert target.layers[0].qkv_proj._weight_bf16 is None and target.layers[0].qkv_proj.packed._packed is None
-    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, target.parameters(), strict=True))

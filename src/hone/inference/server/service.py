@@ -112,7 +112,7 @@ class Service:
     def update(self, source: Decoder, version: int, path: str) -> Future:
         """Takes over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
 
-        `source` is not to be used afterwards.
+        `source` is not to be sampled from afterwards.
         """
 
         def swap() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model
+from hone.model.hf import load_model, load_weights, read_config
 
 
 class WeightsFolder:
@@ -19,6 +19,7 @@ class WeightsFolder:
         self.root = root.resolve()
         if not self.root.is_dir():
             raise UserError(f"weights_root = {root} is not a folder: give one that exists")
+        self._spare: Decoder | None = None
 
     def load(self, path: str, model: Decoder) -> Decoder:
         """The model in `path` (relative paths count from the root), ready to sample from.
@@ -30,24 +31,36 @@ class WeightsFolder:
             raise UserError(f"{path} is not under the weights root {self.root}: save the weights there")
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
-        loaded = load_model(folder, device=model.device, precision=model.precision)
+        config = read_config(folder)
         for field in fields(model.config):
-            ours, theirs = getattr(model.config, field.name), getattr(loaded.config, field.name)
+            ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
+        loaded, self._spare = self._spare, None
+        if loaded is None:
+            loaded = load_model(folder, device=model.device, precision=model.precision)
+        else:
+            load_weights(loaded, folder)
         loaded.prepare()
         return loaded
+
+    def reuse(self, old: Decoder) -> None:
+        """The next weights may be loaded into this model, which has those that were swapped out.
+
+        Memory that is used again costs nothing; new one is cleared page by page, which can take longer than reading.
+        """
+        self._spare = old if old.device.type == "cpu" else None
 
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
-    """Gives `target` the parameters of `source`, which is not to be used afterwards.
+    """Gives `target` the parameters of `source`, which is not to be sampled from afterwards.
 
     On a CPU tensors change hands, with all that was made of them, so that sampling goes on at once. On a GPU parameters
     are overwritten in place: recorded graphs know their addresses, and a copy takes milliseconds.
     """
     if target.device.type == "cpu":
-        target.take(source)
+        target.exchange(source)
         return
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
         ours.copy_(theirs)
