@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands that other tests run: the upload in tests/commands/test_hf_upload.py; the server in
-# tests/test_serving_page.py and, on vLLM, in tests/vllm; the rest is this very test run.
-ELSEWHERE = ("hf upload", "inference", "bash .ci/run", ".venv/bin/pytest", "source .venv")
+# tests/test_serving_page.py and, on vLLM, in tests/vllm; tmux in tests/split; the rest is this very test run.
+ELSEWHERE = ("hf upload", "inference", "bash .ci/run", "bash scripts/tmux.sh", ".venv/bin/pytest", "source .venv")
 COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", "export", "pytest", *(word.split()[0] for word in ELSEWHERE))
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from hone.config.base import BaseConfig
+from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.config.roles import OrchestratorRole, TrainerRole
 from hone.config.sft import SFTConfig
+from hone.config.transport import transport_weights
 
 ROOT = Path(__file__).parent.parent
 REVERSE_TEXT = "examples/reverse_text"
@@ -169,6 +172,33 @@ def test_tiny_rl_goes_on_from_tiny_sft() -> None:
         "precision": "bf16_linear",
     }
     assert values(config, *numbers) == list(numbers.values())
+
+
+def test_tiny_rl_in_three_files_is_the_same_run_in_split_mode() -> None:
+    config = rl(THREE_FILES.replace("/rl/", "/rl/tiny/"))
+    assert config.mode == "split" and config.orchestrator.client.base_url is None, "it has a server of its own"
+    assert config.ckpt is not None and config.ckpt.interval == 25, "a run in several processes goes on from these"
+    other = {"mode": "colocated", "ckpt": None, "output_dir": Path("outputs/tiny-rl")}
+    assert config.model_copy(update=other) == rl(f"@ {REVERSE_TEXT}/tiny.toml")
+
+
+@pytest.mark.parametrize("role", ["trainer", "orchestrator"])
+def test_a_file_of_the_tiny_run_starts_its_role_alone(role: str) -> None:
+    """The keys that the roles must have equal stand in each file; so does where they meet."""
+    file = {"trainer": "train", "orchestrator": "orch"}[role]
+    cls = {"trainer": TrainerRole, "orchestrator": OrchestratorRole}[role]
+    alone, whole = (
+        parse(cls, ["@", f"{REVERSE_TEXT}/rl/tiny/{file}.toml"], role),
+        rl(THREE_FILES.replace("/rl/", "/rl/tiny/")),
+    )
+    names = ("model", "max_steps", "seq_len", "seed", "precision", "output_dir", "transport_path", "ckpt", role)
+    assert values(alone, *names) == values(whole, *names)
+
+
+def test_the_server_of_the_tiny_run_takes_its_weights() -> None:
+    serve = parse(ServeConfig, ["@", f"{REVERSE_TEXT}/rl/tiny/infer.toml"], "inference")
+    whole = rl(THREE_FILES.replace("/rl/", "/rl/tiny/"))
+    assert serve.weights_folder == transport_weights(whole.transport_path) and serve.model == whole.model
 
 
 @pytest.mark.parametrize("file", ["rl.toml", "tiny.toml"])
