@@ -1,0 +1,160 @@
+"""From a config to the processes of a run: commands, environments, refusals. The runs themselves are in tests/split."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hone.commands.rl_split import check_port, check_server, roles, serve_config, variables
+from hone.config.inference import ServeConfig
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.roles import OrchestratorRole, TrainerRole
+from hone.errors import UserError
+from hone.orchestrator.launch import Role
+from hone.orchestrator.placement import placed
+
+
+def config(line: str = "") -> RLConfig:
+    return parse(RLConfig, shlex.split(f"--mode split {line}"), "rl")
+
+
+def started(tmp_path: Path, line: str = "", gpus: tuple[str, ...] = ()) -> dict[str, Role]:
+    given = config(line)
+    serves = given.orchestrator.client.base_url is None
+    return {role.name: role for role in roles(given, placed(gpus, given.trainer.ranks, serves), tmp_path)}
+
+
+def read_by(cls, role: Role):
+    """The config that a role is started with, as it reads it."""
+    words = [*role.command, *role.first]
+    return parse(cls, words[words.index(role.name) + 1 :], role.name)
+
+
+def test_each_role_reads_the_config_of_the_run(tmp_path):
+    line = (
+        "--max-steps 7 --output-dir x --trainer.optim.lr 0.25 --inference.port 8123 --trainer.ranks 2 --ckpt.interval 3"
+    )
+    found = started(tmp_path, line)
+    assert list(found) == ["inference", "trainer", "orchestrator"]
+    own = config(line).model_dump()
+    assert read_by(TrainerRole, found["trainer"]).model_dump() == own and found["trainer"].ranks == 2
+    assert read_by(OrchestratorRole, found["orchestrator"]).model_dump() == own
+    server = read_by(ServeConfig, found["inference"])
+    assert (server.host, server.port, server.weights_folder) == ("127.0.0.1", 8123, Path("x/.transport/weights"))
+    assert found["inference"].health == ("127.0.0.1", 8123)
+
+
+def test_a_resume_is_the_orchestrators_and_every_later_start_goes_on_from_the_newest_checkpoint(tmp_path):
+    driver = started(tmp_path, "--resume.step 4 --allow-drift --detach")["orchestrator"]
+    first = read_by(OrchestratorRole, driver)
+    assert first.resume is not None and first.resume.step == 4 and first.allow_drift and not first.detach
+    assert driver.again == ["--resume", "--allow-drift"]
+    branch = started(tmp_path, "--resume.dir other")["orchestrator"]
+    assert branch.first == ["--resume", "--resume.dir", "other"] and branch.again == ["--resume"]
+    assert started(tmp_path)["orchestrator"].first == []
+
+
+def test_a_server_that_is_up_is_not_started(tmp_path):
+    assert list(started(tmp_path, "--orchestrator.client.base-url http://localhost:1/v1")) == [
+        "trainer",
+        "orchestrator",
+    ]
+
+
+def test_each_role_sees_its_own_gpus_and_a_share_of_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    found = started(tmp_path, "--trainer.ranks 2", ("0", "1", "2"))
+    seen = {name: role.env.get("CUDA_VISIBLE_DEVICES") for name, role in found.items()}
+    assert seen == {"inference": "0", "trainer": "1,2", "orchestrator": ""}
+    cores = {name: role.env.get("HONE_CORES") for name, role in found.items()}
+    assert cores == {"inference": "4", "trainer": "8", "orchestrator": None}, "the ranks divide theirs"
+    assert "CUDA_VISIBLE_DEVICES" not in started(tmp_path)["trainer"].env
+
+
+def test_what_is_meant_for_the_launcher_is_kept_from_the_roles(monkeypatch):
+    for name in ("RANK", "MASTER_PORT", "HONE_DETACHED"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.setattr(sys, "argv", ["rl", "--mode", "split"])
+    found = variables()
+    assert not {"RANK", "MASTER_PORT", "HONE_DETACHED"} & set(found) and found["GOMP_SPINCOUNT"] == "7"
+    assert json.loads(found["HONE_LAUNCHED"]) == ["rl", "--mode", "split"]
+    assert found["HONE_LAUNCHER"] == str(os.getpid())
+
+
+def test_a_vllm_of_the_run_has_its_room_and_precision():
+    tiny = "--inference.backend vllm --model.init.max-positions 64 --seq-len"
+    server = serve_config(config(f"{tiny} 32 --precision fp32"), on_gpu=False)
+    assert (server.max_model_len, server.dtype, server.kv_gib) == (33, "float32", 1.0)
+    server = serve_config(config(f"{tiny} 64"), on_gpu=True)
+    assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", 8.0)
+    assert serve_config(config("--inference.kv-gib 2"), on_gpu=False).kv_gib == 2
+    assert serve_config(config(), on_gpu=False).max_model_len is None
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is in use, .* --inference.port {port + 1}"):
+            check_port(port)
+    check_port(port)
+
+
+def test_a_server_that_is_missing_comes_with_the_command_that_starts_it():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"--orchestrator.client.base-url http://localhost:{port}/v1"
+    with pytest.raises(UserError, match=f"`inference --model.name hone/tiny --output-dir outputs --port {port}`"):
+        check_server(config(url))
+    with pytest.raises(UserError, match=f"--transport.path /x --port {port} --precision fp32`"):
+        check_server(config(f"{url} --transport.path /x --precision fp32"))
+    check_server(config("--orchestrator.client.base-url https://models.example/v1"))  # the orchestrator asks
+
+
+def test_the_launcher_loads_nothing_heavy():
+    program = "import sys\nimport hone.commands.rl, hone.commands.rl_split, hone.cli\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "transformers", "datasets", "tokenizers"} & set(done.stdout.split())
+    program = "import sys\nbefore = {*sys.modules}\nimport hone.orchestrator.launch\nprint(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {name.split(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "hone"}
+
+
+def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
+    """Here the launcher is a program that starts one role, and is killed."""
+    role = (
+        "import os; from hone.commands.launched import end_with; print(os.getpid(), flush=True); end_with(os.getppid())"
+    )
+    start = f"subprocess.Popen([sys.executable, '-c', {role!r}], start_new_session=True)"
+    parent = f"import subprocess, sys, time; {start}; time.sleep(3600)"
+    launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    deadline = time.monotonic() + 30
+    while _runs(pid):
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
