@@ -110,6 +110,8 @@ def _report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False) + inexact
     if not reasons:
         print(f"verdict       differs: {what}")
+        if rebuilt.versions.tolerance is not None:
+            print(f"  (rounding adds up over the steps since {rebuilt.versions.came_from}, on another number of ranks)")
         return 1
     print(f"verdict       not comparable: {what}\n  which proves nothing, for these are not as they were for the run:")
     print("\n".join(f"  {reason}" for reason in reasons))
@@ -130,7 +132,7 @@ def _report_equal(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> None:
             weights = f"version {result.reached} has the fingerprint {result.fingerprint}, which the run did not record"
         print(f"verdict       equal: every update's metrics and weights are those of the run; {weights}")
     if result.matched:
-        print(f"equal to      {', '.join(result.matched)}")
+        print(f"{'close to' if tolerance else 'equal to'}      {', '.join(result.matched)}")
 
 
 def _export(rebuilt: Rebuilt, version: int, folder: Path) -> None:

@@ -88,8 +88,6 @@ def _saved(versions: Versions, parameters: Callable[[Path], Tensors]) -> tuple[l
 
 def _differs(versions: Versions, exported: Tensors) -> bool:
     """Whether exported weights are not those of the version that has been reached."""
-    trainer, tolerance = versions.execution.trainer, versions.tolerance
-    if tolerance is None:
-        return fingerprint(exported) != trainer.fingerprint()
-    name = f"weights/step_{trainer.version}"
-    return tolerance.weights_differ(trainer.version, name, exported, trainer.tensors()["model"])
+    if versions.tolerance is not None:
+        return versions.far_from(exported)
+    return fingerprint(exported) != versions.execution.trainer.fingerprint()

@@ -2,7 +2,8 @@
 
 What does not come from the train step is compared exactly. Of what does, each quantity has a size that its rounding
 goes by: of the loss, whose terms cancel, the mean |advantage| of its tokens; of the rest the quantity itself, or 1 nat
-where that is less. The share of the tokens that are clipped is left out: a token at the edge decides it.
+where that is less. Left out are the share of the tokens that are clipped, which tokens at the edge decide, and the gap
+to the sampler, which is nothing but rounding.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.integrity import Tensors
 
-JUDGED = ("loss", "val/loss", "grad_norm", "entropy", "kl", "logprob_gap/mean", "logprob_gap/max")
-"""Metrics of the train step that a few bits change by as little."""
-LEFT_OUT = ("clipped",)
-_IN_NATS = ("entropy", "kl", "logprob_gap/mean", "logprob_gap/max")
+JUDGED = {"loss": 1, "val/loss": 1, "grad_norm": 10, "entropy": 10, "kl": 10}
+"""Metrics of the train step that a few bits change by as little, and how many times the limit they may be apart."""
+LEFT_OUT = ("clipped", "logprob_gap/mean", "logprob_gap/max")
+WEIGHTS = 100
+"""AdamW moves each parameter by about the learning rate, whichever sign rounding gives a gradient that is nearly 0."""
+_IN_NATS = ("entropy", "kl")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,6 @@ class Distance:
 
     step: int
     what: str
-    first: float
-    second: float
     relative: float
 
     def __str__(self) -> str:
@@ -47,29 +48,33 @@ class Tolerance:
         found = first_difference(_exact(recorded), _exact(again))
         if found is not None or recorded.metrics is None or again.metrics is None:
             return found
-        for name in JUDGED:
+        for name, times in JUDGED.items():
             values = [record.metrics.get(name) for record in (recorded, again) if record.metrics is not None]
             if values == [None, None]:
                 continue
             one, other = (math.nan if value is None else float(value) for value in values)
             size = max(abs(one), abs(other), _least_size(name, recorded))
-            if self._beyond(Distance(recorded.step, name, one, other, abs(one - other) / size if size else 0.0)):
-                return Difference(recorded.step, "metrics", f"{name}, beyond {self.limit:g} of its size,", one, other)
+            relative = abs(one - other) / size if size else 0.0
+            if self.largest is None or not relative <= self.largest.relative:
+                self.largest = Distance(recorded.step, name, relative)
+            if not relative <= times * self.limit:  # what is not a number is beyond
+                what = f"{name}, beyond {times * self.limit:g} of its size,"
+                return Difference(recorded.step, "metrics", what, one, other)
         return None
 
-    def weights_differ(self, version: int, what: str, saved: Tensors, replayed: Tensors) -> bool:
-        """Whether saved parameters are further than `limit` from the replayed ones: |saved - replayed| / |replayed|."""
+    def weights_differ(self, start: Tensors, saved: Tensors, replayed: Tensors) -> bool:
+        """Whether saved parameters are further from the replayed ones than `WEIGHTS` x `limit` of the way that those
+        went from `start`; lengths are L2 norms over all parameters.
+        """
         if saved.keys() != replayed.keys():
             return True
-        apart = sum(float((saved[n].double() - t.detach().cpu().double()).square().sum()) for n, t in replayed.items())
-        size = sum(float(t.detach().cpu().double().square().sum()) for t in replayed.values())
-        distance = math.sqrt(apart / size) if size else 0.0
-        return self._beyond(Distance(version - 1, what, distance, 0.0, distance))
+        limit = WEIGHTS * self.limit
+        return not _apart(saved, replayed) <= limit * _apart(start, replayed)
 
-    def _beyond(self, found: Distance) -> bool:
-        if self.largest is None or not found.relative <= self.largest.relative:
-            self.largest = found
-        return not found.relative <= self.limit  # what is not a number is beyond
+
+def _apart(first: Tensors, second: Tensors) -> float:
+    pairs = ((first[name].detach().cpu().double(), tensor.detach().cpu().double()) for name, tensor in second.items())
+    return math.sqrt(sum(float((one - other).square().sum()) for one, other in pairs))
 
 
 def _exact(record: StepRecord) -> StepRecord:

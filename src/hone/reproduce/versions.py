@@ -11,6 +11,7 @@ from hone.reproduce.compare import Difference, StepRecord, first_difference
 from hone.reproduce.execution import Execution
 from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK, Records
 from hone.reproduce.tolerance import Tolerance
+from hone.runs import shards
 from hone.runs.checkpoint import Tensors
 from hone.trainer.optim import Optimizer
 
@@ -90,6 +91,8 @@ class Versions:
             self._reset(self._initial)
             state = None
         trainer.version = self.loaded = version
+        if self.tolerance is not None:
+            self._start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         self.execution.begin(state)
 
     def _reset(self, parameters: dict[str, torch.Tensor]) -> None:
@@ -132,11 +135,13 @@ class Versions:
         saved, _ = self.checkpoints.load(trainer.version)
         if self.tolerance is None:
             return first_unequal(trainer.tensors(), saved)
-        folder = self.checkpoints.path(trainer.version)
-        name = f"checkpoints/{folder.name}"
-        apart = self.tolerance.weights_differ(trainer.version, name, saved["model"], trainer.tensors()["model"])
-        file = "model.safetensors" if (folder / "model.safetensors").exists() else "trainer"
-        return (file, "model") if apart else None
+        file = "trainer" if shards.is_sharded(self.checkpoints.path(trainer.version)) else "model.safetensors"
+        return (file, "model") if self.far_from(saved["model"]) else None
+
+    def far_from(self, parameters: dict[str, torch.Tensor]) -> bool:
+        """Whether the current version is beyond the tolerance from these parameters."""
+        assert self.tolerance is not None
+        return self.tolerance.weights_differ(self._start, parameters, self.execution.trainer.tensors()["model"])
 
 
 def first_unequal(tensors: Tensors, saved: Tensors) -> tuple[str, str] | None:
