@@ -317,10 +317,17 @@ def test_a_server_that_another_run_gives_weights_ends_this_one(tmp_path: Path) -
             with pytest.raises(Halt, match=words) as caught:
                 policy.sample(requests(), SamplingParams())
             assert not isinstance(caught.value, Restarted)
-        other.load(2, tmp_path / "s2" / "step_2")
-        policy._given |= {2: str(tmp_path / "s2" / "step_2")}  # it was this run's, but long ago
-        with pytest.raises(Halt, match="sampled from version 2 of the weights, which it was not given from here since"):
-            policy.sample(requests(), SamplingParams())
+
+
+def test_tokens_of_an_older_version_of_this_run_are_told_as_such(tmp_path: Path) -> None:
+    """Whether they are too old is for the loop to say, which draws them again then."""
+    with serving(weights_root=tmp_path) as served:
+        policy = updating(served.url, random_model(), tmp_path)
+        for version in (2, 3):
+            policy.load(version, saved(tmp_path / "s1", version))
+        updating(served.url, random_model(), tmp_path).load(2, tmp_path / "s1" / "step_2")  # not from here
+        for trajectory in policy.sample(requests(), SamplingParams()):
+            assert set(trajectory.versions[trajectory.sampled_mask].tolist()) == {2}
 
 
 def test_it_says_how_long_the_server_was_idle(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _rl(
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if not_resampled(config, records.run) is not None:
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
-    own_canary = config.mode == "colocated"  # that of a server is another one
+    own_canary = config.mode != "split"  # that of a server is another one
     canary = Canary.of_run(config, sampler, renderer, policy, trainer, band_of(config)) if own_canary else None
 
     def publish(version: int) -> dict[str, float]:

@@ -47,7 +47,7 @@ def inexact_sampling(config: RLConfig, server: Server | None = None) -> list[str
         who = [f"the server at {config.orchestrator.client.base_url}"]
     elif (server.backend if server else config.inference.backend) == "vllm":
         who = ["vLLM"]
-    elif config.mode != "colocated" and not config.inference.batch_invariant:
+    elif config.mode == "split" and not config.inference.batch_invariant:
         who = ["a server without inference.batch_invariant"]
     else:
         who = []
