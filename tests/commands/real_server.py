@@ -41,10 +41,10 @@ class Served:
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
-    def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Makes each step take 5 ms at least, so that something can happen while a request runs."""
+    def slow(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.005) -> None:
+        """Makes each step take so many seconds at least, so that something can happen while a request runs."""
         step = self.service.engine.step
-        monkeypatch.setattr(self.service.engine, "step", lambda: (time.sleep(0.005), step())[1])
+        monkeypatch.setattr(self.service.engine, "step", lambda: (time.sleep(seconds), step())[1])
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

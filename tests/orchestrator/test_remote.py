@@ -220,7 +220,7 @@ def test_weights_change_while_it_samples_and_each_token_has_its_version(
         policy = updating(served.url, random_model(), tmp_path)
         policy.load(3, saved(folder, 3))
         before = policy.sample(long, SamplingParams(ignore_eos=True))
-        served.slow(monkeypatch)
+        served.slow(monkeypatch, 0.05)
         sampling = Sampling(policy, served, long)
         for version in (4, 5):
             steps = served.service.steps
