@@ -128,3 +128,33 @@ def loading(ranks: Ranks, folder: Path) -> None:
 
 
 assert ALONE.alone
+
+
+def peak_mib() -> float:
+    """Largest memory of this process since the last `forget_peak`, in MiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory(ranks: Ranks, folder: Path) -> None:
+    """Peak memory of a rank while it trains a model of 60M parameters, and while it saves and exports it."""
+    size = InitConfig(layers=10, hidden=704, heads=11, kv_heads=11, head_dim=64, intermediate=1936)
+    model = random_decoder(tiny_config(size), precision="bf16_linear")
+    before = peak_mib()
+    shard(model, ranks)
+    trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 10, sft_objective, ranks=ranks)
+    forget_peak()
+    for step in range(2):
+        trainer.step(deal(sequences(step), None, "cpu", False, ranks))
+    peaks = {"parameters": model.num_parameters / 1e6, "load": before, "train": peak_mib()}
+    forget_peak()
+    save_part(folder, trainer)
+    peaks["save"] = peak_mib()
+    forget_peak()
+    save_policy(folder / "hf", trainer)
+    peaks["export"] = peak_mib()
+    (folder / f"memory.{ranks.world}.{ranks.rank}.json").write_text(json.dumps(peaks))

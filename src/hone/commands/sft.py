@@ -63,7 +63,7 @@ def run(config: SFTConfig) -> int:
             return source, load_policy(config, source, ranks.device(device))
 
         source, model = ranks.together(load)
-        threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks.local_world)
+        threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks)
 
         def make() -> Trainer:
             shard(model, ranks)

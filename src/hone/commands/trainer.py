@@ -65,7 +65,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         return model
 
     model = load()
-    threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks.local_world)
+    threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks)
     hello = Hello(
         id=uuid4().hex[:16],
         fingerprint=fingerprint(dict(model.named_parameters()), ranks),
