@@ -42,6 +42,8 @@ from hone.runs.provenance import hardware
 from hone.transport import FileTransport, Order, Result, Session
 
 JOBS, PROMPT_TOKENS, NEW_TOKENS = 4, 32, 16384
+WARM_UP = 2
+"""Updates that don't count: only then has the server all the memory that it takes, and reuses it."""
 LIMIT = 300.0
 """Seconds after which the trainer counts as dead."""
 
@@ -124,7 +126,7 @@ def copy_and_sync(source: Path, target: Path) -> float:
 
 
 def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWEN3_06B) -> dict[str, Any]:
-    """One update that does not count, then `rounds` that do, each beside a copy of the same bytes."""
+    """Two updates that don't count, then `rounds` that do, each beside a copy of the same bytes."""
     transport = FileTransport(work / "transport")
     transport.open(Session("bench", 0, None, str(work), {}, 1.0, ()))
     process = get_context("spawn").Process(target=trainer, args=(work / "transport", config, precision), daemon=True)
@@ -140,7 +142,7 @@ def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWE
     sampler = Sampler(load_model(transport.weights(0), precision=precision))
     sampler.wait_steps(3)
     seen: list[dict[str, float]] = []
-    for step in range(1, rounds + 2):
+    for step in range(1, rounds + WARM_UP + 1):
         os.sync()
         sampler.wait_steps(3)
         at_rest = median(later - earlier for earlier, later in pairwise(sampler.ends[-4:]))
@@ -158,12 +160,12 @@ def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWE
         times["copy_and_sync"] = copy_and_sync(transport.weights(step) / WEIGHTS, work / "copy")
         print(precision, {name: round(value, 2) for name, value in times.items()}, flush=True)
         seen.append(times)
-    size = (transport.weights(rounds + 1) / WEIGHTS).stat().st_size
-    transport.put(Order(rounds + 2, "end"))
+    size = (transport.weights(rounds + WARM_UP) / WEIGHTS).stat().st_size
+    transport.put(Order(rounds + WARM_UP + 1, "end"))
     process.join(LIMIT)
     sampler.service.close()
     transport.close()
-    counted = seen[1:]
+    counted = seen[WARM_UP:]
     medians = {name: median(times[name] for times in counted) for name in counted[0]}
     return {
         "bytes": size,
@@ -176,7 +178,7 @@ def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWE
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--folder", type=Path, help="on the disk to measure; by default the one for temporary files")
     parser.add_argument("--out", type=Path, help="JSON file to write")
@@ -190,12 +192,12 @@ def main() -> None:
             "threads": torch.get_num_threads(),
         }
     }
+    result["machine"] = {**hardware(), "python": platform.python_version(), "torch": version("torch")}
     for precision in args.precision:
         with tempfile.TemporaryDirectory(dir=args.folder) as work:
             result[precision] = measure(precision, args.rounds, Path(work))
-    result["machine"] = {**hardware(), "python": platform.python_version(), "torch": version("torch")}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
 

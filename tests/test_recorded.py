@@ -164,3 +164,14 @@ def test_audits_are_quick_and_pass_the_built_in_tasks():
     sparse = tasks.pop("gsm8k sparse")
     assert sparse["failures"] == sparse["refused"] == ["growth"]
     assert all(row["failures"] == row["refused"] == [] for row in tasks.values())
+
+
+def test_a_weight_update_through_the_transport():
+    """Of 0.6B parameters: no more than twice what it takes to copy and sync them; the sampler goes on meanwhile."""
+    result = json.loads((RESULTS / "transport.json").read_text())
+    assert result["workload"]["completions"] >= 4 and result["workload"]["rounds"] >= 3
+    for precision, size in (("bf16", 1.19e9), ("fp32", 2.38e9)):
+        measured = result[precision]
+        assert measured["bytes"] >= size and len(measured["rounds"]) == result["workload"]["rounds"]
+        assert measured["ratio"] <= 2.0
+        assert measured["standstill"] <= 1 / 3

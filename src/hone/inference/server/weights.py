@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -29,6 +31,8 @@ class WeightsFolder:
         folder = (self.root / path).resolve()
         if not folder.is_relative_to(self.root):
             raise UserError(f"{path} is not under the weights root {self.root}: save the weights there")
+        with suppress(OSError):
+            os.listdir(folder.parent)  # on NFS this asks for folders that have come since
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
         config = read_config(folder)
