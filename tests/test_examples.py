@@ -178,7 +178,7 @@ def test_tiny_rl_in_three_files_is_the_same_run_in_split_mode() -> None:
     config = rl(THREE_FILES.replace("/rl/", "/rl/tiny/"))
     assert config.mode == "split" and config.orchestrator.client.base_url is None, "it has a server of its own"
     assert config.ckpt is not None and config.ckpt.interval == 25, "a run in several processes goes on from these"
-    other = {"mode": "colocated", "ckpt": None, "output_dir": Path("outputs/tiny-rl")}
+    other = {"mode": None, "ckpt": None, "output_dir": Path("outputs/tiny-rl")}
     assert config.model_copy(update=other) == rl(f"@ {REVERSE_TEXT}/tiny.toml")
 
 

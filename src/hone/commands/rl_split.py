@@ -30,6 +30,7 @@ from hone.errors import UserError
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import Launch, Role, Words
+from hone.orchestrator.launch_waits import port_problem
 from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.liveness import holder
@@ -174,19 +175,14 @@ def _context(config: RLConfig) -> int | None:
 
 def check_port(port: int) -> None:
     """UserError if something listens on the port: it would be taken for the run's own server."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(
-                    f"port {port} can't be listened on ({error}): choose --inference.port {port + 1}"
-                ) from None
-            raise UserError(
-                f"port {port} is in use, by another server maybe: sample from that with --orchestrator.client.base-url "
-                f"http://localhost:{port}/v1, or have one started on another with --inference.port {port + 1}"
-            ) from None
+    if (problem := port_problem(HOST, port)) is None:
+        return
+    if problem.errno != errno.EADDRINUSE:
+        raise UserError(f"port {port} can't be listened on ({problem}): choose another with --inference.port")
+    raise UserError(
+        f"port {port} is in use, by another server maybe: sample from that with --orchestrator.client.base-url "
+        f"http://localhost:{port}/v1, or have one started on another with --inference.port {port + 1}"
+    )
 
 
 def check_server(config: RLConfig) -> None:

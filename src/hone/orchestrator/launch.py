@@ -26,7 +26,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log
-from hone.orchestrator.launch_waits import Loading, Stop
+from hone.orchestrator.launch_waits import Loading, Stop, port_problem
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -35,6 +35,8 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TICK = 0.25
+_LETTING_GO = 30.0
+"""Seconds that the port of a server that died may still be taken."""
 _FOLLOWING = 2.0
 """Seconds that the other ranks have to say why they end, when one has."""
 _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -281,8 +283,16 @@ class Launch:
         for child in old:
             child.kill()
         self._wait(old, PATIENCE)
+        if culprit.role == INFERENCE:
+            self._wait_for_port()
         for name in names:
             self._start(name)
+
+    def _wait_for_port(self) -> None:
+        """Until what the server that died has started (vLLM, which its own supervisor ends) has let go of the port."""
+        address, until = self.roles[INFERENCE].health, time.monotonic() + _LETTING_GO
+        while address and port_problem(*address) and time.monotonic() < until and self._stop.first is None:
+            self._listen(_TICK)
 
     def _wait(self, children: Sequence[Child], seconds: float) -> None:
         """Until they have ended, for so long at most; the lines of all are passed on meanwhile."""

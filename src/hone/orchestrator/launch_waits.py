@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -109,6 +110,17 @@ class Loading:
             last = next((line for line in reversed(self.server.lines) if line.strip()), "")
             self._say(f"The server is still loading, after {now - self._began:.0f} s" + (f": {last}" if last else "."))
         return False
+
+
+def port_problem(host: str, port: int) -> OSError | None:
+    """Why no server could listen there now; None if one could."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
 
 
 def healthy(host: str, port: int, timeout: float) -> bool:
