@@ -1,0 +1,149 @@
+"""What replay, verify, diff and regrade make of runs in several processes.
+
+- In lock-step with a batch-invariant sampler all is done again, to the bit, in one process.
+- With weights up to two versions old the recorded rollouts lead to the same weights, to the bit.
+- On two ranks they lead to them up to rounding, also where the run was resumed in one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import tampering
+from recorded import Bench
+from split_runs import Run as Started
+from split_runs import free_port, records
+
+from hone.cli import main
+from hone.runs import Run
+
+pytestmark = pytest.mark.split
+
+STEPS = 6
+INVARIANT = "--inference.batch-invariant"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"), tiny_model_dir)
+
+
+def begin(bench: Bench, name: str, *more: str, steps: int = STEPS) -> Path:
+    """A run of the task `parity` to its end, in three processes unless `more` says otherwise."""
+    argv = ["--model.name", "model", "--max-steps", str(steps), "--precision", "fp32", "--seq-len", "48", "--no-audit"]
+    argv += ["--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain", "--mode", "split"]
+    argv += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
+    argv += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity"]
+    argv += ["--orchestrator.eval.interval", "3", "--orchestrator.eval.num-examples", "4"]
+    run = Started([*argv, "--inference.port", str(free_port()), *more], bench.folder / name)
+    try:
+        assert run.ended() == 0, run.said
+    finally:
+        run.kill()
+    return bench.folder / name
+
+
+def tool(bench: Bench, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """The exit code of `hone ARGV`, and what it printed."""
+    capsys.readouterr()
+    with contextlib.chdir(bench.folder):
+        code = main(list(argv))
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def lock_step(bench: Bench) -> Path:
+    return begin(bench, "lock-step", INVARIANT)
+
+
+@pytest.fixture(scope="module")
+def ahead(bench: Bench) -> Path:
+    return begin(bench, "ahead", "--orchestrator.max-async-level", "2", steps=8)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(bench: Bench) -> Path:
+    """Four steps on two ranks, and two more in one process."""
+    begin(bench, "ranks", INVARIANT, "--trainer.ranks", "2", steps=4)
+    return begin(bench, "ranks", INVARIANT, "--mode", "colocated", "--resume")
+
+
+def test_lock_step_is_done_again_in_one_process(
+    bench: Bench, lock_step: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tampering.snapshot(lock_step)
+    code, said = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
+    assert code == 0 and "6 steps and the last evaluation came out equal, bit for bit" in said, said
+    assert "not as they were" not in said and "note" not in said, said
+    code, said = tool(bench, capsys, "replay", "lock-step")
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in said
+    assert tampering.snapshot(lock_step) == before
+    begin(bench, "one", INVARIANT, "--mode", "colocated")
+    code, said = tool(bench, capsys, "diff", "one", "lock-step")
+    assert code == 0 and "config        the same in all that decides the numbers" in said, said
+    assert "verdict       equal in examples, tokens, logprobs, rewards, metrics and weights" in said
+
+
+def test_tokens_of_several_versions_are_trained_on_again(
+    bench: Bench, ahead: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = tool(bench, capsys, "replay", "ahead")
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in said, said
+    assert max(line["staleness/max"] for line in records(ahead / "metrics.jsonl")[:8]) > 0
+    code, said = tool(bench, capsys, "verify", "ahead", "--steps", "8")
+    assert code == 0 and "8 steps came out equal from their recorded completions, bit for bit" in said, said
+    assert "completions were sampled by a server without inference.batch_invariant, which can't be asked again" in said
+    code, said = tool(bench, capsys, "regrade", "ahead")
+    assert code == 0 and "the recorded reward" in said, said
+    code, said = tool(bench, capsys, "runs", "show", "ahead")
+    words = " ".join(said.split())
+    assert "completions are sampled by whichever weights are there, up to 2 versions old" in words
+    assert "examples: exact: their order follows from the seed alone" in words
+    assert "which version samples a token depends on timing (max_async_level = 2; each token's is recorded)" in words
+
+
+def test_a_version_that_cannot_have_sampled_is_seen(
+    bench: Bench, ahead: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = shutil.copytree(ahead, bench.folder / "edited")
+    shutil.rmtree(copied / "checkpoints")  # they know the logs
+    tampering.edit_rollouts(copied, 5, lambda rows: rows[0]["versions"].__setitem__(-1, 1), fit_hashes=True)
+    code, said = tool(bench, capsys, "verify", "edited", "--steps", "8")
+    assert code != 0 and "step 5, rollouts: the column versions of sample" in said, said
+
+
+def test_two_ranks_are_replayed_by_one_within_the_tolerance(
+    bench: Bench, two_ranks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = Run(two_ranks).info
+    assert (info["ranks"], info["exact"]) == (2, False)
+    assert info["inexact"] == [{"step": 4, "cause": "resumed with other ranks (2, now 1)"}]
+    code, said = tool(bench, capsys, "replay", "ranks")
+    assert code == 0, said
+    assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process" in said
+    (furthest,) = re.findall(r"^furthest +\S+ of step \d by (\S+), of its size$", said, re.MULTILINE)
+    assert 0 < float(furthest) < 1e-4
+    code, said = tool(bench, capsys, "verify", "ranks", "--steps", str(STEPS))
+    assert code == 0 and "6 steps came out equal from their recorded completions, up to 1e-05" in said, said
+
+
+def test_a_shard_that_was_changed_with_its_marker_is_damaged(
+    bench: Bench, two_ranks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(two_ranks, bench.folder / "changed") / "checkpoints" / "step_2"
+    shard = folder / "trainer" / "__0_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[20_000::5_000] = bytes(byte ^ 1 for byte in data[20_000::5_000])
+    shard.write_bytes(data)
+    code, said = tool(bench, capsys, "verify", "changed", "--steps", "0")
+    assert code == 1 and "checkpoints/step_2/trainer/__0_0.distcp: has changed since it was written" in said, said
+    marker = json.loads((folder / "COMPLETE").read_text())
+    marker["files"]["trainer/__0_0.distcp"]["sha256"] = tampering.sha256(shard)
+    (folder / "COMPLETE").write_text(json.dumps(marker) + "\n")
+    code, said = tool(bench, capsys, "verify", "changed", "--steps", "0")
+    assert code == 1 and "checkpoints/step_2/trainer: its weights have the fingerprint" in said, said
