@@ -106,6 +106,16 @@ def test_where_a_server_is_may_change_and_that_there_is_one_may_not(tmp_path, ru
             start(folder, resume=ResumeConfig(), **served(url))
 
 
+def test_the_mode_may_change_and_with_it_whether_a_server_is_named(run_dir, capsys):
+    split = {"mode": "split", "trainer": {"ranks": 2}, "restarts": 0, "transport": {"max_tokens": 99}}
+    start(run_dir, resume=ResumeConfig(), **split).finish("done")
+    start(run_dir, resume=ResumeConfig(), mode="split", **served("http://one:8000/v1")).finish("done")
+    start(run_dir, resume=ResumeConfig()).finish("done")
+    assert "Changed" not in capsys.readouterr().out and Run(run_dir).info["exact"] is True
+    with pytest.raises(UserError, match=r"with another orchestrator.max_async_level \(0, now 1\) would give"):
+        start(run_dir, resume=ResumeConfig(), mode="split", orchestrator={"max_async_level": 1})
+
+
 def edit_metrics(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(line.replace("0.1", "0.9") for line in lines))

@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +121,22 @@ def test_kl_term_is_zero_at_the_reference_and_grows_away_from_it():
     second = trainer.step([pack(sequences())])
     assert first["kl"] == pytest.approx(0.0, abs=1e-9)
     assert second["kl"] > 1e-4
+
+
+def test_the_ratio_of_stale_tokens_is_bounded_also_where_they_are_to_be_unlearned():
+    batch = pack(sequences())
+    indices = batch.loss_mask.nonzero().flatten()
+    batch = replace(batch, advantages=torch.full_like(batch.advantages, -1.0))
+    logprobs = batch.sampling_logprobs[indices] + math.log(5)  # five times as likely as when they were sampled
+    losses = {
+        name: float(policy_objective(config, stale)(logprobs, batch, indices)[0]) / len(indices)
+        for name, config, stale in (
+            ("fresh", LossConfig(), False),
+            ("stale", LossConfig(), True),
+            ("set", LossConfig(dual_clip=4.0), True),
+        )
+    }
+    assert losses == pytest.approx({"fresh": 5.0, "stale": 3.0, "set": 4.0}, rel=1e-5)
 
 
 def test_temperature_divides_the_logits_of_the_ratio():
