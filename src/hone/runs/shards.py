@@ -108,4 +108,6 @@ def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group
 
 
 def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
-    return {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    """In order of name, so that equal tensors make equal files, whatever order an optimiser came to hold them in."""
+    flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    return dict(sorted(flat.items()))
