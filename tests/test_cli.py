@@ -98,8 +98,8 @@ def test_hone_alone_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main([]) == 0
     out = capsys.readouterr().out
     for name, command in cli.COMMANDS.items():
-        assert f"  {name:<12}{command.summary}\n" in out or " " in name
-    assert "  runs        look at runs, and end one: list, show, stop, attach, ledger\n" in out
+        assert f"  {name:<14}{command.summary}\n" in out or " " in name
+    assert "  runs          look at runs, and end one: list, show, stop, attach, ledger\n" in out
     assert cli.main(["--help"]) == 0
     assert capsys.readouterr().out == out
     assert cli.main(["--version"]) == 0
@@ -129,7 +129,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert cli.main(["evl"]) == 2
     assert capsys.readouterr().err == "error: hone has no command 'evl': did you mean `hone eval`?\n"
     assert cli.main(["xyzzy"]) == 2
-    assert "there are init-model, init-env, sft, rl, eval" in capsys.readouterr().err
+    assert "there are init-model, init-env, sft, rl, trainer, orchestrator, eval" in capsys.readouterr().err
     assert cli.main(["runs", "lst"]) == 2
     assert capsys.readouterr().err == "error: hone has no command 'runs lst': did you mean `hone runs list`?\n"
     assert cli.main(["runs", "xyzzy"]) == 2

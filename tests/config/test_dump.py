@@ -43,4 +43,4 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
     assert tree["trainer"]["loss"] == {"eps_low": 0.2, "eps_high": 0.28, "kl_coef": 0.0}
     assert tree["trainer"]["optim"]["lr"] == 1e-6
     assert "max_steps" not in tree["trainer"] and tree["max_steps"] == 100
-    assert tree["output_dir"] == "outputs" and tree["mode"] == "colocated"
+    assert tree["output_dir"] == "outputs" and "mode" not in tree
