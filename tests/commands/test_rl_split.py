@@ -135,9 +135,8 @@ def test_the_launcher_loads_nothing_heavy():
 
 def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
     """Here the launcher is a program that starts one role, and is killed."""
-    role = (
-        "import os; from hone.commands.launched import end_with; print(os.getpid(), flush=True); end_with(os.getppid())"
-    )
+    role = "import os; from hone.commands.launched import end_with; launcher = os.getppid(); "
+    role += "print(os.getpid(), flush=True); end_with(launcher)"
     start = f"subprocess.Popen([sys.executable, '-c', {role!r}], start_new_session=True)"
     parent = f"import subprocess, sys, time; {start}; time.sleep(3600)"
     launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
