@@ -218,13 +218,15 @@ class _Alive:
     def __init__(self, transport: FileTransport, hello: Hello, writer: RunWriter) -> None:
         self.transport, self.hello, self.writer = transport, hello, writer
         self._looked = time.monotonic()
+        self._missed = False
 
     def __call__(self) -> None:
         if LAUNCHED in os.environ or time.monotonic() - self._looked < HELLO_SECONDS:
             return
         self._looked = time.monotonic()
         found = FileTransport(self.transport.path).hello(timeout=0)
-        if found is None or found.id != self.hello.id:
+        before, self._missed = self._missed, found is None or found.id != self.hello.id
+        if before and self._missed:  # once is not enough: its last words may not have been looked for since it left
             raise UserError(
                 f"the trainer (process {self.hello.pid} on {self.hello.host}) is gone, and what it had made since the "
                 f"last checkpoint: start a trainer, and go on with {resume_command(self.writer.folder, 'rl')}"

@@ -51,7 +51,9 @@ class SteadyPolicy:
         self._tell, self._returned = tell, returned
         self._newest: tuple[int, Path] | None = None
         self._lock = threading.Lock()
+        """Held while the server is given weights, or waited for: older ones never come after newer ones."""
         self._losses = 0
+        self._left = False
 
     @property
     def version(self) -> int:
@@ -68,10 +70,22 @@ class SteadyPolicy:
     def load(self, version: int, path: Path | None = None) -> None:
         assert path is not None, "the weights are the trainer's, in a folder"
         self._newest = version, path
-        self._steadily(lambda: self.policy.load(version, path))
+        self._steadily(self._give)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self._steadily(lambda: self.policy.score(sequences, temperature))
+
+    def leave(self) -> None:
+        """Waits for the server no more: whatever finds it gone from now on, or waits for it, fails."""
+        self._left = True
+
+    def _give(self) -> None:
+        with self._lock:
+            self._give_newest()
+
+    def _give_newest(self) -> None:
+        if self._newest is not None:
+            self.policy.load(*self._newest)
 
     def _steadily(self, call: Callable[[], T]) -> T:
         while True:
@@ -89,18 +103,30 @@ class SteadyPolicy:
             if losses >= self.most:
                 raise Halt(f"{reason}, for the {losses + 1}. time (restarts = {self.most})")
             self._tell(f"{reason}: waiting for it")
-            wait_for_server(self.policy.server.endpoint, self.patience, self._tell)
+            wait_for_server(self.policy.server.endpoint, self.patience, self._tell, lambda: self._check_left(reason))
             self._losses += 1
             self._returned(reason)
             with suppress(Gone, Restarted):  # again; the call will find that out
-                if self._newest is not None:
-                    self.policy.load(*self._newest)
+                self._give_newest()
+
+    def _check_left(self, reason: str) -> None:
+        if self._left:
+            raise Halt(reason)
 
 
-def wait_for_server(endpoint: Endpoint, patience: float, tell: Callable[[str], None] = lambda text: None) -> None:
-    """Waits until a server answers at `endpoint`, and says every 30 s that it does. Halt after `patience` seconds."""
+def wait_for_server(
+    endpoint: Endpoint,
+    patience: float,
+    tell: Callable[[str], None] = lambda text: None,
+    interrupt: Callable[[], None] = lambda: None,
+) -> None:
+    """Waits until a server answers at `endpoint`, and says every 30 s that it does. Halt after `patience` seconds.
+
+    `interrupt` is called again and again, and may raise.
+    """
     began = said = time.monotonic()
     while not answers(endpoint):
+        interrupt()
         now = time.monotonic()
         if now - began > patience:
             raise Halt(f"no server answers at {endpoint.url}, after {patience:.0f} s")
@@ -125,7 +151,8 @@ def answers(endpoint: Endpoint) -> bool:
 class Published:
     """A version that the trainer has made: its result, and what came of giving it to the server.
 
-    `scores` are the server's logprobs of the canary; `seconds` is what the update took; `error` is what went wrong.
+    `scores` are the server's logprobs of the canary, empty if it was not given the weights; `seconds` is what the update
+    took; `error` is what went wrong.
     """
 
     result: Result
@@ -186,16 +213,16 @@ class Publisher:
             self._changed.notify()
 
     def mute(self) -> None:
-        """Publishes nothing more, and holds no version."""
+        """Publishes nothing more, holds no version, and waits for no server."""
+        self._policy.leave()
         with self._changed:
             self._quiet = True
             self._changed.notify()
 
     def close(self) -> None:
         """Ends the thread; what it is at is not awaited for long."""
-        with self._changed:
-            self._quiet = self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self.mute()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
@@ -226,6 +253,8 @@ class Publisher:
             self._policy.load(result.version, self._transport.weights(result.version))
             (scores,) = self._policy.score([self._canary], self._temperature)
         except Exception as error:
+            if self._quiet:  # told to give up meanwhile
+                return Published(result)
             self._quiet = True
             return Published(result, error=error)
         return Published(result, scores, time.perf_counter() - began)

@@ -55,9 +55,17 @@ class RemoteTrainer:
         """Whether `collect` would not wait."""
         return self.publisher.ready
 
-    def collect(self) -> Published:
-        """The next version, once the server has it. The first is the one that the session begins with."""
-        published = self.publisher.collect(self.alive)
+    def collect(self, interrupt: Callable[[], None] = lambda: None) -> Published:
+        """The next version, once the server has it. The first is the one that the session begins with.
+
+        `interrupt` is called in waiting, as `alive` is.
+        """
+
+        def look() -> None:
+            self.alive()
+            interrupt()
+
+        published = self.publisher.collect(look)
         self.version = published.result.version
         self.fingerprints[self.version] = published.result.fingerprint
         self.fingerprints.pop(self.version - 2, None)
@@ -73,6 +81,7 @@ class RemoteTrainer:
         If its batch did not ask for it, this ends the session: the trainer writes it, and waits for another session.
         """
         if version not in self._parts:
+            assert self._put == version, "no batch is on its way"
             folder = self._part(version)
             self._end(version, folder)
             result = self.transport.result(version)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hone.config.rl import RLConfig
@@ -73,7 +74,8 @@ class SplitLoop:
         except (StepAbandoned, Halt):
             self.trainer.publisher.mute()
             while self.queue:  # what was handed over is trained on, and so it is recorded
-                self._take()
+                with suppress(Halt):  # the first one is told
+                    self._take()
             raise
         return self._end()
 
@@ -118,6 +120,8 @@ class SplitLoop:
         published, version = self._take(), self.trainer.version
         if published.error is not None:
             raise published.error
+        if not published.scores:  # there was no time left for that
+            return
         verdict, gap, self.of_version = self.watch.measured(published.scores, published.result.canary)
         if version < self.config.max_steps:
             self.recorder.saver.save(version)
@@ -130,21 +134,26 @@ class SplitLoop:
         """The next version; the step that made it is recorded."""
         began = time.perf_counter()
         with self.recorder.run.phase("wait"):
-            published = self.trainer.collect()
+            published = self.trainer.collect(self._hurry)
         if self.queue:
-            self._record(self.queue.popleft(), published, time.perf_counter() - began)
-        kept = self.recorder.saver.writing
-        self.trainer.transport.drop(
-            self.trainer.version - 2 if kept is None else min(kept - 1, self.trainer.version - 2)
-        )
+            measured, self.of_version = self.of_version, {}
+            self._record(self.queue.popleft(), published, measured, time.perf_counter() - began)
+        self.trainer.transport.drop(self.trainer.version - 2)
         return published
 
-    def _record(self, batch: Batch, published: Published, waited: float) -> None:
+    def _hurry(self) -> None:
+        """Has nothing more published once the time is over in which the run has to be saved."""
+        try:
+            self.recorder.saver.stop.check()
+        except StepAbandoned:
+            self.trainer.publisher.mute()
+
+    def _record(self, batch: Batch, published: Published, measured: dict[str, float], waited: float) -> None:
         result = published.result
         assert result.version == batch.step + 1, f"version {result.version} after step {batch.step}"
         sampled = {name: value for name, value in batch.metrics.items() if name not in TOTALS}
         totals = {name: value for name, value in batch.metrics.items() if name in TOTALS}
-        metrics = self.of_version | sampled | result.metrics | totals
+        metrics = measured | sampled | result.metrics | totals
         seconds = {f"time/{name}": value for name, value in result.seconds.items() if name != "wait"}
         timings = batch.timings | seconds | {"time/update": published.seconds}
         timings["idle/orchestrator"] = timings.get("idle/orchestrator", 0.0) + waited

@@ -94,11 +94,6 @@ class Saver:
         """Whether `save(step)` will make a checkpoint, as far as that is known before."""
         return self.ckpt is not None and self._is_due(step, last=False) and not self._is_saved(step, last=False)
 
-    @property
-    def writing(self) -> int | None:
-        """The version whose files are being written."""
-        return self._saved[0] if self._saved and self._writing is not None and not self._writing.done() else None
-
     def close(self) -> None:
         """Waits for what is being written; errors of that are left aside."""
         self._thread.shutdown()
