@@ -29,8 +29,19 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands that other tests run: the upload in tests/commands/test_hf_upload.py; the server in
 # tests/test_serving_page.py and, on vLLM, in tests/vllm; tmux in tests/split; the rest is this very test run.
+# torchrun is in tests/trainer/test_ranks_page.py.
 ELSEWHERE = ("hf upload", "inference", "bash .ci/run", "bash scripts/tmux.sh", ".venv/bin/pytest", "source .venv")
-COMMANDS = ("hone", "sft", "rl", "vf-eval", "make", "export", "pytest", *(word.split()[0] for word in ELSEWHERE))
+COMMANDS = (
+    "hone",
+    "sft",
+    "rl",
+    "torchrun",
+    "vf-eval",
+    "make",
+    "export",
+    "pytest",
+    *(word.split()[0] for word in ELSEWHERE),
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from hone.commands.machine import configure
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
@@ -16,7 +18,7 @@ from hone.trainer import logprobs
 from hone.trainer.export import save_policy
 from hone.trainer.objectives import policy_objective, sft_objective
 from hone.trainer.packing import Sequence, deal
-from hone.trainer.parallel import ALONE, Ranks, shard, whole
+from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part
 from hone.trainer.step import Trainer
 
@@ -127,9 +129,6 @@ def loading(ranks: Ranks, folder: Path) -> None:
     write(ranks, folder, "loading", results)
 
 
-assert ALONE.alone
-
-
 def peak_mib() -> float:
     """Largest memory of this process since the last `forget_peak`, in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -141,16 +140,20 @@ def forget_peak() -> None:
 
 
 def memory(ranks: Ranks, folder: Path) -> None:
-    """Peak memory of a rank while it trains a model of 60M parameters, and while it saves and exports it."""
-    size = InitConfig(layers=10, hidden=704, heads=11, kv_heads=11, head_dim=64, intermediate=1936)
+    """Peak memory in MiB of a rank while it trains a model of 30M parameters, and while it saves and exports it."""
+    import_module("torch.distributed.fsdp")  # on one rank too, to compare like with like
+
+    configure(1, 10**7, ranks=ranks)
+    start = peak_mib()
+    size = InitConfig(layers=10, hidden=512, heads=8, kv_heads=8, head_dim=64, intermediate=1280)
     model = random_decoder(tiny_config(size), precision="bf16_linear")
-    before = peak_mib()
     shard(model, ranks)
     trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 10, sft_objective, ranks=ranks)
+    peaks = {"parameters": model.num_parameters / 1e6, "start": start}
     forget_peak()
-    for step in range(2):
+    for step in (0, 3):
         trainer.step(deal(sequences(step), None, "cpu", False, ranks))
-    peaks = {"parameters": model.num_parameters / 1e6, "load": before, "train": peak_mib()}
+    peaks["train"] = peak_mib()
     forget_peak()
     save_part(folder, trainer)
     peaks["save"] = peak_mib()

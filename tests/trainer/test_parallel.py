@@ -134,3 +134,16 @@ def test_a_rank_without_a_sequence_gets_a_micro_batch_without_loss() -> None:
 
 def test_nothing_to_train_on_is_no_micro_batch() -> None:
     assert dealt([], 100, 2, True) == [[], []]
+
+
+@pytest.mark.split
+def test_a_rank_of_two_needs_less_memory_than_one_alone(tmp_path: Path) -> None:
+    for world in (1, 2):
+        on_ranks(world, "memory", tmp_path)
+    (one,) = (json.loads(path.read_text()) for path in tmp_path.glob("memory.1.*.json"))
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("memory.2.*.json"))]
+    assert one["parameters"] > 25
+    for rank in ranks:
+        assert rank["train"] - rank["start"] < 0.7 * (one["train"] - one["start"]), (rank, one)
+        # Saving takes little on top of what is there; exporting, the file that is being gathered, on rank 0.
+        assert max(rank["save"], rank["export"]) < rank["train"] + 4.5 * one["parameters"], rank
