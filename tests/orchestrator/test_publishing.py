@@ -32,6 +32,9 @@ class Server:
         self.version = -1
         self.server = SimpleNamespace(endpoint=Endpoint("http://127.0.0.1:9/v1"))
 
+    def leave(self) -> None:
+        pass
+
     def load(self, version: int, path: Path) -> None:
         if self.failing:
             raise self.failing.pop(0)
@@ -153,6 +156,57 @@ def test_a_server_that_comes_back_is_given_the_weights_again(
     assert policy.sample(["r"], None) == ["trajectory"]  # pyright: ignore
     assert server.loaded == [(4, tmp_path)] * 2 and calls == [["r"]] * 2
     assert returned == [str(loss)] and told == [f"{loss}: waiting for it"] and len(asked) == 3
+
+
+def test_weights_that_come_while_a_server_is_given_older_ones_come_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "answers", lambda endpoint: True)
+    server, begun, go_on = Server(), threading.Event(), threading.Event()
+    policy, _, _ = steady(server)
+    policy.load(4, tmp_path)
+    load = server.load
+
+    def slow_load(version: int, path: Path) -> None:
+        if version == 4:
+            begun.set()
+            assert go_on.wait(10)
+        load(version, path)
+
+    def sample(requests: Any, sampling: Any) -> int:
+        if not begun.is_set():
+            raise Gone("it is gone", None)
+        return server.version
+
+    server.load, server.sample = slow_load, sample  # pyright: ignore
+    sampling = threading.Thread(target=lambda: policy.sample([], None))  # pyright: ignore
+    sampling.start()
+    assert begun.wait(10)
+    loading = threading.Thread(target=lambda: policy.load(5, tmp_path))
+    loading.start()
+    time.sleep(0.1)
+    go_on.set()
+    sampling.join(10)
+    loading.join(10)
+    assert [version for version, _ in server.loaded] == [4, 4, 5] and policy.version == 5
+
+
+def test_a_publisher_that_is_muted_waits_for_no_server(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the trainer has made can so be saved before the time for that is over."""
+    asked = threading.Event()
+    monkeypatch.setattr(publishing, "ASK", 0.01)
+    monkeypatch.setattr(publishing, "answers", lambda endpoint: asked.set())
+    trainer, end = ends
+    policy = SteadyPolicy(Server(Gone("gone", None)), 3, 600, lambda text: None, lambda text: None)  # pyright: ignore
+    publisher = publisher_of(end, policy)
+    for version in (3, 4):
+        made(trainer, version)
+    assert asked.wait(10)
+    publisher.mute()
+    for version in (3, 4):
+        published = publisher.collect(no_wait)
+        assert published.result.version == version and not published.scores and published.error is None
+    publisher.close()
 
 
 def test_it_is_not_waited_for_more_often_than_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,8 @@ def answers(endpoint: Endpoint) -> bool:
 class Published:
     """A version that the trainer has made: its result, and what came of giving it to the server.
 
-    `scores` are the server's logprobs of the canary, empty if it was not given the weights; `seconds` is what the update
-    took; `error` is what went wrong.
+    `scores` are the server's logprobs of the canary, empty if it was not given the weights; `seconds` is what the
+    update took; `error` is what went wrong.
     """
 
     result: Result
