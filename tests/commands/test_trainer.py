@@ -94,8 +94,8 @@ def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orche
         orchestrator.transport.hello(LIMIT)
         orchestrator.open("s1")
         for step in range(3):
-            orchestrator.put(step)
-            orchestrator.result(step + 1)
+            orchestrator.put(step, tmp_path / "tidied-up" if step == 2 else None)
+            assert not orchestrator.result(step + 1).saved
         again = Orchestrator(rl_run, orchestrator.transport.path)
         for name, start in (("s2", 2), ("s3", 0), ("s4", 4)):
             again.open(name, start)

@@ -103,9 +103,8 @@ class TrainerLoop:
 
     def _end(self, order: Order, waited: float) -> None:
         seconds, version = {"wait": waited}, self.trainer.version
-        if order.save is not None:
-            self._save(Path(order.save), seconds)
-        result = Result(version, {}, self.trainer.fingerprint(), (), seconds, order.save is not None)
+        saved = order.save is not None and self._save(Path(order.save), seconds)
+        result = Result(version, {}, self.trainer.fingerprint(), (), seconds, saved)
         self.transport.put_result(result)
         self.say(f"The session has ended at version {version}.")
         if version < self.config.max_steps:
@@ -119,26 +118,30 @@ class TrainerLoop:
         with self.transport.weights_dir(version) as folder:
             self.trainer.save_policy(folder)
         seconds["publish"] = time.perf_counter() - began
-        if save is not None:
-            self._save(Path(save), seconds)
+        saved = save is not None and self._save(Path(save), seconds)
         scores = tuple(self.trainer.score(session.canary))
-        self.transport.put_result(
-            Result(version, metrics, self.trainer.fingerprint(), scores, seconds, save is not None)
-        )
+        self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved))
         self.transport.keep(range(version + 1 - KEPT - self.config.orchestrator.max_async_level, version + 1))
 
-    def _save(self, folder: Path, seconds: dict[str, float]) -> None:
-        """Writes the trainer's part of a checkpoint. UserError if the disk does not take it."""
+    def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
+        """Writes the trainer's part of a checkpoint. UserError if the disk does not take it.
+
+        False if the folder is gone: an orchestrator that is started again tidies up before it opens its session.
+        """
         began = time.perf_counter()
         try:
             self.trainer.save_part(folder)
         except Exception as error:
+            if not folder.is_dir():
+                self.say(f"{folder} is gone: the checkpoint of version {self.trainer.version} is not wanted any more")
+                return False
             if (fault := explain(error, folder)) is None:
                 raise
             raise UserError(
                 f"the checkpoint of version {self.trainer.version} can't be written, {fault[0]}: {fault[1]}"
             ) from error
         seconds["save"] = time.perf_counter() - began
+        return True
 
 
 class _Patience:
