@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from hone.commands.machine import configure
 from hone.config.rl import LossConfig
@@ -20,6 +23,7 @@ from hone.trainer.objectives import policy_objective, sft_objective
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part
+from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 
 # Some parameters have four rows, so that the last of three ranks has none of them.
@@ -127,6 +131,48 @@ def loading(ranks: Ranks, folder: Path) -> None:
                 lines = steps(trainer, at, 4 - at)
                 results[f"{case}.{world}.{at}"] = {"loaded": loaded, "after": trainer.fingerprint(), "lines": lines}
     write(ranks, folder, "loading", results)
+
+
+def failing(ranks: Ranks, folder: Path) -> int:
+    """Rank 0 alone fails, in the middle of a step ("step" is the folder's name) or of an export."""
+
+    def make() -> Trainer:
+        trainer = make_trainer(ranks)
+        objective = trainer.objective
+
+        def out_of_memory(*_: object) -> Any:
+            raise MemoryError("no more")
+
+        trainer.objective = out_of_memory if ranks.first and folder.name == "step" else objective
+        return trainer
+
+    trainer = RankedTrainer(ranks, make, 60)
+    if not ranks.first:
+        code = trainer.follow()
+        write(ranks, folder, "failing", code)
+        return code
+    with trainer:
+        trainer.start()
+        if folder.name == "step":
+            trainer.step(sequences(0))
+        (folder / "weights").write_text("a file where the folder should be")
+        trainer.save_policy(folder / "weights")
+    return 0
+
+
+def full_disk(ranks: Ranks, folder: Path) -> None:
+    """A checkpoint that rank 1 can't write."""
+    trainer = make_trainer(ranks)
+    if ranks.rank == 1:
+        FileSystemWriter.write_data = _no_space  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        save_part(folder, trainer)
+    except OSError as error:
+        write(ranks, folder, "full disk", error.errno)
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def peak_mib() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -93,6 +94,24 @@ def test_weights_are_exported_in_several_files_that_load(saved: Path, world: int
 
         loaded = dict(load_model(folder, dtype).named_parameters())
         assert fingerprint(loaded) == results(saved, f"saved {case}", world)
+
+
+@pytest.mark.split
+@pytest.mark.parametrize(("where", "error"), [("step", "MemoryError: no more"), ("export", "FileExistsError")])
+def test_no_rank_waits_for_a_first_one_that_failed_in_the_middle(where: str, error: str, tmp_path: Path) -> None:
+    folder = tmp_path / where
+    folder.mkdir()
+    with pytest.raises(AssertionError) as raised:
+        on_ranks(2, "failing", folder)
+    text = str(raised.value)
+    assert "--- rank 0" in text and error in text and "--- rank 1" not in text
+    assert json.loads((folder / "failing.2.1.json").read_text()) == 1
+
+
+@pytest.mark.split
+def test_what_one_rank_cannot_save_is_the_error_of_all(tmp_path: Path) -> None:
+    on_ranks(2, "full_disk", tmp_path)
+    assert results(tmp_path, "full disk", 2) == errno.ENOSPC
 
 
 def dealt(given: list[Sequence], max_tokens: int, world: int, share: bool) -> list[list]:

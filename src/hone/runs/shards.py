@@ -69,7 +69,10 @@ def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
     groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}  # an optimiser may have no state yet
     for key, stored in reader(folder).read_metadata().state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata), key
+        if not isinstance(stored, TensorStorageMetadata):  # any other is read as a pickle
+            raise UserError(
+                f"the checkpoint's index has {key}, which is no tensor, as no such index does: do not use it"
+            )
         group, name = key.split("/", 1)
         groups[group][name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
     return groups
@@ -100,11 +103,19 @@ def load(
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Writes the tensors by group and name, each rank of `process_group` its rows; all ranks together."""
+    """Writes the tensors by group and name, each rank of `process_group` its rows; all ranks together.
+
+    What one rank fails with, a full disk for example, is raised on all.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together
 
-    save_together(_flat(groups), storage_writer=FileSystemWriter(folder / FOLDER), process_group=process_group)
+    try:
+        save_together(_flat(groups), storage_writer=FileSystemWriter(folder / FOLDER), process_group=process_group)
+    except CheckpointException as error:  # no Exception, and it quotes the tracebacks of all ranks
+        first = min(error.failures)
+        raise error.failures[first][0] from None
 
 
 def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ It tells versions of a policy apart. It is no defence against someone who wants 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -35,7 +36,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
 
 def _weighted_sum(tensor: torch.Tensor) -> int:
     """Over the rows that this rank holds."""
-    offset = rows_of(tensor)[0] * tensor[:1].numel() if tensor.ndim else 0
+    offset = rows_of(tensor)[0] * math.prod(tensor.shape[1:])
     bits = local(tensor.detach()).reshape(-1).view(_BITS[tensor.element_size()])
     size = min(_CHUNK[bits.device.type], len(bits))
     factors = 2 * torch.arange(size, dtype=torch.int64, device=bits.device) + 1

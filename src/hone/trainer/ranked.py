@@ -74,7 +74,12 @@ class _Doing:
         save_policy(folder, self._trainer)
 
     def save_part(self, folder: Path) -> None:
-        save_part(folder, self._trainer)
+        try:
+            save_part(folder, self._trainer)
+        except OSError as error:  # of any rank, raised on all: the first one tells it
+            if self.ranks.first:
+                raise
+            raise UserError(str(error)) from error
 
     def load_part(self, folder: Path, version: int) -> None:
         load_part(folder, self._trainer, version)
@@ -108,6 +113,7 @@ class RankedTrainer:
     ) -> None:
         self.ranks = ranks
         self.code = 0
+        self._in_call = False
         self._doing = _Doing(ranks, make, micro_batch_tokens, share_prompts)
 
     def start(self, *arguments: Any) -> None:
@@ -176,13 +182,19 @@ class RankedTrainer:
                 raise
 
     def _all(self, name: str, *arguments: Any) -> Any:
+        self._in_call = True
         try:
             self.ranks.agree(_Call(name, arguments))
-            return getattr(self._doing, name)(*arguments)
+            value = getattr(self._doing, name)(*arguments)
+        except StepAbandoned:  # raised on all ranks
+            self._in_call = False
+            raise
         except RuntimeError as error:
             if is_lost(error):
                 raise RankLost("another rank of this run has ended; what it said is above, or in its log") from error
             raise
+        self._in_call = False
+        return value
 
     def __enter__(self) -> RankedTrainer:
         assert self.ranks.first
@@ -191,6 +203,8 @@ class RankedTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        if self._in_call:
+            return  # in the middle of a call nobody listens: the others end when this process's connections close
         code = self.code
         if kind is not None:
             code = 2 if issubclass(kind, UserError) else 130 if issubclass(kind, KeyboardInterrupt) else 1
