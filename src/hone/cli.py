@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -160,7 +161,31 @@ def call(name: str, argv: list[str], prog: str) -> int:
         prepare_process()
         return import_module(command.module).run(config)
 
-    return _guarded(run, quiet=name in RANKED and _follows())
+    if name not in RANKED:
+        return _guarded(run)
+    try:
+        code = _guarded(run, quiet=_follows())
+    except BaseException:
+        if _is_among_ranks():
+            traceback.print_exc()
+            _end_at_once(1)
+        raise
+    if _is_among_ranks():
+        _end_at_once(code)
+    return code
+
+
+def _is_among_ranks() -> bool:
+    """Whether this process has open connections to other ranks: after an error, for else they were closed."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _end_at_once(code: int) -> None:
+    """The interpreter's own end would wait for what is under way with other ranks, and they for that end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _follows() -> bool:

@@ -27,10 +27,12 @@ def rank_variables(world: int) -> list[dict[str, str]]:
 def on_ranks(world: int, function: str, folder: Path, timeout: float = 170) -> None:
     """Calls `function` of rank_worker.py as `function(ranks, folder)` on each of `world` ranks."""
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
+        "import os, sys, traceback; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
         "import torch; torch.set_num_threads(1)\n"
         "import rank_worker; from hone.trainer.parallel import joined\n"
-        "with joined('cpu') as ranks: getattr(rank_worker, sys.argv[1])(ranks, Path(sys.argv[2]))\n"
+        "try:\n"
+        "    with joined('cpu') as ranks: getattr(rank_worker, sys.argv[1])(ranks, Path(sys.argv[2]))\n"
+        "except BaseException: traceback.print_exc(); os._exit(1)\n"
     )
     command = [sys.executable, "-c", code, function, str(folder), str(Path(__file__).parent)]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT / "environments"), os.environ.get("PYTHONPATH")]))

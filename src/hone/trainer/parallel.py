@@ -113,8 +113,9 @@ def launched_ranks() -> int:
 def joined(device: str) -> Iterator[Ranks]:
     """This process among those that torchrun started (RANK, WORLD_SIZE, …), or ALONE; `device` as from `device_of`.
 
-    Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier; after an error without
-    one, so that the other ranks' next collective fails instead of waiting.
+    Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
+    group stays: to destroy it is to wait for collectives under way, which other ranks may never join. It is for the
+    command to say what was wrong and end the process at once (`os._exit`); the others' next collective fails then.
     """
     if launched_ranks() == 1:
         yield ALONE
@@ -126,13 +127,11 @@ def joined(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     control = torch.distributed.new_group(backend="gloo", timeout=_FOREVER)
-    try:
-        ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
-        yield ranks
-        with suppress(RuntimeError):  # a rank that ended by an error is not there
-            ranks.barrier()
-    finally:
-        torch.distributed.destroy_process_group()
+    ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
+    yield ranks
+    with suppress(RuntimeError):  # a rank that ended by an error is not there
+        ranks.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
