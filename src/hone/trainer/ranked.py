@@ -6,6 +6,7 @@ shard of the model. So nothing but the trainer's own steps has to be agreed on.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -56,6 +57,7 @@ class _Doing:
 
     def start(self, *arguments: Any) -> None:
         self.trainer = None  # its memory is that of the next one
+        gc.collect()  # a model in shards holds itself
         self.trainer = self.make(*arguments)
 
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
