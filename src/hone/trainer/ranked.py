@@ -78,10 +78,9 @@ class _Doing:
     def save_part(self, folder: Path) -> None:
         try:
             save_part(folder, self._trainer)
-        except OSError as error:  # of any rank, raised on all: the first one tells it
+        except OSError:  # of any rank, raised on all: the first one tells it, and may go on
             if self.ranks.first:
                 raise
-            raise UserError(str(error)) from error
 
     def load_part(self, folder: Path, version: int) -> None:
         load_part(folder, self._trainer, version)
@@ -142,7 +141,11 @@ class RankedTrainer:
 
     def save_part(self, folder: Path) -> None:
         """Writes model and optimiser into `folder`, see `parts.save_part`."""
-        self._all("save_part", folder)
+        try:
+            self._all("save_part", folder)
+        except OSError:
+            self._in_call = False  # raised on all ranks, which wait for the next call
+            raise
 
     def load_part(self, folder: Path, version: int) -> None:
         """Restores what `save_part` wrote, on however many ranks."""
