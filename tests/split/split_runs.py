@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 180
+SECONDS = 300
 """What counts as hung."""
 
 
@@ -93,7 +93,7 @@ class Command:
         code = self.process.wait(SECONDS)
         self._reader.join(10)
         if not leaves:
-            until(lambda: not alive(self.mark), 5)
+            until(lambda: not alive(self.mark), 60)
         return code
 
     def kill(self) -> None:

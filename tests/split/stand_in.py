@@ -4,8 +4,9 @@
     python stand_in.py ROLE FOLDER PLAN        one of them
 
 PLAN is JSON: for each role (`trainer 1`: of rank 1) what its starts do, the last of them standing for all that follow:
-`after` so many seconds `end` with an exit code or a signal's name (else never), `say` a line first, on signals `deaf`;
-a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl.
+`after` so many seconds (else on SIGUSR1) `end` with an exit code or a signal's name, `say` a line first, on signals
+`deaf`; a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl once it hears signals.
+Seconds count from when all roles are there, and each of `starts` so often, so that no slow start of one matters.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+ROLES = ["inference", "trainer", "orchestrator"]
+
 
 def launch(folder: Path, plan: dict) -> int:
     from hone import cli
     from hone.orchestrator.launch import Launch, Role, Words
 
-    names = plan.get("roles", ["inference", "trainer", "orchestrator"])
+    names = plan.get("roles", ROLES)
 
     def role(name: str) -> Role:
         command = [sys.executable, __file__, name, str(folder), json.dumps(plan)]
@@ -57,7 +60,7 @@ def launch(folder: Path, plan: dict) -> int:
     return cli._guarded(launch.run)
 
 
-def play(role: str, folder: Path, plan: dict, words: list[str]) -> int:
+def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
     rank = os.environ.get("RANK")
     name = f"{role} {rank}" if rank and f"{role} {rank}" in plan else role
     notes = folder / "starts.jsonl"
@@ -66,8 +69,6 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> int:
     told = json.loads(os.environ.get("HONE_RESTARTED", "null"))
     note = {"role": role, "rank": rank, "pid": os.getpid(), "words": words, "told": told}
     note |= {"meeting": os.environ.get("MASTER_PORT"), "world": os.environ.get("WORLD_SIZE")}
-    with open(notes, "a") as file:
-        file.write(json.dumps(note) + "\n")
     starts = plan.get(name, [{}])
     do = starts[min(count, len(starts) - 1)]
 
@@ -78,6 +79,7 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> int:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signalled)
+    signal.signal(signal.SIGUSR1, lambda *_: finish(do.get("end", 0)))
     if do.get("child"):  # which outlives it
         subprocess.Popen([sys.executable, "-c", f"import time; {str(folder)!r}; time.sleep(600)"])
     if role == "inference":
@@ -86,11 +88,24 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> int:
         (folder / "out").mkdir(exist_ok=True)
         (folder / "out" / "run.json").write_text(json.dumps({"pid": os.getpid(), "status": "running"}))
     print(do.get("say", f"{role} {rank or ''} start {count}"), flush=True)
+    with open(notes, "a") as file:
+        file.write(json.dumps(note) + "\n")
     if "after" not in do:
         while True:
             time.sleep(60)
+    ranks = plan.get("ranks", 1)
+    wanted = {name: ranks if name == "trainer" else 1 for name in plan.get("roles", ROLES)} | do.get("starts", {})
+    while any(count > of_role for count, of_role in ((wanted[name], started(notes, name)) for name in wanted)):
+        time.sleep(0.01)
     time.sleep(do["after"])
-    end = do.get("end", 0)
+    finish(do.get("end", 0))
+
+
+def started(notes: Path, role: str) -> int:
+    return sum(json.loads(line)["role"] == role for line in notes.read_text().splitlines())
+
+
+def finish(end: int | str) -> None:
     if isinstance(end, str):
         os.kill(os.getpid(), signal.Signals[end])
     if end == 1:
@@ -116,6 +131,6 @@ def serve(port: int, load: float) -> None:
 
 if __name__ == "__main__":
     what, where, how, *rest = sys.argv[1:]
-    sys.exit(
-        launch(Path(where), json.loads(how)) if what == "launch" else play(what, Path(where), json.loads(how), rest)
-    )
+    if what == "launch":
+        sys.exit(launch(Path(where), json.loads(how)))
+    play(what, Path(where), json.loads(how), rest)

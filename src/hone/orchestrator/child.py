@@ -24,8 +24,12 @@ INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 _KEPT_LINES = 50
-_ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b")
-"""How a line begins that says what went wrong: hone's own, or the last of a traceback."""
+_LONGEST_LINE = 2**16
+"""Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
+_ERROR = re.compile(r"(?P<rank>\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
+"""How a line begins that says what went wrong: hone's own, or the last of a traceback, torch marks it by rank."""
+_SAID = 400
+"""Characters of that line that are repeated in a sentence."""
 
 
 class Log:
@@ -41,6 +45,8 @@ class Log:
 
     def move(self, path: Path) -> None:
         """From now on the file is `path`, behind what that holds."""
+        if path == self.path:
+            return
         before, self._descriptor = self._descriptor, _append_to(path)
         os.close(before)
         self.write(self.path.read_bytes())
@@ -49,6 +55,13 @@ class Log:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def show(stream: int, text: bytes) -> None:
+    """Writes to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
+    with contextlib.suppress(OSError):
+        while text:
+            text = text[os.write(stream, text) :]  # a signal may leave it at a part
 
 
 def _append_to(path: Path) -> int:
@@ -72,6 +85,9 @@ class Stream:
                 *lines, self._begun = (self._begun + data).split(b"\n")
                 for line in lines:
                     self.take(line + b"\n")
+                if len(self._begun) >= _LONGEST_LINE:
+                    self.take(self._begun + b"\n")
+                    self._begun = b""
         return True
 
     def close(self) -> None:
@@ -145,7 +161,10 @@ class Child:
         """The last line that says what went wrong, else the last that is not empty."""
         said = [line for line in reversed(self.lines) if line.strip()]
         found = next((line for line in said if _ERROR.match(line)), said[0] if said else "")
-        return found.removeprefix("error: ")
+        if (match := _ERROR.match(found)) and match["rank"]:
+            found = found.removeprefix(match["rank"])
+        found = found.removeprefix("error: ")
+        return found if len(found) <= _SAID else f"{found[:_SAID]} ..."
 
     def send(self, signum: int) -> None:
         """A signal to the process, if it has not ended."""

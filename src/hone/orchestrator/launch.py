@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log
-from hone.orchestrator.launch_waits import Loading, Stop, port_problem
+from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log, show
+from hone.orchestrator.launch_waits import Loading, Stop, meeting_point, port_problem
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -98,6 +96,8 @@ class Launch:
         self._logs = {name: Log(scratch / f"{name}.log") for name in self.roles}
         self._children: dict[str, list[Child]] = {}
         self._untold: list[dict[str, Any]] = []
+        """Restarts that no orchestrator has noted yet; the first `_told` of them the one of now was told."""
+        self._told = 0
         self._loading: Loading | None = None
         self._stop = Stop()
         self._selector = selectors.DefaultSelector()
@@ -132,13 +132,13 @@ class Launch:
         env = {**self.env, **role.env}
         if name == ORCHESTRATOR:
             env[RESTARTED] = json.dumps(self._untold)
-            self._untold = []
-        meeting = _meeting_point(role.ranks) if role.ranks > 1 else {}
+            self._told = len(self._untold)
+        meeting = meeting_point(role.ranks) if role.ranks > 1 else {}
         self._children[name] = []
         for rank in range(role.ranks):
             of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if meeting else {}
             number = rank if role.ranks > 1 else None
-            echo = _echo if name == ORCHESTRATOR else None
+            echo = show if name == ORCHESTRATOR else None
             child = Child(name, number, command, env | meeting | of_rank, self._logs[name], echo)
             self._children[name].append(child)
             for stream in child.streams:
@@ -165,15 +165,22 @@ class Launch:
         """Moves the logs into the run's directory as soon as it is the run's: run.json names its process."""
         if self.is_open:
             return
-        with contextlib.suppress(OSError, ValueError):
-            info = json.loads((self.folder / "run.json").read_bytes())
-            if info.get("pid") != self._children[ORCHESTRATOR][0].pid or info.get("status") != "running":
+        with contextlib.suppress(OSError):
+            if self._of_orchestrator().get("status") != "running":
                 return
             (self.folder / "logs").mkdir(exist_ok=True)
             for name, log in self._logs.items():
                 log.move(self.folder / "logs" / f"{name}.log")
             self.is_open = True
             self._opened()
+
+    def _of_orchestrator(self) -> dict[str, Any]:
+        """The run.json that the orchestrator of now has written; empty as long as it has not."""
+        with contextlib.suppress(OSError, ValueError):
+            info = json.loads((self.folder / "run.json").read_bytes())
+            if info.get("pid") == self._children[ORCHESTRATOR][0].pid:
+                return info
+        return {}
 
     def _obey(self) -> int | None:
         """Passes signals on to the orchestrator; the exit code if that does not end in time, or has not begun."""
@@ -210,27 +217,36 @@ class Launch:
                     return child.code if child.code >= 0 else 128 + self._stop.first
                 if child.code in _FINISHED:
                     return child.code
-        # A trainer that was told of the run's end has nothing left to do.
-        dead = [child for child in dead if not (child.role == TRAINER and child.code == 0)]
-        if not dead:
-            return None
-        culprit = self._culprit(dead)
-        if self._stop.first is not None:
-            return self._unsaved(culprit)
-        if not self.is_open:
-            return self._not_begun(culprit)
-        if culprit.code == 2 or len(self.restarted) == self.limit:
-            self._give_up(culprit)
-        self._start_again(culprit)
+        for culprit in self._culprits([child for child in dead if not self._is_done(child)]):
+            code = None
+            if self._stop.first is not None:
+                code = self._unsaved(culprit)
+            elif not self.is_open:
+                code = self._not_begun(culprit)
+            elif culprit.code == 2 or (culprit.code != 0 and len(self.restarted) == self.limit):
+                self._give_up(culprit)
+            else:
+                self._start_again(culprit)
+            if code is not None:
+                return code
         return None
 
-    def _culprit(self, dead: list[Child]) -> Child:
-        """Whose death was the cause of the others. Ranks follow one that was killed; what is wrong rank 0 says."""
-        if all(child.role == TRAINER and child.code >= 0 for child in dead):
+    def _is_done(self, child: Child) -> bool:
+        """Whether it is a trainer that was told of the run's end, by the orchestrator of now: nothing is left to do."""
+        return child.role == TRAINER and child.code == 0 and bool(self._of_orchestrator())
+
+    def _culprits(self, dead: list[Child]) -> list[Child]:
+        """Whose deaths were the cause of the others: the server's is a matter of its own, the rest goes on together.
+
+        What a user can mend comes first. Ranks follow one that was killed; what is wrong rank 0 says.
+        """
+        server = [child for child in dead if child.role == INFERENCE]
+        others = [child for child in dead if child.role != INFERENCE]
+        if others and all(child.role == TRAINER and child.code >= 0 for child in others):
             ranks = self._children[TRAINER]
             self._wait(ranks, _FOLLOWING)
-            dead = [child for child in ranks if child.code not in (None, 0)]
-        return min(dead, key=lambda child: child.code >= 0)
+            others = [child for child in ranks if child.code is not None and not self._is_done(child)]
+        return [min(each, key=lambda child: (child.code != 2, child.code >= 0)) for each in (server, others) if each]
 
     def _not_begun(self, culprit: Child) -> int:
         """UserError: why the run does not begin. The exit code, if the orchestrator has said that."""
@@ -261,7 +277,7 @@ class Launch:
         orchestrator = self._children[ORCHESTRATOR][0]
         if culprit.role == INFERENCE:
             orchestrator.send(signal.SIGTERM)
-            self._wait([orchestrator], self.grace_seconds + SLACK)
+            self._wait([orchestrator], self.grace_seconds + SLACK, politely=True)
         orchestrator.kill()
         why = f"{culprit.cause}, and {_restarts(self.limit)}" if culprit.code != 2 else f"ended: {culprit.error}"
         log = self.log(culprit.role)
@@ -272,13 +288,12 @@ class Launch:
         over = culprit.role == ORCHESTRATOR and any(child.code is not None for child in self._children[TRAINER])
         if culprit.role == TRAINER or over:  # it was at the end of the run already
             names = [TRAINER, ORCHESTRATOR]
-        entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
-        self.restarted.append(entry)
-        self._untold.append(entry)
-        where = "" if culprit.role == INFERENCE else f" {self.words.kept()}"
-        count = f"restart {len(self.restarted)} of {self.limit}"
-        what = " and ".join(["the server" if name == INFERENCE else name for name in names])
-        self.words.say(f"{_begin(culprit.words)} {culprit.cause}: starting {what} again{where} ({count}).")
+        if ORCHESTRATOR in names and self._of_orchestrator():
+            del self._untold[: self._told]
+        if culprit.code == 0:
+            self.words.say(f"{_begin(culprit.words)} has ended with the orchestrator before: starting both again.")
+        else:
+            self._count(culprit, names)
         old = [child for name in names for child in self._children[name]]
         for child in old:
             child.kill()
@@ -288,16 +303,29 @@ class Launch:
         for name in names:
             self._start(name)
 
+    def _count(self, culprit: Child, names: Sequence[str]) -> None:
+        """Notes a restart and says which it is. That of the server an orchestrator that is at work notes by itself."""
+        entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
+        self.restarted.append(entry)
+        if culprit.role != INFERENCE or self._children[ORCHESTRATOR][0].code is not None:
+            self._untold.append(entry)
+        where = "" if culprit.role == INFERENCE else f" {self.words.kept()}"
+        count = f"restart {len(self.restarted)} of {self.limit}"
+        what = " and ".join(["the server" if name == INFERENCE else name for name in names])
+        self.words.say(f"{_begin(culprit.words)} {culprit.cause}: starting {what} again{where} ({count}).")
+
     def _wait_for_port(self) -> None:
         """Until what the server that died has started (vLLM, which its own supervisor ends) has let go of the port."""
         address, until = self.roles[INFERENCE].health, time.monotonic() + _LETTING_GO
         while address and port_problem(*address) and time.monotonic() < until and self._stop.first is None:
             self._listen(_TICK)
 
-    def _wait(self, children: Sequence[Child], seconds: float) -> None:
-        """Until they have ended, for so long at most; the lines of all are passed on meanwhile."""
+    def _wait(self, children: Sequence[Child], seconds: float, politely: bool = False) -> None:
+        """Until they have ended, for so long at most (`politely`: or until a second Ctrl-C); lines go on meanwhile."""
         until = time.monotonic() + seconds
         while not all([self._has_ended(child) for child in children]) and time.monotonic() < until:
+            if politely and self._stop.at_once:
+                break
             self._listen(min(_TICK, max(until - time.monotonic(), 0)))
 
     def _end(self) -> None:
@@ -305,11 +333,7 @@ class Launch:
         left = [child for children in self._children.values() for child in children]
         for child in left:
             child.send(signal.SIGTERM)
-        until = time.monotonic() + PATIENCE
-        while not all([self._has_ended(child) for child in left]) and time.monotonic() < until:
-            if self._stop.at_once:
-                break
-            self._listen(_TICK)
+        self._wait(left, PATIENCE, politely=True)
         for child in left:
             child.kill()
         self._wait(left, PATIENCE)
@@ -322,17 +346,3 @@ def _begin(words: str) -> str:
 def _restarts(limit: int) -> str:
     """`3 restarts are used up`"""
     return "it may not be started again (restarts = 0)" if limit == 0 else f"all {limit} restarts are used up"
-
-
-def _meeting_point(ranks: int) -> dict[str, str]:
-    """The variables by which ranks find each other, as torchrun sets them; at a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    world = str(ranks)
-    return {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def _echo(stream: int, line: bytes) -> None:
-    with contextlib.suppress(OSError):  # a reader that has left is no reason to lose the run
-        os.write(stream, line)

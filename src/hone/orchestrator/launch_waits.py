@@ -123,6 +123,15 @@ def port_problem(host: str, port: int) -> OSError | None:
     return None
 
 
+def meeting_point(ranks: int) -> dict[str, str]:
+    """The variables by which ranks find each other, as torchrun sets them; at a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = str(ranks)
+    return {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def healthy(host: str, port: int, timeout: float) -> bool:
     """Whether a server answers `GET /health` with 200."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)

@@ -29,7 +29,7 @@ from hone.runs.files import (
 from hone.runs.outputs import AUDIT, sweep_run
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
-HISTORY = frozenset({"start", "audit", "resume", "stop", "checkpoint", "weights"})
+HISTORY = frozenset({"start", "audit", "resume", "restart", "stop", "checkpoint", "weights"})
 """Events about the process or about the state before step N: those at N itself stay."""
 _PLAN = "rollback.json"
 

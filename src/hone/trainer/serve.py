@@ -59,7 +59,8 @@ class TrainerLoop:
                 session = self.transport.session(last)
                 assert session is not None, "it was waited for"
                 self._begin(session)
-                if self._serve(session) and self.trainer.version >= self.config.max_steps:
+                at_end = self._serve(session) and self.trainer.version >= self.config.max_steps
+                if at_end and self.transport.session(session.id, wait=False) is None:  # else its orchestrator came back
                     return self.trainer.version
                 last = session.id
         finally:

@@ -1,0 +1,71 @@
+"""What the launcher keeps of a process's lines: whole ones, bytes as they are, and what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hone.orchestrator.child import TRAINER, Child, Log
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Iterator[Callable[..., tuple[Child, bytes]]]:
+    """A program that has run to its end as a rank of the trainer, and its log."""
+    log = Log(tmp_path / "trainer.log")
+
+    def run(program: str, rank: int = 0) -> tuple[Child, bytes]:
+        child = Child(TRAINER, rank, [sys.executable, "-c", program], dict(os.environ), log)
+        while child.poll() is None:
+            for stream in child.streams:
+                stream.read()
+        child.close()
+        return child, log.path.read_bytes()
+
+    yield run
+    log.close()
+
+
+def test_bytes_that_are_no_text_are_kept_and_a_line_without_end_gets_one(ended):
+    child, log = ended(r"import sys; sys.stdout.buffer.write(b'\xff\xfe one\ntwo')", rank=1)
+    assert log == b"[rank 1] \xff\xfe one\n[rank 1] two\n"
+    assert list(child.lines) == ["\ufffd\ufffd one", "two"]
+
+
+def test_a_line_that_does_not_end_comes_in_parts_and_takes_no_more_memory(ended):
+    size = 20_000_000
+    child, log = ended(f"import sys; print('x' * {size}, flush=True); sys.exit('bad ' * 1000)")
+    first, *_ = lines = log.split(b"\n")
+    assert sum(line.count(b"x") for line in lines) == size and 2**16 <= len(first) <= 2**20
+    assert len(child.error) < 500 and child.error.startswith("bad bad") and child.error.endswith(" ...")
+
+
+def test_the_error_of_a_rank_is_found_behind_the_mark_that_torch_gives_it(ended):
+    lines = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: no such key", "[W] shut down badly"]
+    child, _ = ended(f"import sys; sys.exit('\\n'.join({lines!r}))")
+    assert child.cause == "exited with code 1 (ValueError: no such key)"
+
+
+def test_a_log_that_was_moved_already_stays(tmp_path):
+    log = Log(tmp_path / "scratch.log")
+    log.write(b"one\n")
+    for _ in range(2):  # the second as after another log that could not be moved
+        log.move(tmp_path / "run.log")
+    log.write(b"two\n")
+    log.close()
+    assert log.path.read_bytes() == b"one\ntwo\n" and not (tmp_path / "scratch.log").exists()
+
+
+def test_a_reader_that_has_left_changes_nothing_about_the_exit_code():
+    program = "from hone import cli; from hone.commands.rl_split import _say; "
+    program += "sys.exit(cli._guarded(lambda: [_say('x' * 9) for _ in range(3)] and 0))"
+    command = [sys.executable, "-c", f"import sys; sys.stdin.read(); {program}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait() == 0 and process.stderr.read() == b""
