@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,14 +57,3 @@ def test_a_log_that_was_moved_already_stays(tmp_path):
     log.write(b"two\n")
     log.close()
     assert log.path.read_bytes() == b"one\ntwo\n" and not (tmp_path / "scratch.log").exists()
-
-
-def test_a_reader_that_has_left_changes_nothing_about_the_exit_code():
-    program = "from hone import cli; from hone.commands.rl_split import _say; "
-    program += "sys.exit(cli._guarded(lambda: [_say('x' * 9) for _ in range(3)] and 0))"
-    command = [sys.executable, "-c", f"import sys; sys.stdin.read(); {program}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
-        process.stdout.close()
-        process.stdin.close()
-        assert process.wait() == 0 and process.stderr.read() == b""

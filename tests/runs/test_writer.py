@@ -160,6 +160,18 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
     assert kinds == [("weights", 4), ("checkpoint", 4), ("resume", 4), ("alarm", 4)]
 
 
+def test_restarts_stay_in_a_run_that_goes_back_to_the_same_step_twice(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 4)
+    for cause in ("first", "second"):
+        with start(tmp_path, resume=ResumeConfig()) as run:
+            run.event("restart", run.start_step, cause=cause)
+            run.event("alarm", run.start_step)
+    events = [event for event in Run(tmp_path).events() if event["step"] == 2]
+    assert [event["cause"] for event in events if event["kind"] == "restart"] == ["first", "second"]
+    assert [event["kind"] for event in events].count("alarm") == 1
+
+
 def test_resume_from_a_named_step_supersedes_later_versions(tmp_path):
     with start(tmp_path) as run:
         steps(run, 0, 8)

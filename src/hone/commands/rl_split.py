@@ -28,7 +28,7 @@ from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
-from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, show
+from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import Launch, Role, Words
 from hone.orchestrator.launch_waits import port_problem
 from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
@@ -244,4 +244,5 @@ def introduction(config: RLConfig, children: Sequence[Child], placement: Placeme
 
 
 def _say(text: str) -> None:
-    show(1, f"{text}\n".encode())
+    with contextlib.suppress(OSError):  # a reader that has left is no reason to lose the run
+        print(text, flush=True)
