@@ -83,6 +83,16 @@ def examples(run: Run, steps: int) -> list[list[str]]:
     return [run.rollouts(step)["example_id"].to_pylist() for step in range(steps)]
 
 
+def cost(config: Path, steps: int, rounds: int, work: Path) -> dict[str, Any]:
+    runs = take_turns(config, steps, rounds, work)
+    drawn = {name: examples(members[0], steps) for name, members in runs.items()}
+    return {
+        "workload": {"completions": 128, "steps": steps, "rounds": rounds, "threads": 1},
+        "variants": {name: figures(members, runs["colocated"]) for name, members in runs.items()},
+        "equal_examples": all(ids == drawn["colocated"] for ids in drawn.values()),
+    }
+
+
 def learned(config: Path, work: Path) -> dict[str, Any]:
     """The reward on held-out phrases after the whole recipe, by variant."""
     found = {}
@@ -101,7 +111,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="model to start from (default: the quickstart's SFT, a minute)")
     parser.add_argument("--steps", type=int, default=41, help="steps of a run")
     parser.add_argument("--rounds", type=int, default=4, help="runs of each variant")
-    parser.add_argument("--no-learning", action="store_true", help="leave out the whole recipes")
+    parser.add_argument("--part", choices=("both", "cost", "learning"), default="both", help="the rest stays in --out")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
@@ -112,16 +122,13 @@ def main() -> None:
             subprocess.run(sft, check=True, cwd=ROOT)
             weights = work / "sft/weights/step_900"
         config = recipe(weights.resolve(), work)
-        runs = take_turns(config, args.steps, args.rounds, work)
-        drawn = {name: examples(members[0], args.steps) for name, members in runs.items()}
-        result: dict[str, Any] = {
-            "workload": {"completions": 128, "steps": args.steps, "rounds": args.rounds, "threads": 1},
-            "variants": {name: figures(members, runs["colocated"]) for name, members in runs.items()},
-            "equal_examples": all(ids == drawn["colocated"] for ids in drawn.values()),
-            "learned": {} if args.no_learning else learned(config, work),
-            "versions": {"python": platform.python_version(), "torch": version("torch")},
-            "hardware": hardware(),
-        }
+        result: dict[str, Any] = json.loads(args.out.read_text()) if args.part != "both" and args.out.exists() else {}
+        if args.part != "learning":
+            result |= cost(config, args.steps, args.rounds, work)
+        if args.part != "cost":
+            result["learned"] = learned(config, work)
+    result["versions"] = {"python": platform.python_version(), "torch": version("torch")}
+    result["hardware"] = hardware()
     print(json.dumps(result, indent=2))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,9 @@
     policy = ServerPolicy(reach(endpoint, ...), renderer, eos_ids, spool)
     policy.load(0)
 
-A group of completions is one request. hone's server gets the key of each, so its tokens are those of an engine in this
-process, up to the rounding of differently shaped products; vLLM gets a seed of the first (the key's upper 31 bits), and
+hone's server gets the groups of a step in one request, so that they begin together, unless they are long; and the key
+of each completion, so its tokens are those of an engine in this process, up to the rounding of differently shaped
+products. vLLM gets a request for each group, with a seed of the first (the key's upper 31 bits), and
 seeds the others of the group by counting on.
 """
 
@@ -30,6 +31,8 @@ from hone.types import Trajectory
 VLLM = "vllm"
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
+AT_ONCE, TOKENS_AT_ONCE = 256, 2**15
+"""Most completions, and tokens of them, that one request asks hone's server for, if they are not of one group."""
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 """A text that tokenizers of different models cut differently."""
 
@@ -162,11 +165,12 @@ class ServerPolicy:
         begun = self._loaded
         alone = self.server.backend == "vllm" and sampling.temperature == 0  # it refuses n > 1 then
         groups = list(_groups(requests, 1 if alone else len(requests)))
-        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups], begun))
+        asked = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
+        answers = asyncio.run(self._ask([self._body(of_one, sampling) for of_one in asked], begun))
         return [
             trajectory
-            for group, answer in zip(groups, answers, strict=True)
-            for trajectory in self._trajectories(group, answer, begun)
+            for of_one, answer in zip(asked, answers, strict=True)
+            for trajectory in self._trajectories([r for group in of_one for r in group], answer, begun)
         ]
 
     def load(self, version: int, path: Path | None = None) -> None:
@@ -235,13 +239,14 @@ class ServerPolicy:
             f"{begun.version} ({begun.path or first})"
         )
 
-    def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
-        first = group[0]
+    def _body(self, groups: Sequence[Sequence[Request]], sampling: SamplingParams) -> dict[str, Any]:
+        first = groups[0][0]
+        prompts = [list(group[0].prompt_ids) for group in groups]
         ends = () if sampling.ignore_eos else self._ends
         body = {
             "model": self.server.model,
-            "prompt": list(first.prompt_ids),
-            "n": len(group),
+            "prompt": prompts if len(groups) > 1 else prompts[0],
+            "n": len(groups[0]),
             "max_tokens": first.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -255,13 +260,13 @@ class ServerPolicy:
             "stop": [stop for stop in sampling.stop if isinstance(stop, str)],
         }
         hones = self.server.backend == "hone"
-        return body | ({"key": [r.key for r in group]} if hones else {"seed": first.key >> 33})
+        return body | ({"key": [r.key for group in groups for r in group]} if hones else {"seed": first.key >> 33})
 
-    def _trajectories(self, group: Sequence[Request], answer: Any, begun: _Loaded) -> Iterator[Trajectory]:
+    def _trajectories(self, requests: Sequence[Request], answer: Any, begun: _Loaded) -> Iterator[Trajectory]:
         with self._readable("ids and logprobs of its tokens"):
             told = [_told(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
-            assert len(told) == len(group), f"{len(told)} completions of {len(group)}"
-        for request, (prompt_ids, completion, versions) in zip(group, told, strict=True):
+            assert len(told) == len(requests), f"{len(told)} completions of {len(requests)}"
+        for request, (prompt_ids, completion, versions) in zip(requests, told, strict=True):
             versions = versions or [begun.version] * len(completion.token_ids)
             self._check_tokens(versions, begun)
             yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
@@ -341,3 +346,18 @@ def _groups(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
         group.append(request)
     if group:
         yield group
+
+
+def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
+    """Neighbours that one request can ask for: of one size and one limit, and not too much of it."""
+    several: list[list[Request]] = []
+    for group in groups:
+        size, limit = len(group), group[0].max_tokens
+        same = several and (len(several[0]), several[0][0].max_tokens) == (size, limit)
+        total = (len(several) + 1) * size
+        if several and not (same and total <= AT_ONCE and total * limit <= TOKENS_AT_ONCE):
+            yield several
+            several = []
+        several.append(group)
+    if several:
+        yield several
