@@ -47,6 +47,15 @@ def test_sections_that_disagree_name_both_keys_values_and_files() -> None:
     )
 
 
+def test_a_server_is_started_or_is_up() -> None:
+    files = "--trainer @ train.toml --orchestrator @ orch.toml"
+    assert rl(files).orchestrator.client.base_url == "http://localhost:8000/v1"
+    assert rl(f"{files} --inference @ infer.toml").orchestrator.client.base_url is None
+    up = "--orchestrator.client.base-url http://localhost:8001/v1"
+    assert rl(f"{files} {up}").server_url == "http://localhost:8001/v1"
+    assert "leave out one of them" in refused(f"{files} --inference @ infer.toml {up}")
+
+
 def test_the_top_of_a_file_and_a_section_must_agree_too() -> None:
     Path("root.toml").write_text('max_steps = 7\n[model]\nname = "X"\n[trainer.model]\nname = "Y"\n')
     message = refused("@ root.toml")

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import socket
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -231,6 +232,9 @@ def test_roles_that_are_started_alone_in_any_order(warm, tmp_path):
         roles[2].signal(signal.SIGINT)
         assert roles[2].ended() == 0
         consumed_once(tmp_path / "out")
+        config = tomllib.loads((tmp_path / "out/config.toml").read_text())
+        assert config["trainer"]["optim"]["lr"] == 1e-3, "the trainer's, which the orchestrator's file does not say"
+        assert "verdict       equal" in hone(tmp_path, "replay", "out")
     finally:
         for role in roles:
             role.kill()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -31,7 +32,7 @@ from hone.commands.rl_colocated import (
     tell_restart,
 )
 from hone.commands.training import introduce, last_lines, model_source, run_saved, with_determinism
-from hone.config.rl import RLConfig
+from hone.config.rl import RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.inference.endpoint import Endpoint
 from hone.model.chat import ChatRenderer, load_renderer
@@ -49,7 +50,6 @@ from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.split import SplitLoop
 from hone.orchestrator.watch import ScoreWatch, band_of
 from hone.runs import provenance
-from hone.runs.resuming import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.writer import RunWriter
 from hone.trainer.agreement import shared_values
@@ -78,7 +78,7 @@ def run(config: RLConfig) -> int:
     preflight = audited(config, env, lambda: task_of(config), renderer)
     transport = FileTransport(config.transport_path, config.transport.max_tokens)
     hello = the_trainer(transport)
-    config = with_determinism(config, hello.device)
+    config = with_trainer(with_determinism(config, hello.device), hello)
     env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
     configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json tells how
     server = the_server(config, renderer, transport, hello.parameters)
@@ -140,6 +140,12 @@ def run(config: RLConfig) -> int:
         ending, code = run_saved(config, writer, trainer, export, snapshot, loop)
     print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env))
     return code
+
+
+def with_trainer(config: RLConfig, hello: Hello) -> RLConfig:
+    """The config with the trainer's own settings: one that was started alone has them from a file of its own."""
+    settings = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+    return config.model_copy(update={"trainer": settings})
 
 
 def command_line() -> list[str]:
@@ -229,7 +235,8 @@ class _Alive:
         if before and self._missed:  # once is not enough: its last words may not have been looked for since it left
             raise UserError(
                 f"the trainer (process {self.hello.pid} on {self.hello.host}) is gone, and what it had made since the "
-                f"last checkpoint: start a trainer, and go on with {resume_command(self.writer.folder, 'rl')}"
+                f"last checkpoint: start a trainer, and go on with: hone orchestrator @ "
+                f"{shlex.quote(str(self.writer.folder / 'config.toml'))} --resume"
             )
 
 

@@ -230,6 +230,8 @@ def introduction(config: RLConfig, model: Decoder, threads: int) -> Iterator[str
         f"    {config.max_steps} steps x {prompts} prompts x {orch.rollouts_per_example} completions = "
         f"{config.max_steps * orch.batch_size:,} completions, into {config.output_dir}"
     )
+    if config.trainer.ranks > 1:
+        yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
     if note := determinism_note(model, config.seq_len, config.trainer.micro_batch_tokens):
         yield note
 

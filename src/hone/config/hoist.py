@@ -36,6 +36,12 @@ def compose(sources: Sources) -> dict[str, Any]:
     tree = hoist(merge(files, flags), sources)
     if any(section in SECTIONS for section in sources.section_files):
         tree.setdefault("mode", "split")
+        client = tree.get("orchestrator", {}).get("client", {})
+        if tree["mode"] == "split" and "inference" in sources.section_files and client.get("base_url"):
+            raise UserError(
+                "--inference @ FILE starts a server, orchestrator.client.base_url names one that is up: leave out one "
+                "of them (inference.port is where the run's own server listens)"
+            )
         if tree["mode"] == "split" and "inference" not in tree:
             client = tree.setdefault("orchestrator", {}).setdefault("client", {})
             client.setdefault("base_url", SERVER_THAT_IS_UP)
