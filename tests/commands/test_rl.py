@@ -329,7 +329,7 @@ def test_wandb_offline_logs_the_run_with_the_real_client(rl, tmp_path):
         (["--seq-len", "4096"], ["seq_len = 4096", "2048"]),
         (["--seq-len", "20", "--orchestrator.sampling.max-tokens", "4"], ["leaves no room", "seq_len = 20"]),
         (["--model.device", "foo"], ["model.device = 'foo'", "use auto, cpu, cuda"]),
-        (["--mode", "split"], ["--mode colocated"]),
+        (["--mode", "cluster"], ["--mode split"]),
         (["--orchestrator.max-async-level", "1"], ["max_async_level"]),
         (["--resume.step", "7"], ["7"]),
         (["@", "nowhere.toml"], ["nowhere.toml"]),

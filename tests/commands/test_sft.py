@@ -191,18 +191,17 @@ def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
     assert snapshot(tmp_path / "out") == before
 
 
-def test_several_ranks_are_refused(sft, monkeypatch, capsys):
+def test_several_ranks_need_torchrun(sft, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    fails(capsys, sft(), "several ranks")
+    monkeypatch.delenv("RANK", raising=False)
+    fails(capsys, sft(), "WORLD_SIZE is 2", "torchrun")
 
 
 def test_the_module_runs_as_a_script_for_torchrun(data, tiny_model_dir, tmp_path):
-    """One rank trains; of several, each says that this is not supported."""
+    """As one rank; several are tried in tests/trainer/test_sft_ranks.py."""
     flags = f"--model.name {tiny_model_dir} --data.path {data} --max-steps 1 --output-dir {tmp_path / 'out'}"
     command = [sys.executable, "src/hone/trainer/sft.py", *flags.split(), "--data.seq-len", "64"]
     root = Path(__file__).parents[2]
-    several = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True)
-    assert several.returncode == 2 and "several ranks" in several.stderr and not (tmp_path / "out").exists()
     one = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "1"}, capture_output=True, text=True)
     assert one.returncode == 0 and (tmp_path / "out" / "weights" / "step_1" / "model.safetensors").exists(), one.stderr
 

@@ -120,6 +120,11 @@ def joined(device: str) -> Iterator[Ranks]:
     if launched_ranks() == 1:
         yield ALONE
         return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise UserError(
+            f"WORLD_SIZE is {launched_ranks()}, but {missing[0]} is not set: start several ranks by torchrun "
+            "--nproc-per-node, or unset WORLD_SIZE"
+        )
     variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     on_gpu = torch.device(device).type == "cuda"
