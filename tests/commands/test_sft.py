@@ -197,8 +197,22 @@ def test_several_ranks_need_torchrun(sft, monkeypatch, capsys):
     fails(capsys, sft(), "WORLD_SIZE is 2", "torchrun")
 
 
+def test_several_ranks_cannot_be_detached(sft, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    fails(capsys, sft("--detach"), "several ranks")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_first_rank_speaks_for_all(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("hone.cli._let_the_first_rank_speak", lambda: None)
+    assert main(["sft", "--bogus", "1"]) == 2 and capsys.readouterr().err == ""
+    assert main(["eval", "--bogus", "1"]) == 2 and "--bogus" in capsys.readouterr().err
+
+
 def test_the_module_runs_as_a_script_for_torchrun(data, tiny_model_dir, tmp_path):
-    """As one rank; several are tried in tests/trainer/test_sft_ranks.py."""
+    """As one rank; as several in tests/trainer/test_sft_ranks.py."""
     flags = f"--model.name {tiny_model_dir} --data.path {data} --max-steps 1 --output-dir {tmp_path / 'out'}"
     command = [sys.executable, "src/hone/trainer/sft.py", *flags.split(), "--data.seq-len", "64"]
     root = Path(__file__).parents[2]

@@ -10,12 +10,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from rank_launcher import ROOT
+from rank_launcher import ROOT, TORCHRUN
 
 from hone.cli import main
 from hone.model.hf import load_model
@@ -24,7 +23,6 @@ from hone.trainer.fingerprint import fingerprint
 
 pytestmark = pytest.mark.split
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 SCRIPT = "src/hone/trainer/sft.py"
 
 
