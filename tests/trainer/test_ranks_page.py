@@ -44,7 +44,7 @@ def test_the_commands_on_ranks_print_what_the_page_says(tmp_path: Path) -> None:
         for line in shown.splitlines():
             words = re.split(r"loss [\d.]+|  lr ", line)[0]
             assert line == "…" or words in output, line
-    losses = [float(re.findall(r"Done: 60 steps, loss ([\d.]+)", output)[0]) for output in said]
+    losses = [float(re.findall(r"Done: 60 steps, loss (\d+[.]\d+)", output)[0]) for output in said]
     assert losses[:2] == pytest.approx([2.4661, 2.4669], abs=0.02) and losses == pytest.approx(
         [losses[0]] * 3, rel=1e-2
     )
