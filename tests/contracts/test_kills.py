@@ -28,7 +28,7 @@ COMPUTE = {
     "packing": Call("hone.orchestrator.loop.pack_groups", 4),
     "backward": Call("torch.Tensor.backward", 4),
     "gradient there": Call("torch.Tensor.backward", 6, "after"),
-    "clipped": Call("torch.nn.utils.clip_grad_norm_", 4, "after"),
+    "clipped": Call("torch.nn.utils.clip_grads_with_norm_", 4, "after"),
     "weights updated": Call("hone.trainer.optim.Optimizer._publish_masters", 6),
     "published": Call("hone.model.decoder.Decoder.refresh", 6, "after"),
     "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
