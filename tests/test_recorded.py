@@ -166,6 +166,16 @@ def test_audits_are_quick_and_pass_the_built_in_tasks():
     assert all(row["failures"] == row["refused"] == [] for row in tasks.values())
 
 
+def test_three_processes_against_one():
+    """Lock-step takes the same draws and costs at most 1.6 x one process; running ahead costs less than that."""
+    result = json.loads((RESULTS / "split.json").read_text())
+    assert result["workload"]["completions"] == 128 and result["workload"]["rounds"] >= 3 and result["equal_examples"]
+    variants = result["variants"]
+    assert variants["split_0"]["ratio"] <= 1.6 and variants["split_0"]["staleness"] == 0
+    assert variants["split_1"]["ratio"] <= variants["split_0"]["ratio"] and 0 < variants["split_1"]["staleness"] <= 1
+    assert 0 < variants["split_2"]["staleness"] <= 2
+
+
 def test_a_weight_update_through_the_transport():
     """Of 0.6B parameters: no more than twice what it takes to copy and sync them; the sampler goes on meanwhile."""
     result = json.loads((RESULTS / "transport.json").read_text())
