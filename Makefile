@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env check bench
+.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
+	@echo "make test-browser  test hone view in a real browser; needs chromium"
 	@echo "make check        formatting, lint and types"
 	@echo "make bench        time one RL step against TRL's trainer"
 
@@ -42,15 +43,18 @@ quickstart: install
 quickstart-controls: install
 	@$(BIN)/python scripts/quickstart.py --controls
 
+# Two workers, a file at a time: one core is what a test has.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared.
 test-contracts: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m long --durations=15
 
 test-audit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "audit and not sandbox" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m "audit and not sandbox" --durations=10
 
 # Not part of `make test`, which needs no package of the system.
 test-sandbox: install
@@ -83,6 +87,13 @@ verifiers-env: .venv-verifiers/.installed
 test-adapters: install verifiers-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m adapters tests/environments tests/test_docs.py --durations=5
+
+# Debian's chromium: the browsers that Playwright would fetch are another download. Screenshots: outputs/browser.
+test-browser: install
+	@command -v chromium >/dev/null || \
+		{ echo "error: the tests in a browser need chromium: apt-get install chromium" >&2; exit 2; }
+	@$(PIP) --quiet --editable ".[dev,browser]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser --durations=5
 
 check: install
 	$(BIN)/ruff format --check .
