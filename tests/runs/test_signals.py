@@ -119,3 +119,13 @@ def test_a_grader_that_uses_the_timer_does_not_undo_the_grace_period():
         threading.Event().wait(0.2)
         with pytest.raises(StepAbandoned):
             stop.check()
+
+
+def test_once_all_is_saved_ctrl_c_ends_what_is_waited_for():
+    before = signal.getsignal(signal.SIGINT)
+    said = []
+    with pytest.raises(KeyboardInterrupt), StopRequest(said.append) as stop:
+        stop.release()
+        os.kill(os.getpid(), signal.SIGTERM)  # still waits for the end
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.signum == signal.SIGTERM and signal.getsignal(signal.SIGINT) is before

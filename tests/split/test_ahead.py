@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import recipes
 from split_runs import Run, draws, free_port, records
 
 pytestmark = pytest.mark.split
@@ -44,11 +43,6 @@ def load_environment():
     env.rubric = Rubric([similarity])
     return env
 '''
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
 
 
 @pytest.fixture

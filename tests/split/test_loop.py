@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import recipes
 from split_runs import Run as Started
-from split_runs import draws, free_port, records
+from split_runs import draws, free_port, hone, records, until
 
 from hone.runs import Run
 
@@ -24,8 +23,7 @@ STEPS, PROMPTS = 10, 3
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    warm = recipes.warm_model(tmp_path_factory.mktemp("warm"))
+def recipe(warm: Path) -> list[str]:
     return [
         *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--seq-len", "96", "--no-audit"),
         *("--ckpt.interval", "4", "--trainer.optim.lr", "1e-3", "--orchestrator.batch-size", str(4 * PROMPTS)),
@@ -69,12 +67,12 @@ def examples(out: Path) -> list[list[str]]:
 
 def test_lock_step_is_the_run_of_one_process_to_the_byte(invariant: tuple[Path, Path]) -> None:
     one, three = invariant
-    files = sorted(path.relative_to(one) for path in one.glob("rollouts/*"))
+    files = sorted(path.relative_to(one) for kind in ("rollouts", "tokens", "evals") for path in one.glob(f"{kind}/*"))
     files += [Path("metrics.jsonl"), Path("hashes.jsonl")]
     for step in (4, 8, STEPS):
         files += [Path(f"checkpoints/step_{step}/{name}.safetensors") for name in ("model", "optimizer")]
         files += [Path(f"weights/step_{step}/model.safetensors"), Path(f"weights/step_{step}/config.json")]
-    assert len(files) == STEPS + 2 + 12
+    assert len(files) == 2 * STEPS + 3 + 2 + 12
     assert [str(file) for file in files if (one / file).read_bytes() != (three / file).read_bytes()] == []
     ledgers = [(out / "checkpoints/step_8/state.json").read_text() for out in invariant]
     assert ledgers[0] == ledgers[1]
@@ -110,6 +108,18 @@ def test_every_token_carries_a_version_that_is_not_too_old(ahead: Path) -> None:
     assert all(line["staleness/returned"] == 0 for line in lines)
 
 
+def test_tokens_come_with_the_step_that_they_were_trained_in(ahead: Path) -> None:
+    run = Run(ahead)
+    lines = records(ahead / "metrics.jsonl")
+    for step in run.rollout_steps():
+        rows, told = run.rollouts(step).to_pylist(), run.token_stats(step).to_pylist()
+        assert [row["sample_id"] for row in rows] == [row["sample_id"] for row in told]
+        assert [row["state"] == "trained" for row in rows] == [row["entropies"] is not None for row in told]
+        entropies = [value for row in told for value in row["entropies"] or ()]
+        assert np.mean(entropies) == pytest.approx(lines[step]["entropy"], rel=1e-3)
+    assert not list(ahead.rglob("version_*.safetensors"))
+
+
 def test_timings_say_who_waits(ahead: Path) -> None:
     for line in records(ahead / "timings.jsonl")[:STEPS]:
         assert {"idle/orchestrator", "idle/trainer", "idle/inference", "queue/batches", "queue/tokens"} <= line.keys()
@@ -119,7 +129,10 @@ def test_timings_say_who_waits(ahead: Path) -> None:
 def test_evaluations_are_of_one_version(invariant: tuple[Path, Path], ahead: Path) -> None:
     key = "eval/reverse-text/reward/mean"
     for out in (*invariant, ahead):
-        assert [line["step"] for line in records(out / "metrics.jsonl") if key in line] == [0, 5, STEPS]
+        lines = {line["step"]: line[key] for line in records(out / "metrics.jsonl") if key in line}
+        assert list(lines) == Run(out).evals() == [0, 5, STEPS]
+        for version, mean in lines.items():
+            assert np.mean([row["reward"] for row in Run(out).eval_rows(version)]) == mean
 
 
 def test_a_run_goes_on_in_another_mode(invariant: tuple[Path, Path], recipe: list[str], folder: Path) -> None:
@@ -131,3 +144,35 @@ def test_a_run_goes_on_in_another_mode(invariant: tuple[Path, Path], recipe: lis
         end = f"weights/step_{STEPS}/model.safetensors"
         assert (out / end).read_bytes() == (one / end).read_bytes()
         assert (out / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
+
+
+CUT = ("--orchestrator.sampling.max-tokens", "4", "--alarms", "off", "--alarms.window", "2")
+CUT += ("--alarms.truncation.threshold", "1e-6", "--orchestrator.max-async-level", "2", "--mode", "split")
+"""Completions are cut: the alarm is raised at step 1, when up to two more batches are on their way."""
+
+
+def test_an_alarm_pauses_all_processes_at_a_checkpoint(recipe: list[str], folder: Path) -> None:
+    flags = [*recipe, *CUT, "--ckpt", "None", "--inference.port", str(free_port())]
+    command = Started([*flags, "--alarms.truncation.action", "pause"], folder / "paused")
+    try:
+        until(lambda: (command.out / "paused.json").exists() or command.process.poll() is not None)
+        (step,) = Run(command.out).checkpoints.steps()
+        assert 2 <= step <= 5 and hone(folder, "runs", "show", "paused").count("paused by an alarm") == 1
+        hone(folder, "runs", "continue", "paused")
+        assert command.ended() == 0, command.said
+    finally:
+        command.kill()
+    assert Run(command.out).info["status"] == "done" and sum(draws(command.out).values()) == STEPS * PROMPTS
+
+
+def test_an_alarm_that_stops_leaves_a_run_that_goes_on(recipe: list[str], folder: Path) -> None:
+    flags = [*recipe, *CUT, "--inference.port", str(free_port())]
+    command = Started([*flags, "--alarms.truncation.action", "stop"], folder / "stopped")
+    try:
+        assert command.ended() == 2, command.said
+    finally:
+        command.kill()
+    said = "by the alarm truncation (--alarms.truncation warn goes on). Saved: stopped/checkpoints/step_"
+    assert said in command.said
+    assert Run(begin(flags, folder / "stopped", "--resume")).info["status"] == "done"
+    assert sum(draws(folder / "stopped").values()) == STEPS * PROMPTS

@@ -17,17 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import recipes
 from split_runs import Command, Run, alive, draws, free_port, hone, records, until
 
 pytestmark = pytest.mark.split
 
 STEPS, PROMPTS = 8, 3
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recipes.warm_model(tmp_path_factory.mktemp("warm"))
 
 
 @pytest.fixture

@@ -94,14 +94,19 @@ def training(ranks: Ranks, folder: Path) -> None:
     for case, (_, _, kind) in CASES.items():
         logprobs.MAX_LOGITS = CONFIG.vocab_size * 7 if "chunked" in case else 2**25
         trainer = make_trainer(ranks, case)
+        trainer.record_tokens = True
         before = trainer.fingerprint()
         lines = steps(trainer, 0, STEPS, kind == "rl")
+        told = trainer.token_stats()
         loss = trainer.evaluate(deal(sequences(9), 60, "cpu", False, ranks)) if kind == "sft" else 0.0
         # The fingerprint of shards, and that of the same weights when they are whole.
         from hone.trainer.fingerprint import fingerprint
 
         prints = [before, trainer.fingerprint(), fingerprint(weights(trainer))]
-        results[case] = {"lines": lines, "loss": loss, "fingerprints": prints}
+        assert (told is not None) == ranks.first
+        found = told.by_completion() if told else {}
+        tokens = ranks.agree(sorted((*of, *map(np.ndarray.tolist, values)) for of, values in found.items()))
+        results[case] = {"lines": lines, "loss": loss, "fingerprints": prints, "tokens": tokens}
     write(ranks, folder, "training", results)
 
 

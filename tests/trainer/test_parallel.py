@@ -54,6 +54,21 @@ def test_several_ranks_have_the_metrics_of_one(trained: dict, world: int, case: 
 
 @pytest.mark.split
 @pytest.mark.parametrize("world", [2, 3])
+def test_rank_0_has_the_tokens_of_all(trained: dict, world: int) -> None:
+    """Of the last step, whose seven completions are dealt among the ranks."""
+    for case, found in trained[world].items():
+        assert [[*one[:2], len(one[2])] for one in found["tokens"]] == [
+            [s.group, s.sample, s.num_loss_tokens] for s in sequences(STEPS - 1)
+        ]
+        for mine, theirs in zip(trained[1][case]["tokens"], found["tokens"], strict=True):
+            atol = 1e-4 if CASES[case][0] == "fp32" else 5e-2
+            assert mine[:2] == theirs[:2]
+            np.testing.assert_allclose(theirs[2], mine[2], rtol=2e-3, atol=atol)
+            np.testing.assert_allclose(theirs[3], mine[3], rtol=1e-5, atol=atol)
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
 def test_the_fingerprint_of_shards_is_that_of_the_whole_weights(trained: dict, world: int) -> None:
     for case, found in trained[world].items():
         initial, sharded, whole = found["fingerprints"]

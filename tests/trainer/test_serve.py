@@ -20,7 +20,7 @@ class AtTheEnd:
     def __init__(self, saving) -> None:
         self.saving, self.version = saving, END
 
-    def start(self, _temperature: float) -> None: ...
+    def start(self, _temperature: float, _lag: int) -> None: ...
 
     def save_policy(self, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"")

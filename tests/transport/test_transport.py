@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hone.errors import UserError
-from hone.transport import FileTransport, Hello, Order, Result, Session
+from hone.transport import FileTransport, Hello, Order, Result, Session, spool
 from hone.transport.files import PATIENCE, Reader
 from hone.transport.records import from_json, to_json, write_order
 
@@ -81,6 +82,42 @@ def test_records_survive_json_with_numbers_that_it_does_not_know():
     for torn in (b"", b"[]", b'{"id": "x"}', to_json(made)[:-1]):
         with pytest.raises(ValueError):
             from_json(Result, torn)
+
+
+def test_what_a_step_told_of_its_tokens_comes_with_its_result_and_goes_when_it_is_taken(ends):
+    ours, theirs = ends
+    arrays = {"lengths": np.array([2, 1]), "entropies": np.array([0.5, 2.0, 0.0], np.float16)}
+    with pytest.raises(AssertionError):
+        theirs.put_result(result(1), arrays)
+    made = replace(result(1), tokens=True)
+    theirs.put_result(made, arrays)
+    assert ours.result(1) == made
+    found = ours.token_stats(1)
+    assert found is not None and found.keys() == arrays.keys()
+    assert all(
+        np.array_equal(found[name], array) and found[name].dtype == array.dtype for name, array in arrays.items()
+    )
+    assert list((ours.path / "s1" / "results").iterdir()) == []
+
+
+def test_tokens_that_are_torn_are_waited_for_and_those_that_are_gone_are_gone(ends, monkeypatch):
+    ours, theirs = ends
+    theirs.put_result(replace(result(1), tokens=True), {"lengths": np.arange(9)})
+    file = ours.path / "s1" / "results" / "version_1.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    looks = []
+
+    def mend() -> None:
+        looks.append(file.exists())
+        if len(looks) == 3:
+            file.write_bytes(whole)
+
+    ours.interrupt = mend
+    assert ours.token_stats(1)["lengths"].tolist() == list(range(9)) and len(looks) == 3
+    ours.interrupt = lambda: None
+    monkeypatch.setattr(spool, "PATIENCE", 0.01)
+    assert ours.token_stats(1) is None
 
 
 def test_a_run_from_hello_to_its_end(tmp_path):

@@ -68,6 +68,11 @@ class StopRequest:
         finally:
             self._abandonable = False
 
+    def release(self) -> None:
+        """All is saved: from now on Ctrl-C ends at once what is still waited for."""
+        if self._before:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def check(self) -> None:
         """Raises StepAbandoned if the time for this step is over."""
         if self._deadline is not None and time.monotonic() >= self._deadline:

@@ -181,7 +181,7 @@ def deal(
         return split_micro_batches(sequences, max_tokens, device, share_prompts)
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
-    batches = _even(_runs(sequences, share_prompts), max_tokens, ranks.world)
+    batches = cut_evenly(sequences, max_tokens, share_prompts, ranks.world)
     own = [pack(batch, total, device, share_prompts) for batch in batches[ranks.rank :: ranks.world]]
     if len(own) < -(-len(batches) // ranks.world):
         first = sequences[0]
@@ -207,8 +207,14 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
     return batches
 
 
-def _even(runs: list[list[Sequence]], max_tokens: int, world: int) -> list[list[Sequence]]:
-    """As `_cut`, the largest batch as small as it can be without giving a rank one more than `max_tokens` asks for."""
+def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
+    """The sequences of each micro-batch of a step on `world` ranks, of which rank r takes every `world`-th from r on.
+
+    The largest is as small as it can be without giving a rank one more than `max_tokens` asks for.
+    """
+    runs = _runs(sequences, share_prompts)
+    if world == 1:
+        return _cut(runs, max_tokens)
     rounds = -(-len(_cut(runs, max_tokens)) // world)
     low, high = 0, max_tokens  # the smallest limit is above `low`, and at most `high`
     while high - low > 1:

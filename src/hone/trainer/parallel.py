@@ -37,7 +37,7 @@ class Ranks:
     local_rank: int = 0
     local_world: int = 1
     control: Any = field(default=None, repr=False, compare=False)
-    """Process group (gloo) of `agree`, `collect` and `barrier`."""
+    """Process group (gloo) of `agree`, `collect`, `gather` and `barrier`."""
 
     @property
     def alone(self) -> bool:
@@ -61,6 +61,14 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * self.world
         torch.distributed.all_gather_object(values, value, group=self.control)
+        return values
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's value in order of rank, on rank 0; None on the others."""
+        if self.alone:
+            return [value]
+        values: list[Any] | None = [None] * self.world if self.first else None
+        torch.distributed.gather_object(value, values, dst=0, group=self.control)
         return values
 
     def barrier(self) -> None:

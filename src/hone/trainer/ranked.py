@@ -23,6 +23,7 @@ from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
 from hone.trainer.parts import load_part, save_part
 from hone.trainer.step import Trainer
+from hone.trainer.token_stats import TokenStats
 
 
 class Dismissed(BaseException):
@@ -62,6 +63,9 @@ class _Doing:
 
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
         return self._trainer.step(self._dealt(sequences))
+
+    def token_stats(self) -> TokenStats | None:
+        return self._trainer.token_stats()
 
     def evaluate(self, sequences: list[Sequence]) -> float:
         return self._trainer.evaluate(self._dealt(sequences))
@@ -123,6 +127,10 @@ class RankedTrainer:
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
         """One update on the sequences of a step; see `Trainer.step`."""
         return self._all("step", sequences)
+
+    def token_stats(self) -> TokenStats | None:
+        """What the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
+        return self._all("token_stats") if self.trainer.record_tokens else None
 
     def evaluate(self, sequences: list[Sequence]) -> float:
         """Mean objective per loss token, without an update."""

@@ -20,6 +20,7 @@ from hone.errors import UserError
 from hone.runs.faults import explain
 from hone.trainer.agreement import check_agreement, check_checkpoint, checkpoint_of
 from hone.trainer.ranked import RankedTrainer
+from hone.trainer.token_stats import TokenStats
 from hone.trainer.wire import from_arrays
 from hone.transport import FileTransport, Hello, Order, Result, Session
 
@@ -32,7 +33,7 @@ SAY_AFTER = 60.0
 class TrainerLoop:
     """Serves sessions until a run has come to its end.
 
-    `trainer.start(temperature)` makes the trainer of the initial model. `place` says in words where `config` comes
+    `trainer.start(temperature, lag)` makes the trainer of the initial model. `place` says in words where `config` comes
     from; `say` gets a line of progress.
     """
 
@@ -70,7 +71,7 @@ class TrainerLoop:
         """Sets the trainer to what the session begins with."""
         check_agreement(self.config, session, self.place)
         checkpoint = checkpoint_of(session)
-        self.trainer.start(session.temperature)
+        self.trainer.start(session.temperature, session.lag)
         if checkpoint is not None:
             check_checkpoint(checkpoint, self.trainer.trainer)
             self.trainer.load_part(checkpoint, session.start)
@@ -96,8 +97,9 @@ class TrainerLoop:
     def _step(self, session: Session, order: Order, waited: float) -> None:
         began = time.perf_counter()
         metrics = self.trainer.step(from_arrays(order.arrays))
+        tokens = self.trainer.token_stats()
         seconds = {"train": time.perf_counter() - began, "wait": waited}
-        self._publish(session, metrics, seconds, order.save)
+        self._publish(session, metrics, seconds, order.save, tokens)
         loss = f"loss {metrics['loss']:.4g}" if "loss" in metrics else "no signal, weights as they were"
         trained = f"{order.tokens:,} tokens in {seconds['train']:.2f} s"
         self.say(f"step {order.step}: {trained}, waited {waited:.2f} s for it, {loss}")
@@ -112,7 +114,12 @@ class TrainerLoop:
             self.say(f"Waiting for another one at {self.transport.path}")
 
     def _publish(
-        self, session: Session, metrics: dict[str, float], seconds: dict[str, float], save: str | None = None
+        self,
+        session: Session,
+        metrics: dict[str, float],
+        seconds: dict[str, float],
+        save: str | None = None,
+        tokens: TokenStats | None = None,
     ) -> None:
         """Writes the weights, and the part of the checkpoint if it is wanted; then tells that they are there."""
         began, version = time.perf_counter(), self.trainer.version
@@ -121,8 +128,9 @@ class TrainerLoop:
         seconds["publish"] = time.perf_counter() - began
         saved = save is not None and self._save(Path(save), seconds)
         scores = tuple(self.trainer.score(session.canary))
-        self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved))
-        self.transport.keep(range(version + 1 - KEPT - self.config.orchestrator.max_async_level, version + 1))
+        result = Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, tokens is not None)
+        self.transport.put_result(result, None if tokens is None else tokens.arrays())
+        self.transport.keep(range(version + 1 - KEPT - session.lag, version + 1))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
         """Writes the trainer's part of a checkpoint. UserError if the disk does not take it.

@@ -36,6 +36,12 @@ class Progress:
         return lambda: {"progress": now}
 
 
+Loop = Callable[
+    [SFTConfig, Source, list[Sequence], RankedTrainer, Progress, RunWriter, Saver, dict[str, float]], Ending
+]
+"""What `train` is."""
+
+
 def train(
     config: SFTConfig,
     source: Source,
@@ -54,6 +60,8 @@ def train(
     while trainer.version < config.max_steps and not saver.stopping:
         step, weights = trainer.version, trainer.fingerprint()
         saver.save(step)
+        if saver.stopping:  # said in a pause: no other step is taken
+            break
         metrics = {}
         if config.val and step % config.val.interval == 0:
             with trainer.abandonable(saver.stop), run.phase("validate"):

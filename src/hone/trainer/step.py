@@ -19,6 +19,7 @@ from hone.trainer.objectives import Objective
 from hone.trainer.optim import Optimizer
 from hone.trainer.parallel import ALONE, Ranks, release, share_of
 from hone.trainer.schedule import lr_at
+from hone.trainer.token_stats import TokenStats
 from hone.types import PackedBatch
 
 
@@ -27,7 +28,8 @@ class Trainer:
 
     `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
     distributions that the tokens were really drawn from. `interrupt` is called before each micro-batch; what it raises
-    ends the step (or evaluation) there, with weights, optimiser and counter as they were before it.
+    ends the step (or evaluation) there, with weights, optimiser and counter as they were before it. With
+    `record_tokens`, `token_stats` has what the last step computed of each token.
 
     On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
     `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
@@ -35,6 +37,7 @@ class Trainer:
     """
 
     interrupt: Callable[[], None]
+    record_tokens = False
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Trainer:
         self.reference = reference
         self.interrupt = lambda: None
         self.version = 0
+        self._tokens: list[TokenStats] = []
 
     @property
     def lr(self) -> float:
@@ -70,6 +74,7 @@ class Trainer:
         tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they
         are, the counter and the schedule go on, and `optimizer/skipped` is 1.
         """
+        self._tokens.clear()
         try:
             sums = _summed(self._accumulate(batch) for batch in self._uninterrupted(micro_batches))
         except BaseException:
@@ -114,11 +119,23 @@ class Trainer:
             return {}
         loss, sums = self.objective(logprobs_M, batch, indices_M)
         (loss / batch.num_loss_tokens).backward()
+        if self.record_tokens:
+            self._tokens.append(TokenStats.of_batch(batch, indices_M, entropies_M, logprobs_M))
         return {
             "loss": float(loss.detach()),
             "entropy": float(entropies_M.sum()),
             **{k: float(v) for k, v in sums.items()},
         }
+
+    def token_stats(self) -> TokenStats | None:
+        """What the last step computed of its tokens, in the order of its micro-batches; None without `record_tokens`.
+
+        On several ranks all call it, and rank 0 gets those of all, the others None.
+        """
+        if not self.record_tokens:
+            return None
+        parts = self.ranks.gather(TokenStats.joined(self._tokens))
+        return None if parts is None else TokenStats.joined(parts)
 
     @torch.no_grad()
     def _with_reference(self, batch: PackedBatch, indices_M: torch.Tensor) -> PackedBatch:

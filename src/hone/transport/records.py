@@ -20,7 +20,8 @@ class Session:
 
     `start` is the version that it starts from: that of `checkpoint` (a folder with the trainer's part of it), or 0 for
     the initial model. `shared` are keys that both roles must have equal, with their values. `temperature` is what
-    rollouts are sampled at; `canary` are the token ids whose logprobs come with every result.
+    rollouts are sampled at; `canary` are the token ids whose logprobs come with every result; `lag` is how many
+    versions rollouts may be behind (`max_async_level`).
     """
 
     id: str
@@ -30,6 +31,7 @@ class Session:
     shared: dict[str, Any]
     temperature: float
     canary: tuple[int, ...]
+    lag: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Result:
 
     `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by what they
     went to: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
+    `tokens`: arrays about the tokens of the step that made it come with it.
     """
 
     version: int
@@ -84,6 +87,7 @@ class Result:
     canary: tuple[float, ...]
     seconds: dict[str, float]
     saved: bool = False
+    tokens: bool = False
 
 
 def to_json(record: Session | Hello | Result) -> bytes:
@@ -119,16 +123,27 @@ def _plain(value: Any) -> Any:
 
 
 def write_order(order: Order) -> bytes:
-    """The order as a safetensors file, with a digest of the arrays: a file with a hole in it is not taken for whole."""
-    from safetensors.numpy import save
-
-    arrays = {name: np.ascontiguousarray(array) for name, array in order.arrays.items()}
+    """The order as a safetensors file."""
     facts = {"step": order.step, "kind": order.kind, "save": order.save, "tokens": order.tokens}
-    return save(arrays, {"order": json.dumps(facts), "digest": _digest(arrays)})
+    return write_arrays(order.arrays, {"order": json.dumps(facts)})
 
 
 def read_order(path: Path) -> Order:
     """What `write_order` wrote to a file. ValueError if it is torn."""
+    arrays, facts = read_arrays(path)
+    return Order(arrays=arrays, **json.loads(facts["order"]))
+
+
+def write_arrays(arrays: dict[str, np.ndarray], facts: dict[str, str] | None = None) -> bytes:
+    """Arrays as a safetensors file, with a digest of them: a file with a hole in it is not taken for whole."""
+    from safetensors.numpy import save
+
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(arrays, (facts or {}) | {"digest": _digest(arrays)})
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What `write_arrays` wrote to a file: arrays and facts. ValueError if it is torn."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -139,7 +154,7 @@ def read_order(path: Path) -> Order:
         raise ValueError(str(error)) from None
     if facts.get("digest") != _digest(arrays):
         raise ValueError("its content is not what was written")
-    return Order(arrays=arrays, **json.loads(facts["order"]))
+    return arrays, facts
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> str:

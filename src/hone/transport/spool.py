@@ -4,6 +4,7 @@
     TRANSPORT/hello.json                              the trainer of now
     TRANSPORT/<session>/orders/step_N.safetensors     from put to order, which takes it away
     TRANSPORT/<session>/results/version_N.json        from put_result to result, which takes it away
+    TRANSPORT/<session>/results/version_N.safetensors from put_result to token_stats, which takes it away
     TRANSPORT/weights/<session>/step_N/               Hugging Face layout, as servers take them
 
 Each file has one writer and one reader. Who is killed leaves what the next session removes.
@@ -18,12 +19,26 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+
 from hone.config.transport import transport_weights
 from hone.errors import UserError
 from hone.runs.faults import explain, is_out_of_memory
 from hone.runs.files import FILE_MODE, NEW_PREFIX
 from hone.transport.files import PATIENCE, Reader, names, poll, remove, write
-from hone.transport.records import Hello, Order, Record, Result, Session, from_json, read_order, to_json, write_order
+from hone.transport.records import (
+    Hello,
+    Order,
+    Record,
+    Result,
+    Session,
+    from_json,
+    read_arrays,
+    read_order,
+    to_json,
+    write_arrays,
+    write_order,
+)
 
 SESSION, HELLO = "session.json", "hello.json"
 MARK = "hone-session.json"
@@ -125,6 +140,15 @@ class FileTransport:
             remove(path)
         return found
 
+    def token_stats(self, version: int) -> dict[str, np.ndarray] | None:
+        """What came with the result of `version` about its tokens, which is taken away; None if it doesn't come to be
+        seen here. To be asked only of a result that says so.
+        """
+        path = self._tokens_file(version)
+        found = poll(lambda: self._reader.read(path, read_arrays), self.interrupt, PATIENCE)
+        remove(path)
+        return None if found is None else found[0]
+
     def weights(self, version: int) -> Path:
         """Folder of the weights of a version whose result was there. UserError if they don't come to be seen here."""
         folder = self._weights(self._opened) / f"step_{version}"
@@ -217,11 +241,14 @@ class FileTransport:
         if self._is_over(session):
             remove(self._weights(session))
 
-    def put_result(self, result: Result) -> None:
+    def put_result(self, result: Result, token_stats: dict[str, np.ndarray] | None = None) -> None:
         """Tells what became of an order, after its weights were written."""
         session = self._opened
+        assert result.tokens == (token_stats is not None)
         try:
             with self._explaining():
+                if token_stats is not None:
+                    write(self._tokens_file(result.version), write_arrays(token_stats))
                 write(self._result_file(result.version), to_json(result))
         except UserError:
             if not self._is_over(session):
@@ -258,6 +285,9 @@ class FileTransport:
 
     def _result_file(self, version: int) -> Path:
         return self._folder(self._opened) / "results" / _result_name(version)
+
+    def _tokens_file(self, version: int) -> Path:
+        return self._result_file(version).with_suffix(".safetensors")
 
     def _read(self, path: Path, kind: type[Record]) -> Record | None:
         return self._reader.read(path, lambda file: from_json(kind, file.read_bytes()))

@@ -1,0 +1,69 @@
+"""What a train step computed of each token it trained on: what people look at when they ask why a run learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hone.types import PackedBatch
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """Of K completions, end to end, with M tokens that carry loss: in the order in which the step met them.
+
+    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number among those of the draw,
+    and its tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats: of the distribution that the token
+    was drawn from, by the weights before the update.
+    """
+
+    draws: np.ndarray
+    samples: np.ndarray
+    lengths: np.ndarray
+    entropies: np.ndarray
+    logprobs: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert len(self.draws) == len(self.samples) == len(self.lengths)
+        assert len(self.entropies) == len(self.logprobs) == self.lengths.sum()
+
+    @classmethod
+    def of_batch(
+        cls, batch: PackedBatch, indices_M: torch.Tensor, entropies_M: torch.Tensor, logprobs_M: torch.Tensor
+    ) -> TokenStats:
+        """Those of one micro-batch, in which a completion's tokens lie together; `indices_M` are those with loss."""
+        owners_M2 = torch.stack([batch.group_ids[indices_M], batch.sample_ids[indices_M]], 1).cpu().numpy()
+        starts_K = np.flatnonzero(np.diff(owners_M2, axis=0, prepend=owners_M2[:1] - 1).any(axis=1))
+        return cls(
+            owners_M2[starts_K, 0],
+            owners_M2[starts_K, 1],
+            np.diff(starts_K, append=len(owners_M2)),
+            entropies_M.to(torch.float16).cpu().numpy(),
+            logprobs_M.detach().float().cpu().numpy(),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[TokenStats]) -> TokenStats:
+        """Those of several micro-batches, or ranks."""
+        kinds = {"draws": np.int64, "samples": np.int64, "lengths": np.int64}
+        kinds |= {"entropies": np.float16, "logprobs": np.float32}
+        empty = [np.zeros(0, kind) for kind in kinds.values()]
+        columns = zip(empty, *(part.arrays().values() for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name: `TokenStats(**arrays)` is what they were taken from."""
+        names = ("draws", "samples", "lengths", "entropies", "logprobs")
+        return {name: getattr(self, name) for name in names}
+
+    def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+        """(draw, sample) -> entropies and logprobs of its tokens, in their order."""
+        stops = np.cumsum(self.lengths).tolist()
+        owners = zip(self.draws.tolist(), self.samples.tolist(), stops, self.lengths.tolist(), strict=True)
+        return {
+            (draw, sample): (self.entropies[stop - length : stop], self.logprobs[stop - length : stop])
+            for draw, sample, stop, length in owners
+        }
