@@ -1,0 +1,175 @@
+"""`hone plan`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.commands.forecast import forecast
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import InitConfig
+from hone.model.chat import load_renderer
+from hone.model.presets import tiny_config
+from hone.planning import devices
+from hone.planning.data import look_at
+from hone.planning.report import duration
+from hone.runs.settings import run_toml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(devices, "_measured", lambda threads: ({"bf16": 4e11, "fp32": 1e11}, 3e10))
+
+
+def test_the_first_run_on_gsm8k_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100"]) == 0
+    page = capsys.readouterr().out
+    for words in (
+        "RL of Qwen/Qwen2.5-1.5B-Instruct (1.54B parameters, bf16_linear) on gsm8k",
+        "4 prompts x 4 rollouts = 16 completions",
+        "1,250 steps x 16 = 20,000 completions",
+        "each of the 5,000 is seen once",
+        "Memory, H100 SXM 80 GB",
+        "fits, with",
+        "price: $2.75 an hour",
+    ):
+        assert words in page
+    assert "Surprises" not in page
+
+
+def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "48gb"]) == 1
+    page = capsys.readouterr().out
+    assert "does NOT fit" in page and "What would make it fit" in page
+    assert "--trainer.micro-batch-tokens" in page and "H100" in page
+
+
+def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100", "--json", "--usd-per-hour", "10"]
+    assert main(line) == 0
+    plan = json.loads(capsys.readouterr().out)
+    steps = plan["steps"]
+    assert (steps["completions"], steps["steps"], steps["total"], steps["epochs"]) == (16, 1250, 20_000, 1)
+    assert plan["parameters"] == 1_543_714_304 and plan["fits"] and plan["surprises"] == []
+    assert plan["memory"]["total"] <= sum(plan["memory"]["parts"].values())
+    usual = plan["seconds"]["usual"]
+    assert usual["usd"] == pytest.approx(usual["total"] / 3600 * 10)
+    assert usual["total"] < plan["seconds"]["worst"]["total"]
+
+
+def test_a_file_of_sft_is_seen_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "@", "examples/reverse_text/tiny_sft.toml"]) == 0
+    page = capsys.readouterr().out
+    assert "SFT of hone/tiny (0.43M parameters, bf16_linear) on reverse-text" in page
+    assert "32 examples of at most 64 tokens" in page
+    assert main(["plan", "--data.path", str(ROOT / "examples/one_shot/problem.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "sft"
+
+
+def test_the_three_files_and_the_config_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = "examples/reverse_text/rl"
+    files = ["--trainer", "@", f"{folder}/train.toml", "--orchestrator", "@", f"{folder}/orch.toml"]
+    assert main(["plan", *files, "--on", "h100", "--gpus", "2"]) == 0
+    assert "8 prompts x 16 rollouts = 128 completions" in capsys.readouterr().out
+    config = parse(SFTConfig, ["@", "examples/reverse_text/tiny_sft.toml"], "sft")
+    (tmp_path / "config.toml").write_text(run_toml(config, "sft"))
+    assert main(["plan", "@", str(tmp_path / "config.toml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "sft"
+
+
+def test_a_model_that_is_not_there_leaves_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "@", "examples/reverse_text/tiny.toml", "--model.name", "outputs/none/weights/step_1"]) == 0
+    page = capsys.readouterr().out
+    assert "16 prompts x 8 rollouts = 128 completions" in page
+    assert "no memory, time and cost without the model's shape: there is no model folder outputs/none" in page
+    assert "Memory" not in page
+
+
+def test_gpus_are_placed_as_rl_places_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 8 GPUs one serves and 7 train; what one process does better is said with its flag, and the price is of all."""
+    line = ["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100"]
+    assert main([*line, "--gpus", "8"]) == 0
+    page = capsys.readouterr().out
+    assert "8 x H100 SXM 80 GB (79.2 GiB): a server and 7 ranks of the trainer" in page
+    assert "price: $22.00 an hour (a table's" in page
+    assert "--mode colocated, on one GPU:" in page
+    assert main([*line, "--mode", "split", "--trainer.ranks", "3"]) == 0
+    assert "4 x H100 SXM 80 GB (79.2 GiB): a server and 3 ranks" in capsys.readouterr().out
+    assert main([*line, "--gpus", "2", "--mode", "split", "--trainer.ranks", "3"]) == 2
+    assert "set --trainer.ranks 2" in capsys.readouterr().err
+
+
+def test_bad_input_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, words in {
+        "--on h1000": "did you mean h100?",
+        "--gpus 8 --on cpu": "--gpus 8 is for GPUs",
+        "--orchestrator.batch-sise 8": "did you mean --orchestrator.batch-size?",
+        "@ none.toml": "config file none.toml does not exist",
+        "--orchestrator.rollouts-per-example 1": "set at least 2",
+    }.items():
+        assert main(["plan", *line.split()]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_run_begins_with_its_plan_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["sft", "@", "examples/reverse_text/tiny_sft.toml", "--max-steps", "2", "--display", "plain"]
+    assert main([*line, "--output-dir", str(tmp_path / "run"), "--scheduler.warmup-steps", "20"]) == 0
+    said = capsys.readouterr().out
+    assert "memory: about 4" in said and " free\n" in said
+    assert said.count("note: scheduler.warmup_steps = 20 is no shorter than the run of 2 steps") == 1
+    shutil.rmtree(tmp_path / "run")
+    assert main([*line, "--output-dir", str(tmp_path / "run"), "--scheduler.warmup-steps", "0"]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+
+def test_an_orchestrator_speaks_for_all_processes_or_not_of_memory() -> None:
+    """It sees no GPU of the trainer's, and what trainer and server have of the machine's memory is no longer free."""
+    config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
+    about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))
+    (memory, *_), alone = (list(forecast(*about, trains_on=device)) for device in ("cpu", None))
+    assert memory.startswith("memory: about 1.9 GiB at worst (server 769 MiB)") and "GiB free" not in memory
+    assert "GiB free" in alone[0]
+    elsewhere = list(forecast(*about, trains_on="cuda"))
+    assert elsewhere and all(line.startswith("note: ") for line in elsewhere)
+
+
+def test_a_plan_that_fails_costs_the_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hone.commands.forecast.this_device", lambda *args, **kwargs: 1 / 0)
+    line = ["sft", "@", "examples/reverse_text/tiny_sft.toml", "--max-steps", "1", "--display", "plain"]
+    assert main([*line, "--output-dir", str(tmp_path / "run")]) == 0
+    assert "No memory estimate: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_calibration_may_fetch_what_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan sets for itself is not handed on to the processes that it starts."""
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    look_at(parse(SFTConfig, ["@", "examples/reverse_text/tiny_sft.toml"], "sft"))
+    assert "HF_DATASETS_OFFLINE" not in os.environ
+
+
+def test_hours_and_minutes_add_up() -> None:
+    assert [duration(s) for s in (0.42, 9.96, 300, 7_199, 25_190, 25_200)] == [
+        "0.42 s",
+        "10.0 s",
+        "5 min",
+        "2 h 00 min",
+        "7 h 00 min",
+        "7 h 00 min",
+    ]
+
+
+def test_a_plan_of_nothing_is_that_of_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 0
+    assert capsys.readouterr().out.startswith("RL of hone/tiny (0.43M parameters, bf16_linear) on reverse-text\n")

@@ -1,0 +1,62 @@
+"""Devices by name, and this machine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hone.errors import UserError
+from hone.planning import devices
+from hone.planning.devices import DEVICES, device_named, ram, this_device
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("h100", "H100 SXM 80 GB"),
+        ("H200", "H200 141 GB"),
+        ("RTX 4090", "RTX 4090 24 GB"),
+        ("rtx-4090", "RTX 4090 24 GB"),
+        ("24gb", "RTX 4090 24 GB"),
+        ("48GB", "L40S 48 GB"),
+        ("80", "H100 SXM 80 GB"),
+        ("141", "H200 141 GB"),
+        ("a100-80gb", "A100 80 GB"),
+        ("a100-40", "A100 40 GB"),
+    ],
+)
+def test_devices_are_found_by_name_and_by_memory(name: str, found: str) -> None:
+    assert device_named(name).name == found
+
+
+def test_an_unknown_device_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no device is known as 'h1000': did you mean h100\?"):
+        device_named("h1000")
+
+
+def test_cards_have_the_memory_of_their_name() -> None:
+    for device in DEVICES.values():
+        named = float(device.name.split()[-2])
+        assert 0.93 < device.memory / 1e9 / named < 1.08, device.name
+        assert device.flops["bf16"] > device.flops["fp32"] and device.free is None
+
+
+def test_this_machine_has_memory_and_speed() -> None:
+    device = this_device("cpu")
+    assert device.kind == "cpu" and device.free is not None and 0 < device.free <= device.memory * 1.1
+    assert min(device.flops.values()) > 1e8 and device.bandwidth > 1e8
+    assert this_device("cpu", measured=False).flops == {}
+
+
+def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(devices, "_CGROUPS", [(limit, used)])
+    limit.write_text("max\n")
+    whole, _ = ram()
+    limit.write_text(f"{300 * 2**20}\n")
+    used.write_text(f"{100 * 2**20}\n")
+    monkeypatch.setattr(devices, "_own", lambda: 0)
+    assert whole > 300 * 2**20 and ram() == (300 * 2**20, 200 * 2**20)
+    (tmp_path / "memory.stat").write_text(f"file {90 * 2**20}\ninactive_file {60 * 2**20}\n")
+    assert ram() == (300 * 2**20, 260 * 2**20), "files in the cache make room when it is wanted"

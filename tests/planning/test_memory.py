@@ -1,0 +1,190 @@
+"""Bytes by part: against tensors that are really there, against what autograd really keeps, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model.presets import random_decoder, tiny_config
+from hone.planning.devices import DEVICES, Device
+from hone.planning.lengths import Lengths
+from hone.planning.memory import (
+    GIB,
+    PROCESS,
+    activation_bytes,
+    checkpoint_bytes,
+    engine_copies,
+    memory,
+    micro_batch,
+    needed,
+    optimiser_bytes,
+    weight_bytes,
+)
+from hone.planning.remedies import remedies
+from hone.planning.shape import KNOWN, Shape
+from hone.trainer.logprobs import loss_indices, token_hidden
+from hone.trainer.objectives import sft_objective
+from hone.trainer.packing import Sequence, pack
+from hone.trainer.step import Trainer
+
+CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 1e11, "fp32": 5e10}, 1e10)
+INIT = InitConfig(layers=3, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
+PRECISIONS = ["fp32", "bf16_linear", "bf16"]
+
+
+def rl(*argv: str) -> RLConfig:
+    return parse(RLConfig, list(argv), "rl")
+
+
+def sequences(count: int, length: int) -> list[Sequence]:
+    return [Sequence(np.full(length, 7, dtype=np.int64), np.arange(length) > 0) for _ in range(count)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str) -> None:
+    model = random_decoder(tiny_config(INIT), precision=precision)
+    trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 1, sft_objective)
+    trainer.step([pack(sequences(2, 16))])
+    shape = Shape.of(model.config)
+    bytes_of = {name: sum(t.nbytes for t in group.values()) for name, group in trainer.tensors().items()}
+    assert weight_bytes(shape, precision) == bytes_of["model"]
+    # AdamW also counts its steps, 4 bytes a tensor.
+    assert optimiser_bytes(shape, precision) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
+    assert checkpoint_bytes(shape, precision) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
+
+
+def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
+    model = random_decoder(tiny_config(INIT), precision="bf16_linear")
+    kept = sum(m._weight_bf16.nbytes for m in model.modules() if getattr(m, "_weight_bf16", None) is not None)
+    shape = Shape.of(model.config)
+    assert engine_copies(shape, "bf16_linear", CPU, samples=False) == kept
+    # For sampling the layout of the kernels besides; the head is too small for one.
+    assert engine_copies(shape, "bf16_linear", CPU) == 2 * kept
+    assert engine_copies(KNOWN["qwen3-8b"], "bf16", CPU) == 0  # too large to be packed
+    assert engine_copies(KNOWN["qwen3-8b"], "bf16", DEVICES["h100"]) == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> None:
+    """Distinct storages that the graph of a forward pass holds on to, parameters and their casts left out."""
+    config = tiny_config(INIT)
+    if not qk_norm:
+        config = type(config)(**{**config.__dict__, "family": "qwen2", "qk_norm": False})
+    model = random_decoder(config, precision=precision)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = [getattr(module, "_weight_bf16", None) for module in model.modules()]
+    own |= {weight.untyped_storage().data_ptr() for weight in kept if weight is not None}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    # Rows of different lengths, as batches have them, so that attention has them padded: 8 of 64.
+    batch = pack([sequence for length in range(57, 65) for sequence in sequences(1, length)])
+    tokens, slots = sum(range(57, 65)), 8 * 64
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = token_hidden(model, batch, loss_indices(batch))
+    shape = Shape.of(config)
+    passing = activation_bytes(Shape(**{**shape.__dict__, "layers": 0}), precision, CPU, tokens, slots)
+    planned = activation_bytes(shape, precision, CPU, tokens, slots) - passing
+    assert planned == pytest.approx(sum(saved.values()), rel=0.05)
+    del hidden
+
+
+def test_micro_batches_share_the_prompt_of_their_completions() -> None:
+    config = rl("--orchestrator.batch-size", "64", "--orchestrator.rollouts-per-example", "8", "--seq-len", "256")
+    lengths = Lengths(56, 200, 56, 200)
+    # A group has 56 + 8 x 200 = 1656 tokens: two of them fit into 4096, whose attention sees the prompt 16 times.
+    assert micro_batch(config, CPU, lengths) == (2 * 1656, 16 * 256, 16 * 200)
+    small = rl("--orchestrator.rollouts-per-example", "8", "--trainer.micro-batch-tokens", "500")
+    assert micro_batch(small, CPU, lengths) == (56 + 2 * 200, 2 * 256, 2 * 200)
+    # A sequence is never cut.
+    least = rl("--orchestrator.rollouts-per-example", "8", "--trainer.micro-batch-tokens", "100")
+    assert micro_batch(least, CPU, lengths) == (256, 256, 200)
+
+
+def test_parts_of_a_run_by_hand() -> None:
+    shape = KNOWN["qwen3-0.6b"]
+    config = rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512", "--orchestrator.batch-size", "32")
+    config.inference.kv_gib = 8
+    parts = memory(config, shape, DEVICES["h100"]).parts
+    assert parts["weights"] == 4 * shape.parameters and parts["optimiser"] == 8 * shape.parameters
+    # 2 prompts and 32 completions of 512 tokens each, 229,376 bytes a token.
+    assert parts["kv cache"] == (2 + 32) * 512 * 229_376
+    assert parts["engine copies"] == 2 * 28 * shape.layer_matrices
+    assert "reference model" not in parts and "checkpoint copy" not in parts
+    with_kl = memory(rl("--trainer.loss.kl-coef", "0.1"), shape, DEVICES["h100"]).parts
+    assert with_kl["reference model"] == parts["weights"] + parts["engine copies"]
+
+
+def test_a_cache_holds_no_more_than_it_may() -> None:
+    shape = KNOWN["qwen3-0.6b"]
+    config = rl("--seq-len", "2048", "--orchestrator.batch-size", "1024", "--inference.kv-gib", "2")
+    assert memory(config, shape, DEVICES["h100"]).parts["kv cache"] <= 2 * GIB
+
+
+def test_a_background_checkpoint_is_copied_on_a_cpu_and_beside_a_gpu() -> None:
+    shape = KNOWN["qwen2.5-0.5b"]
+    config = rl("--ckpt.interval", "10")
+    on_cpu, on_gpu = memory(config, shape, CPU), memory(config, shape, DEVICES["h100"])
+    assert on_cpu.parts["checkpoint copy"] == on_gpu.host == 12 * shape.parameters
+    assert "checkpoint copy" not in on_gpu.parts and on_cpu.host == 0
+    assert "checkpoint copy" not in memory(rl("--ckpt.interval", "10", "--no-ckpt.background"), shape, CPU).parts
+
+
+def test_phases_take_turns_and_the_larger_one_is_the_peak() -> None:
+    shape = KNOWN["qwen2.5-0.5b"]
+    needs = memory(rl("--orchestrator.batch-size", "32"), shape, DEVICES["h100"])
+    assert needs.peak == "training" and needs.total == needs.of("training") < sum(needs.parts.values())
+    assert needs.dominant == "activations"
+    few = memory(rl("--trainer.micro-batch-tokens", "16", "--seq-len", "64", "--inference.kv-gib", "40"), shape, CPU)
+    assert few.of("sampling") > 0 and few.peak in ("sampling", "training")
+
+
+def test_ranks_share_what_is_in_shards() -> None:
+    shape = KNOWN["qwen3-8b"]
+    config = parse(SFTConfig, ["--data.path", "x.jsonl"], "sft")
+    one, eight = (memory(config, shape, DEVICES["h100"], ranks) for ranks in (1, 8))
+    assert eight.parts["optimiser"] == one.parts["optimiser"] // 8
+    assert one.total > DEVICES["h200"].memory > eight.total
+    # Two layers are whole at once, and with them embedding and head, which this model has both; in bf16 half as large.
+    whole = 2 * shape.layer_parameters + 2 * 151936 * 4096
+    assert eight.parts["weights"] == shape.parameters * 4 // 8 + 4 * whole
+    half = memory(parse(SFTConfig, ["--data.path", "x.jsonl", "--precision", "bf16"], "sft"), shape, DEVICES["h100"], 8)
+    assert half.parts["weights"] == eight.parts["weights"] // 2
+
+
+def test_the_fullest_device_is_that_of_all_who_are_on_it() -> None:
+    """A server and ranks have GPUs of their own, meet on the first if there are too few, and share a machine's RAM."""
+    shape, h100 = KNOWN["qwen2.5-1.5b"], DEVICES["h100"]
+    config = rl("--mode", "split", "--trainer.ranks", "4")
+    lengths = Lengths.of(config)
+    trainer, server = (memory(config, shape, h100, n, lengths, role) for n, role in ((4, "trainer"), (1, "sampler")))
+    assert needed(config, shape, h100, 4, 5, lengths).total == max(trainer.total, server.total)
+    assert needed(config, shape, h100, 4, 4, lengths).total == trainer.total + server.total
+    trainer, server = (memory(config, shape, CPU, n, lengths, role) for n, role in ((4, "trainer"), (1, "sampler")))
+    assert needed(config, shape, CPU, 4, 1, lengths).total == 4 * trainer.total + server.total + PROCESS["rl"]
+    other = rl("--mode", "split", "--orchestrator.client.base-url", "http://elsewhere:8000/v1")
+    assert needed(other, shape, h100, 1, 1, lengths).total == memory(other, shape, h100, 1, lengths, "trainer").total
+
+
+def test_remedies_bring_a_run_under_the_limit() -> None:
+    shape, config = KNOWN["qwen2.5-1.5b"], rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512")
+    card, lengths = DEVICES["l40s"], Lengths.of(rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"))
+    assert memory(config, shape, card).total > card.memory
+    found = remedies(config, shape, card, 1, lengths, card.memory)
+    first = next(line for line in found if line.startswith("--trainer.micro-batch-tokens"))
+    assert first.endswith("fits")
+    tokens = first.split()[1].rstrip(":")
+    mended = memory(rl("--trainer.micro-batch-tokens", tokens), shape, card, 1, lengths)
+    assert mended.total <= card.memory and f"{mended.total / GIB:.1f} GiB" in first
+    assert found[-1].startswith("a card of 79 GiB")

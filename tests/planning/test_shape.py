@@ -1,0 +1,84 @@
+"""Shapes give the parameter counts that models really have, and bytes and FLOPs that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.config.shared import InitConfig
+from hone.errors import UserError
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.presets import tiny_config
+from hone.planning.shape import KNOWN, Shape, known
+
+# As the models' cards on the hub say (safetensors, parameters).
+PUBLIC = {
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-Math-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-0.6B-Base": 596_049_920,
+    "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_well_known_models_have_their_public_number_of_parameters(name: str) -> None:
+    shape = known(name)
+    assert shape is not None and shape.parameters == PUBLIC[name]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_decoder(family: str, tied: bool) -> None:
+    config = DecoderConfig(
+        family=family,
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_layers=3,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=10,
+        qkv_bias=family != "qwen3",
+        o_bias=family == "llama",
+        mlp_bias=family == "llama",
+        qk_norm=family == "qwen3",
+        tie_word_embeddings=tied,
+    )
+    assert Shape.of(config).parameters == Decoder(config).num_parameters
+
+
+def test_a_shape_comes_from_the_preset_a_config_or_a_folder(tmp_path: Path) -> None:
+    init = InitConfig(layers=3, hidden=64)
+    assert Shape.of("hone/tiny", init) == Shape.of(tiny_config(init))
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(init).to_hf()))
+    assert Shape.of(tmp_path) == Shape.of(str(tmp_path)) == Shape.of("hone/tiny", init)
+    with pytest.raises(UserError, match="there is no model folder outputs/none/weights"):
+        Shape.of("outputs/none/weights")
+
+
+def test_what_follows_from_a_shape_by_hand() -> None:
+    shape = KNOWN["qwen3-0.6b"]
+    assert shape.kv_bytes_per_token() == 2 * 28 * 8 * 128 * 4 == shape.kv_bytes_per_token(2) * 2
+    matrices = 1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072
+    assert shape.layer_matrices == matrices
+    assert shape.flops_per_token() == 2 * (28 * matrices + 151936 * 1024)
+    # Scores and the sum over values, 2 FLOPs each, for 16 heads of 128 and 1000 tokens, in 28 layers.
+    assert shape.flops_per_token(1000) - shape.flops_per_token() == 28 * 2 * 2 * 16 * 128 * 1000
