@@ -8,6 +8,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from hone.cli import call
 from hone.config.parse import parse
 from hone.config.roles import TrainerRole
@@ -47,9 +49,12 @@ class Orchestrator:
         self.transport.open(session)
         return session
 
-    def put(self, step: int, save: Path | None = None) -> None:
+    def put(self, step: int, save: Path | None = None, unlikely: float = 0.0) -> None:
+        """The recorded batch; all its tokens were less likely by so many nats when they were sampled."""
         groups = groups_of(self.records.rows(step), False, 10**6)
         sequences = trainable(groups, self.config.orchestrator.truncated)
+        if unlikely:
+            sequences = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in sequences]
         tokens = sum(map(len, sequences))
         self.transport.put(Order(step, "batch", to_arrays(sequences), save and str(save), tokens))
 

@@ -86,6 +86,11 @@ def test_optional_sections_bare_with_a_key_and_off() -> None:
     assert rl("--wandb.project", "P", "--wandb.name", "N").wandb.model_dump() == {
         "project": "P",
         "name": "N",
+        "entity": None,
+        "group": None,
+        "tags": [],
+        "samples": 8,
+        "samples_interval": 25,
         "mode": None,
     }
     write("c.toml", "[ckpt]\ninterval = 5\n")

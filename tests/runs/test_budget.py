@@ -31,16 +31,40 @@ def test_another_step_and_what_follows_must_fit(clock):
     budget.took("evaluate", 15.0)
     budget.took("sample", 100.0)  # a part of a step: nothing that follows the last one
     budget.step(30.0, None)
-    clock.now += 304.9  # 304.9 + 30 + 5 + 20 < 360
+    clock.now += 302.9  # 302.9 + 30 + 5 + 20, and 2 s to end the process, < 360
     assert budget.used_up == ""
     clock.now += 0.2
-    assert budget.limit_reached == "hours" and budget.used_up == "0.0848 of 0.1 hours"
+    assert budget.limit_reached == "hours" and budget.used_up == "0.0842 of 0.1 hours"
+
+
+def test_a_save_is_guessed_until_one_was_timed(clock):
+    budget = Budget(BudgetConfig(hours=0.1), clock=clock)
+    budget.expect("checkpoint", 50.0)
+    budget.step(30.0, None)
+    clock.now += 285.0
+    assert budget.used_up == "0.0792 of 0.1 hours", "285 + 30 + 50 + 2 is over 360"
+    timed = Budget(BudgetConfig(hours=0.1), clock=clock)
+    timed.expect("checkpoint", 50.0)
+    timed.took("checkpoint", 3.0)
+    timed.step(30.0, None)
+    clock.now += 324.0
+    assert timed.used_up == "", "324 + 30 + 3 + 2 is not"
+
+
+def test_the_end_of_a_process_takes_two_fifths_of_its_start(clock):
+    budget = Budget(BudgetConfig(hours=0.1), clock=clock)
+    clock.now += 60.0
+    budget.step(10.0, None)  # after a start of 50 s
+    clock.now += 269.9
+    assert budget.used_up == "", "329.9 + 10 + 20 is not over 360"
+    clock.now += 0.2
+    assert budget.limit_reached == "hours"
 
 
 def test_what_was_spent_before_a_resume_counts(clock):
     budget = Budget(BudgetConfig(usd=2.0, usd_per_hour=4.0), Spent(seconds=1700.0), clock=clock)
     assert budget.seconds == 1700.0 and budget.used_up == ""
-    budget.step(101.0, None)
+    budget.step(100.0, None)
     assert budget.limit_reached == "usd" and budget.used_up == "1.89 of 2.00 US dollars"
 
 

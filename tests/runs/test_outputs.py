@@ -29,6 +29,7 @@ def snapshot(folder):
 def finished_run(folder) -> str:
     with start(folder) as run:
         run.rollouts(0, [{"step": 0}])
+        run.evaluation(0, [{"example": 0}])
         run.log_step(0, {"reward/mean": 0.5})
         with run.weights_dir(1) as weights:
             (weights / "model.safetensors").write_text("w")
@@ -58,7 +59,7 @@ def test_an_earlier_run_moves_to_previous(tmp_path):
     assert {p.name for p in (tmp_path / ".previous").iterdir()} == {first, second} and third not in (first, second)
 
 
-@pytest.mark.parametrize("rename", range(1, 9))
+@pytest.mark.parametrize("rename", range(1, 10))
 def test_killed_while_moving_the_earlier_run(tmp_path, monkeypatch, rename):
     run_id = finished_run(tmp_path / "a")
     before = snapshot(tmp_path / "a")
@@ -119,6 +120,23 @@ def test_without_a_run_json_hones_own_names_are_foreign(tmp_path, name):
     (tmp_path / name).rename(tmp_path / "model")
     start(tmp_path).finish("done")
     assert (tmp_path / "model" / "README.md").read_text() == card
+
+
+def test_evaluations_by_hand_stay_beside_those_of_the_run(tmp_path):
+    """`hone eval` writes below outputs/evals, where the run in outputs has the samples of its own."""
+    first = finished_run(tmp_path)
+    info = {"format": outputs.FORMAT, "id": "e1", "kind": "eval", "status": "done"}
+    (tmp_path / "evals" / "reverse-text--step_3" / "e1").mkdir(parents=True)
+    (tmp_path / "evals" / "reverse-text--step_3" / "e1" / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"a\.jsonl lies in the run"):
+        outputs.check_target(tmp_path / "a.jsonl", "--output")
+    outputs.check(tmp_path / "evals" / "reverse-text--step_3" / "e2", [])
+    finished_run(tmp_path)
+    assert Run(tmp_path / ".previous" / first).eval_rows(0) == [{"example": 0}]
+    assert sorted(path.name for path in (tmp_path / "evals").iterdir()) == ["reverse-text--step_3", "step_000000.jsonl"]
+    source = tmp_path / "evals" / "step_000000.jsonl"
+    with pytest.raises(UserError, match=r"step_000000\.jsonl is needed by this run, but lies in the output directory"):
+        start(tmp_path, [source])
 
 
 def test_an_evaluation_moves_to_previous_as_a_whole(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pydantic_config
 from pydantic import ConfigDict, model_validator
@@ -29,6 +29,11 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     section: ClassVar[str | None] = None
     """Section that files without one are read as, and flags that the top does not know."""
+
+    @classmethod
+    def chosen(cls, argv: list[str]) -> type[Self]:
+        """The class that this command line is parsed as: this one, where it does not depend on what the line says."""
+        return cls
 
     @classmethod
     def words(cls) -> tuple[str, ...]:

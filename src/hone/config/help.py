@@ -33,7 +33,8 @@ def render(cls: type[BaseConfig], prog: str) -> str:
         "  -h, --help",
     ]
     for heading, rows in _groups(cls):
-        lines += ["", heading] if heading else []
+        wrapped = textwrap.wrap(heading, width, subsequent_indent="    ", break_on_hyphens=False)
+        lines += ["", *wrapped] if heading else []
         for left, text in rows:
             lines += _row(left, text, width)
     return "\n".join(lines)

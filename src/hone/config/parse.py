@@ -19,6 +19,7 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 
     Raises UserError for anything wrong with it. `-h` or `--help` prints every key and raises SystemExit(0).
     """
+    cls = cls.chosen(argv)
     if "-h" in argv or "--help" in argv:
         from hone.config.help import render
 

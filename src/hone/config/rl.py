@@ -81,6 +81,11 @@ class TrainerConfig(SectionConfig):
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
     ranks: int = Field(default=1, ge=1)
     """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
+    record_tokens: bool = True
+    """Keep entropy and trainer logprob of each token that is trained on, in tokens/ (about 5 bytes a token).
+
+    `hone view` colours completions by them, and by the gap between trainer and sampler. Nothing else depends on it.
+    """
 
 
 class AdvantageConfig(BaseConfig):
@@ -291,6 +296,17 @@ class RLConfig(RunConfig):
     def server_url(self) -> str:
         """The server to sample from in mode split: the one that is up, or that `inference` starts."""
         return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"
+
+    def on_gpus(self, count: int) -> RLConfig:
+        """The config with the mode that it has on so many GPUs: without a word of the user, `split` on two or more, all
+        but one the trainer's. Where a server or a device is named, one process is what was meant.
+        """
+        if self.mode is not None:
+            return self
+        if count < 2 or self.model.device != "auto" or self.orchestrator.client.base_url is not None:
+            return self.model_copy(update={"mode": "colocated"})
+        ranks = self.trainer.ranks if "ranks" in self.trainer.model_fields_set else count - 1
+        return self.model_copy(update={"mode": "split", "trainer": self.trainer.model_copy(update={"ranks": ranks})})
 
     @property
     def transport_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | attach | ledger`: looking at runs, and ending one."""
+"""`hone runs list | show | stop | attach | ledger | predictions`: looking at runs, and ending one."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class RunsStopConfig(_RunConfig):
     """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
 
 
+class RunsContinueConfig(_RunConfig):
+    """Let a run that an alarm has paused go on."""
+
+
 class RunsAttachConfig(_RunConfig):
     """Show a run that is at work until it ends; Ctrl-C leaves it running."""
 
@@ -62,3 +66,14 @@ class RunsLedgerConfig(_RunConfig):
     """At most so many rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
     jsonl: bool = False
     """A JSON object per draw and line, without a summary."""
+
+
+class RunsPredictionsConfig(BaseConfig):
+    """What was predicted of the runs under a folder, what became of it, and how well the probabilities were chosen."""
+
+    positional: ClassVar[str | None] = "root"
+
+    root: Path = Path("outputs")
+    """The folder; also the first word of the command line. Runs in `.previous/` count as well."""
+    jsonl: bool = False
+    """A JSON object per prediction and line, without scores of all."""

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig
 from hone.errors import UserError
 
@@ -163,12 +164,37 @@ class BudgetConfig(BaseConfig):
 class WandbConfig(BaseConfig):
     """Weights & Biases (extra `wandb`). Any of these flags turns it on."""
 
-    project: str = "hone"
-    """W&B project."""
+    project: str | None = None
+    """W&B project; by default what WANDB_PROJECT says, else `hone`."""
     name: str | None = None
     """Name of the W&B run."""
+    entity: str | None = None
+    """User or team; by default what WANDB_ENTITY says, else that of the login."""
+    group: str | None = None
+    """Group of runs that belong together."""
+    tags: list[str] = []
+    """Tags of the W&B run."""
+    samples: int = Field(default=8, ge=0)
+    """Completions a table of them has; 0 sends none."""
+    samples_interval: int = Field(default=25, ge=1)
+    """Steps between tables of completions."""
     mode: Literal["online", "offline", "disabled"] | None = None
     """`offline` writes to the run directory, for `wandb sync` later; by default what WANDB_MODE says, else `online`."""
+
+
+class TrackioConfig(BaseConfig):
+    """Trackio (extra `trackio`): W&B's functions, on this machine. Any of these flags turns it on."""
+
+    project: str = "hone"
+    """Trackio project."""
+    name: str | None = None
+    """Name of the Trackio run."""
+    group: str | None = None
+    """Group of runs that belong together."""
+    samples: int = Field(default=8, ge=0)
+    """Completions a table of them has; 0 sends none."""
+    samples_interval: int = Field(default=25, ge=1)
+    """Steps between tables of completions."""
 
 
 class SamplingConfig(BaseConfig):
@@ -246,6 +272,14 @@ class RunConfig(BaseConfig):
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
     wandb: WandbConfig | None = None
     """Weights & Biases; off unless given."""
+    trackio: TrackioConfig | None = None
+    """Trackio; off unless given."""
+    alarms: AlarmsConfig = AlarmsConfig()
+    """What is looked for at every step, and what is done when it is found."""
+    predict: list[str] = []
+    """What you expect, such as "reward/mean@40 > 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
+    report: bool = True
+    """At the end, write the run card (report.html, card.md, report.json): `hone report` does it at any time."""
     precision: Precision = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: bool | None = None

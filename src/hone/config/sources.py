@@ -1,14 +1,15 @@
 """Reading a command line: `@ file.toml` references and dotted flags become two trees, and each key's source is kept.
 
 This stands beside `pydantic_config.cli` because hoisting has to know which keys were flags, and errors have to name the
-file; and because that function (0.4.3) reads `--trainer @ a @ b` as a root file b, lets a second `--trainer @ b`
-replace the first, cannot take `--ckpt.interval=2` or a tuple, and suggests no nested keys.
+file; and because that function (0.4.3) reads `--trainer @ a @ b` as a root file b, lets a second `--trainer @ b`, or
+a second value of a list, replace the first, cannot take `--ckpt.interval=2` or a tuple, and suggests no nested keys.
 
     @ a.toml @ b.toml               merged at the top, later files win
     --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
     --trainer.optim.lr 1e-6         or `=1e-6`; dashes and underscores alike
     --ckpt, --no-ckpt               an optional section on with its defaults, off
     --env countdown                 a section that is known by one of its keys: `--env.id countdown`
+    --tags a --tags b               both: a list's values add up (and replace those of the files)
     --save, --no-save               booleans; `--save false` too
     --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
 
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
+import operator
 import pathlib
 import tomllib
 from collections import deque
@@ -151,12 +154,15 @@ class _Reader:
             close = nearest(self.cls, path)
             hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help lists them all"
             raise UserError(f"unknown flag {shown}{hint}")
-        if not equals and self.tokens and self.tokens[0].startswith("@"):
+        if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
             if key.section is None:
                 raise UserError(f"{shown} takes a value, not a file: only a section can be given as `@ file.toml`")
             self.section = key.path
             return
-        self._set(key.path, self._value(key, shown, value if equals else None), shown)
+        found = self._value(key, shown, value if equals else None)
+        if get_origin(key.type) is list and key.path in self.origins["flags"]:
+            found = [*functools.reduce(operator.getitem, key.path, self.trees["flags"]), *found]
+        self._set(key.path, found, shown)
 
     def _negated(self, path: Path) -> Key | None:
         """The boolean or optional section that `no-x.y` or `x.no-y` turns off."""

@@ -11,6 +11,10 @@ from pathlib import Path
 from hone.config.shared import BudgetConfig
 from hone.runs.spent import ENDING, RECENT, Spent
 
+CLOSING, OF_START = 2.0, 0.4
+"""Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
+start took, for both depend on how busy the machine is (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
+
 
 def process_seconds() -> float:
     """Wall seconds since this process began; where the system doesn't tell, 0."""
@@ -26,7 +30,7 @@ class Budget:
     """What a run has spent over all its processes, and whether another step fits into its limits.
 
     `before` is what its earlier processes spent. A step is expected to take as long, and as many tokens, as the most of
-    the last ten, and what follows it as long as the longest of each such phase so far.
+    the last ten, and what follows it as long as the longest of each such phase so far, with the process's own end.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class Budget:
         self._steps = deque(before.recent_seconds, maxlen=RECENT)
         self._step_tokens = deque(before.recent_tokens, maxlen=RECENT)
         self._phases = dict(before.phases)
+        self._expected: dict[str, float] = {}
+        self._closing: float | None = None
         self._reached = ""
 
     @property
@@ -61,8 +67,14 @@ class Budget:
         if phase in ENDING:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
+    def expect(self, phase: str, seconds: float) -> None:
+        """What a phase that the end needs may take: counted until one was timed."""
+        self._expected[phase] = seconds
+
     def step(self, seconds: float, tokens: int | None) -> None:
         """A step is done: its wall seconds, and the tokens of the run so far."""
+        if self._closing is None:
+            self._closing = max(CLOSING, OF_START * (self._clock() - self._began - seconds))
         self._steps.append(seconds)
         if tokens is not None:
             self._step_tokens.append(tokens - self.tokens)
@@ -77,7 +89,8 @@ class Budget:
     def _limit_in_reach(self) -> str:
         if self.limits is None:
             return ""
-        hours = (max(self._steps, default=0.0) + sum(self._phases.values())) / 3600
+        ending = sum((self._expected | {name: s for name, s in self._phases.items() if s}).values())
+        hours = (max(self._steps, default=0.0) + ending + (self._closing or CLOSING)) / 3600
         if self.limits.hours is not None and self.seconds / 3600 + hours > self.limits.hours:
             return "hours"
         if self.limits.usd is not None and self.limits.usd_per_hour is not None:

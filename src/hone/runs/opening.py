@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
-from hone.runs import drift, provenance, settings
+from hone.runs import drift, predictions, provenance, settings
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import verify, write_json
@@ -87,8 +87,8 @@ def other_source(config: RunConfig) -> Path | None:
 
 def _fresh(config: RunConfig, start: Start, say: Say) -> Opened:
     """Move an earlier run aside and write a new run.json."""
-    earlier = clear(config.output_dir)
     info = _new_info(config, start)
+    earlier = clear(config.output_dir)
     write_json(config.output_dir / "run.json", info)
     if earlier is not None:
         say(f"The earlier run in {config.output_dir} is now in {earlier}.")
@@ -101,7 +101,8 @@ def _new_info(config: RunConfig, start: Start) -> dict[str, Any]:
     info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": start.kind, "status": "running"}
     info |= {"exact": True, "inexact": [], "seed": config.seed, "command": start.command}
     info |= {"started": provenance.now(), "ended": None, "pid": os.getpid(), "git": provenance.git()}
-    return info | _machine(start) | {"resumes": [], "wandb_id": None}
+    info |= _machine(start) | {"resumes": [], "wandb_id": None}
+    return info | predictions.record(config, start.kind, info["id"])
 
 
 def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
@@ -116,6 +117,7 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     finish_roll_back(folder)
     step, restored = _chosen(folder, config, start, say)
     changes = _checked(folder, info, step, restored, config, start)
+    predictions.resumed(info, folder, config)
     if _is_done(folder, info, config, step, restored is not None) and not changes:
         say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
         return Opened(info, config.max_steps, restored, nothing_left=True)
@@ -167,6 +169,7 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     info = _resumable_info(source, start.kind)
     if (own := _branch_of(config, info)) is not None:
         say(f"{config.output_dir} branched from {source} at step {own}, and is resumed.")
+        config = predictions.of_branch(config, info, own)
         return _resumed(config.model_copy(update={"resume": ResumeConfig()}), start, say)
     check_logs(source)
     if interrupted(source):
@@ -176,16 +179,17 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
     changes = _checked(source, info, step, restored, config, start)
+    config = predictions.of_branch(config, info, step)
+    own = _new_info(config, start)
     earlier = clear(config.output_dir)
     if earlier is not None:
         say(f"The earlier run in {config.output_dir} is now in {earlier}.")
-    own = _new_info(config, start)
     own |= {
         "status": _COPYING,
         "inexact": info["inexact"],
         "parent": {"id": info["id"], "dir": str(source), "step": step},
     }
-    inherited = ("versions", "hardware", "threads", "variables", "sources", "drift")
+    inherited = ("versions", "hardware", "threads", "variables", "sources", "drift", "reward_weights", "correctness")
     own |= {name: info[name] for name in inherited if name in info}
     own.pop("ranks", None)  # of this process: the resume has them
     own |= {"ranks": most_ranks(info)} if most_ranks(info) > 1 else {}

@@ -12,12 +12,19 @@ from typing import Any
 
 from hone.config.transport import TRANSPORT
 from hone.errors import UserError
+from hone.runs.evaluations import EVALS, RESULTS, evals_in
 from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
 AUDIT = "audit.json"
 """What the audit before step 0 found, or that there was none."""
+TOKENS = "tokens"
+"""Folder for what train steps computed of each token."""
+PAUSED = "paused.json"
+"""There while a run is paused: `hone runs continue` takes it away."""
+CARD = ("report.html", "card.md", "report.json")
+"""The run card: as a page, for a model hub, and as facts."""
 NAMES = (
     "config.toml",
     "metrics.jsonl",
@@ -25,21 +32,26 @@ NAMES = (
     "events.jsonl",
     "hashes.jsonl",
     AUDIT,
+    PAUSED,
     "rollouts",
+    TOKENS,
     "checkpoints",
     "weights",
     SPOOL,
     "logs",
     "superseded",
-    "report.html",
-    "card.md",
+    *CARD,
     "curve.svg",
     "wandb",
-    "results.jsonl",
+    "trackio",
+    RESULTS,
     "metadata.json",
     "run.json",
 )
-"""What hone writes in the directory of a run or an evaluation; run.json last: it is also the last to be moved away."""
+"""What hone writes in the directory of a run or an evaluation; run.json last: it is also the last to be moved away.
+
+Not here, for evaluations have their folders beside them: the files `evals/step_N.jsonl`.
+"""
 
 FORMAT = "hone-run-1"
 PREVIOUS = ".previous"
@@ -147,7 +159,7 @@ def _check_outside(folder: Path) -> None:
 
 def _check_source(resolved: Path, folder: Path, source: Path) -> None:
     kept = source.resolve()
-    moved = [resolved / name for name in NAMES if (resolved / name).exists()]
+    moved = [path for path in _own(resolved) if path.exists()]
     if kept == resolved or any(kept == path or path in kept.parents for path in moved):
         raise UserError(
             f"{source} is needed by this run, but lies in the output directory {folder}, which a fresh start clears: "
@@ -166,16 +178,24 @@ def clear(folder: Path) -> Path | None:
         return None
     place = folder / PREVIOUS / info["id"]
     place.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
-        if os.path.lexists(folder / name):
-            os.rename(folder / name, place / name)
+    for path in _own(folder):
+        if os.path.lexists(path):
+            (place / path.relative_to(folder)).parent.mkdir(exist_ok=True)
+            os.rename(path, place / path.relative_to(folder))
+    if (folder / EVALS).is_dir() and not any((folder / EVALS).iterdir()):
+        (folder / EVALS).rmdir()
     return place
+
+
+def _own(folder: Path) -> list[Path]:
+    """Where the run in `folder` has its files, or may have them; run.json last."""
+    return [*evals_in(folder).values(), *(folder / name for name in NAMES)]
 
 
 def sweep_run(folder: Path) -> None:
     """Clean up what a killed process left anywhere in a run's directory."""
     shutil.rmtree(folder / SPOOL, ignore_errors=True)
-    for name in ("", "rollouts", "weights", "checkpoints"):
+    for name in ("", "rollouts", TOKENS, EVALS, "weights", "checkpoints"):
         sweep(folder / name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +18,25 @@ from hone.runs.files import RESTORE
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = {"output_dir", "display", "wandb", "ckpt", "budget", "grace_seconds", "gap.action", "audit", *START}
+_FREE = {
+    "output_dir",
+    "display",
+    "wandb",
+    "trackio",
+    "alarms",
+    "predict",
+    "report",
+    "ckpt",
+    "budget",
+    "grace_seconds",
+    "gap.action",
+    "audit",
+    *START,
+}
 _FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
 _FREE |= {f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")}
 _FREE |= {"inference.port", "inference.vllm_python", "transport", "restarts", "mode", "trainer.ranks"}
+_FREE |= {"trainer.record_tokens"}
 """Settings that don't change what a run computes, but for how it rounds, which run.json then tells."""
 _SERVER = "orchestrator.client.base_url"
 """Where a server is does not matter, but that there is one."""
@@ -100,13 +117,19 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     ]
 
 
+def digest(table: Mapping[str, Any]) -> str:
+    """SHA-256 over the settings in a nested config that change the numbers."""
+    deciding = {name: value for name, value in flat(table).items() if not {name, name.split(".")[0]} & _FREE}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:
     """Other steps to go, where the learning rate of the steps so far does not depend on how many there are."""
     schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
     return name == "max_steps" and schedule == "constant"
 
 
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict as one of dotted names."""
     result: dict[str, Any] = {}
     for key, value in table.items():

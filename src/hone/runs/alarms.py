@@ -1,0 +1,158 @@
+"""Alarms: what ruins runs is looked for at every step, told once, and acted on as the config says.
+
+An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
+a window of steps, the next time for two, then for four; until then it is not told again. It is a function of the
+metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
+from hone.runs.alarm_finding import Finding
+from hone.runs.alarm_rules import RULES
+from hone.runs.history import History
+
+TRAINED = ("reward/mean", "groups/trained", "loss")
+"""Metrics of which a step that was taken has one."""
+GAP = "gap"
+"""The alarm that has no rule: `hone.orchestrator.watch` raises it."""
+SHIFTED = ("falling_reward", "wrong")
+"""Alarms that compare with a run's best: what a curriculum leaves to be learned is harder than what it had then."""
+OVER = "alarm_over"
+"""Kind of the event that an alarm is over."""
+
+DONE = {
+    "checkpoint": " A checkpoint is saved.",
+    "pause": " The run is saved and paused.",
+    "stop": " The run is saved and stops.",
+}
+"""What an action does, in words."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm that is raised at a step, and what is to be done."""
+
+    step: int
+    name: str
+    action: Action
+    finding: Finding
+
+    @property
+    def text(self) -> str:
+        """What a person is told: evidence, advice, and what is done beside telling it."""
+        found, done = self.finding, "" if self.action == "stop" else DONE.get(self.action, "")  # the end says why
+        return f"ALARM {self.name} at step {self.step}: {found.evidence}.\n      What helps: {found.advice}.{done}"
+
+    def fields(self) -> dict[str, Any]:
+        """What its event says."""
+        found = self.finding
+        value = found.value if math.isfinite(found.value) else str(found.value)
+        fields = {"name": self.name, "action": self.action, "value": value, "threshold": found.threshold}
+        return fields | {"evidence": found.evidence, "advice": found.advice}
+
+
+class Alarms:
+    """The alarms of a run: which ones stand, and what they ask for.
+
+    `weights` are those of the reward's components, by name; without them no component can be an alarm. `correctness` is
+    the component that decides what is correct. With `shifting`, prompts are chosen by what was solved, and those of
+    `SHIFTED` are off unless the config has an action of their own.
+    """
+
+    def __init__(
+        self,
+        config: AlarmsConfig,
+        weights: Mapping[str, float] | None = None,
+        correctness: str | None = None,
+        shifting: bool = False,
+    ) -> None:
+        self.config = config
+        self.settings = {name: config.of(name) for name in [*RULES, GAP]}
+        for name in SHIFTED if shifting else ():
+            if getattr(config, name).action is None:
+                self.settings[name] = AlarmConfig(action="off")
+        self.history = History(config.window, weights, correctness)
+        self.asked: Action = "off"
+        """The strongest thing that is asked for and not done yet: checkpoint, pause or stop; else off."""
+        self.cause = ""
+        """The alarm that asked for it."""
+        self._seen: dict[str, int] = {}
+        self._times: Counter[str] = Counter()
+
+    def restore(self, lines: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Takes in the metrics and the events before a resume; what stood then is not told again."""
+        for line in lines:
+            self.look(int(line["step"]), line)
+        told = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
+        self._times[GAP] = told.count("alarm")
+        if told and told[-1] == "alarm" and len(self.history):
+            self._seen[GAP] = self.history.steps[-1]  # when it was measured last is in no metric of every mode
+        self.done()
+
+    @property
+    def saves(self) -> bool:
+        """Whether a checkpoint is asked for, with or without a pause after it."""
+        return self.asked in ("checkpoint", "pause")
+
+    @property
+    def standing(self) -> list[str]:
+        """Names of the alarms that are raised and not over."""
+        return list(self._seen)
+
+    def look(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Alarm], list[str]]:
+        """The alarms that the step's metrics raise, and the names of those that are over."""
+        if not took_step(metrics):
+            return [], []
+        self.history.append(step, {name: value for name, value in metrics.items() if name != "step"})
+        raised = []
+        for name, rule in RULES.items():
+            settings = self.settings[name]
+            if settings.action == "off":
+                continue
+            assert settings.threshold is not None and settings.action is not None
+            finding = rule(self.history, settings.threshold)
+            if finding is not None and (alarm := self.raised(step, name, finding)) is not None:
+                raised.append(alarm)
+        over = [name for name, seen in self._seen.items() if step - seen >= self._patience(name)]
+        for name in over:
+            del self._seen[name]
+        return raised, over
+
+    def raised(self, step: int, name: str, finding: Finding) -> Alarm | None:
+        """The alarm of a finding; None if it stands already, or is off."""
+        action = self.settings[name].action
+        assert action is not None
+        if action == "off":
+            return None
+        new = name not in self._seen
+        self._seen[name] = step
+        if not new:
+            return None
+        self._times[name] += 1
+        if ORDER.index(action) > ORDER.index(self.asked):
+            self.asked, self.cause = action, name
+        return Alarm(step, name, action, finding)
+
+    def _patience(self, name: str) -> int:
+        """Steps for which its rule must find nothing: what hovers about its threshold is not told every few steps."""
+        return self.config.window * 2 ** (self._times[name] - 1)
+
+    def done(self) -> None:
+        """What was asked for has been done."""
+        self.asked, self.cause = "off", ""
+
+
+def took_step(metrics: Mapping[str, Any]) -> bool:
+    """Whether these are metrics of a step, not of an evaluation or of the run's end."""
+    return any(name in metrics for name in TRAINED)
+
+
+ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
+"""From nothing to the strongest."""

@@ -1,0 +1,141 @@
+"""Alarms on real runs: what they save, pause and stop, and that none of it changes a number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from refusals import fails
+
+from hone.cli import main
+from hone.runs import Run
+from hone.runs.summary import summarize
+
+CUT = ("--alarms.window", "2", "--orchestrator.sampling.max-tokens", "2")
+CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.truncation.threshold", "1e-6")
+"""Nearly all completions of two tokens are cut: the alarm is raised at step 1."""
+PAUSING = ("rl", "@", "warned-of-cuts/config.toml", "--alarms.truncation.action", "pause")
+PAUSE = ("--alarms.truncation.action", "pause", "--display", "none")
+DEADLINE = 120
+
+
+@pytest.fixture(scope="module")
+def warned(bench):
+    """Read only."""
+    return bench.rl("warned-of-cuts", *CUT)
+
+
+def kinds(run) -> list[str]:
+    return [event["kind"] for event in Run(run).events() if event["kind"] in ("alarm", "checkpoint", "paused")]
+
+
+def same(one, other) -> bool:
+    names = ("metrics.jsonl", "hashes.jsonl", "weights/step_6/model.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_a_warning_is_an_event_and_changes_nothing_else(bench, warned, capsys):
+    (alarm,) = [event for event in Run(warned).events() if event["kind"] == "alarm"]
+    assert (alarm["name"], alarm["step"], alarm["action"]) == ("truncation", 1, "warn")
+    assert Run(warned).info["reward_weights"] == {"parity": 1.0}
+    assert same(bench.rl("quiet", *CUT, "--alarms.truncation.action", "off"), warned) and "alarm" not in kinds(
+        bench.folder / "quiet"
+    )
+    main(["runs", "show", str(warned)])
+    assert "alarms       truncation since step 1; then: 100 % of the completions were cut" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_saved_where_none_was_asked_for(bench, warned):
+    run = bench.rl("saved", *CUT, "--ckpt", "None", "--alarms.truncation.action", "checkpoint")
+    assert Run(run).checkpoints.steps() == [2] and kinds(run) == ["alarm", "checkpoint"]
+    assert (run / "metrics.jsonl").read_bytes() == (warned / "metrics.jsonl").read_bytes()
+
+
+def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
+    with pytest.raises(AssertionError):
+        bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop")
+    said = [
+        "stopped at step 1 by the alarm truncation (--alarms.truncation warn goes on)",
+        "stopped/checkpoints/step_2",
+    ]
+    fails(capsys, 2, *said)
+    run = bench.folder / "stopped"
+    assert Run(run).info["status"] == "failed" and Run(run).checkpoints.steps() == [2]
+    bench.hone("rl", "@", "stopped/config.toml", "--resume")
+    assert same(run, warned), "an alarm that stands does not stop the run again"
+    assert kinds(run).count("alarm") == 1
+
+
+def test_a_pause_waits_to_be_continued(bench, warned, capsys):
+    pausing = subprocess.Popen(
+        [sys.executable, "-m", "hone.cli", *PAUSING, "--output-dir", "pausing", "--display", "plain"],
+        cwd=bench.folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    run, deadline = bench.folder / "pausing", time.monotonic() + DEADLINE
+    try:
+        while not (run / "paused.json").exists():
+            assert time.monotonic() < deadline and pausing.poll() is None
+            time.sleep(0.1)
+        while summarize(run).status != "paused":
+            assert time.monotonic() < deadline
+        assert main(["runs", "list", str(bench.folder)]) == 0 and "paused" in capsys.readouterr().out
+        assert main(["runs", "show", str(run)]) == 0
+        said = capsys.readouterr().out
+        assert "paused by an alarm before step 3 of 6" in said and f"hone runs continue {run}" in said
+        assert Run(run).checkpoints.steps() == [2]
+        assert main(["runs", "continue", str(run)]) == 0
+        said = capsys.readouterr().out
+        assert "goes on with step 3 of 6" in said and "hone runs continue" not in said, "that has been done"
+        out, _ = pausing.communicate(timeout=DEADLINE)
+    finally:
+        pausing.kill()
+    assert pausing.returncode == 0 and "Paused before step 3 by the alarm truncation; it is saved." in out
+    assert same(run, warned) and Run(run).info["status"] == "done" and kinds(run).count("paused") == 1
+    assert main(["runs", "continue", str(run)]) == 2
+    fails(capsys, 2, "done, 6 of 6 steps: it is not paused")
+
+
+def test_a_run_that_was_killed_in_its_pause_goes_on_by_a_resume(bench, warned, capsys):
+    pausing = subprocess.Popen(
+        [sys.executable, "-m", "hone.cli", "rl", "@", "warned-of-cuts/config.toml", "--output-dir", "killed", *PAUSE],
+        cwd=bench.folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    run, deadline = bench.folder / "killed", time.monotonic() + DEADLINE
+    try:
+        while not (run / "paused.json").exists():
+            assert time.monotonic() < deadline and pausing.poll() is None
+            time.sleep(0.1)
+    finally:
+        pausing.kill()
+        pausing.wait()
+    assert main(["runs", "continue", str(run)]) == 2
+    fails(capsys, 2, "killed after 2 of 6 steps: it is not paused; to go on from step 2: hone rl @", "--resume")
+    bench.hone("rl", "@", "killed/config.toml", "--output-dir", "killed", "--resume")
+    assert same(run, warned) and kinds(run).count("paused") == 1 and not (run / "paused.json").exists()
+
+
+def test_a_pause_can_be_ended(bench):
+    pausing = subprocess.Popen(
+        [sys.executable, "-m", "hone.cli", *PAUSING, "--output-dir", "ended", "--display", "none"],
+        cwd=bench.folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    run, deadline = bench.folder / "ended", time.monotonic() + DEADLINE
+    try:
+        while not (run / "paused.json").exists():
+            assert time.monotonic() < deadline and pausing.poll() is None
+            time.sleep(0.1)
+        assert main(["runs", "stop", str(run)]) == 0
+        assert pausing.wait(DEADLINE) == 143
+    finally:
+        pausing.kill()
+    assert Run(run).info["status"] == "stopped" and not (run / "paused.json").exists()
+    assert Run(run).metrics()["step"].to_pylist() == [0, 1] and Run(run).checkpoints.steps() == [2], "no other step"
+    assert "continued" not in [event["kind"] for event in Run(run).events()]

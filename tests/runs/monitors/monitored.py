@@ -1,0 +1,112 @@
+"""Runs with trackers, for the tests here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hone.config.rl import RLConfig
+from hone.config.shared import TrackioConfig, WandbConfig
+from hone.runs import Run
+from hone.runs.writer import RunWriter
+
+FAILED = "monitor_failed"
+
+
+def config(folder: Path, wandb: Any = None, trackio: Any = None, **settings: Any) -> RLConfig:
+    """Of a run of three steps; `wandb` and `trackio` are the settings of their sections, none by default."""
+    sections = {"wandb": wandb and WandbConfig(**wandb), "trackio": trackio and TrackioConfig(**trackio)}
+    return RLConfig(output_dir=folder, **({"max_steps": 3, "display": "plain"} | sections | settings))
+
+
+def row(group: int, reward: float | None, outcome: str, **other: Any) -> dict[str, Any]:
+    """A row of rollouts, of what tables of samples show."""
+    return {
+        "step": 0,
+        "group": group,
+        "prompt": '[{"role": "user", "content": "Reverse: abc"}]',
+        "text": f"{outcome} {group}",
+        "completion": None,
+        "reward": reward,
+        "components": [("format", 0.1)],
+        "outcome": outcome,
+        "advantage": -0.25,
+    } | other
+
+
+def steps(run: RunWriter, first: int = 0, last: int = 3) -> None:
+    """The steps of a run: at step N the reward is N / 8, one metric is null, the rate is 1000 + N."""
+    for step in range(first, last):
+        run.rollouts(step, [row(0, 1.0, "correct", step=step), row(1, 0.0, "wrong", step=step)])
+        run.log_step(step, {"reward/mean": step / 8, "eval/x/exact": None}, {"tokens/s": 1000.0 + step})
+
+
+def failures(folder: Path) -> list[tuple[str, str]]:
+    """(monitor, cause) of the monitors that failed, as events.jsonl has them."""
+    return [(event["monitor"], event["cause"]) for event in Run(folder).events() if event["kind"] == FAILED]
+
+
+@contextmanager
+def nobody_calls(monkeypatch) -> Iterator[None]:
+    """Of the servers that clients know and of proxies, a port of this machine is made: nothing may connect to it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("HF_ENDPOINT", "WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, url)
+            monkeypatch.setenv(name.lower(), url)
+        yield
+        server.settimeout(0.1)
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            return
+        with connection:
+            raise AssertionError(f"something called: {connection.recv(200)!r}")
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Until the condition holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
+
+
+def below(pid: int) -> dict[int, str]:
+    """The processes that `pid` started, and those that they did: pid → command line."""
+    found: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    for child in parents:
+        above = parents[child]
+        while above > 1 and above != pid:
+            above = parents.get(above, 0)
+        if above == pid:
+            try:
+                found[child] = (Path("/proc") / str(child) / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+def signal_service(number: signal.Signals) -> int:
+    """Send a signal to the service process of W&B that belongs to this process, once there is one; its pid."""
+
+    def services() -> list[int]:
+        return [pid for pid, command in below(os.getpid()).items() if "wandb-core" in command]
+
+    wait_for(services)
+    (pid,) = services()
+    os.kill(pid, number)
+    return pid

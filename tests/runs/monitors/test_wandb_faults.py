@@ -1,0 +1,144 @@
+"""W&B's own client and service with what goes wrong: no login, no server, a service that dies or hangs, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from monitored import below, config, failures, nobody_calls, signal_service, steps, wait_for
+from tracker_files import WandbFile
+
+from hone.config.shared import ResumeConfig
+from hone.runs import Run
+from hone.runs.monitors import background
+from hone.runs.writer import RunWriter
+
+OFFLINE = {"mode": "offline"}
+
+
+@pytest.fixture(autouse=True)
+def _wandb_stays_in_tmp(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def started(folder: Path) -> list[Path]:
+    """The .wandb file, once there is one."""
+    return list(folder.glob("wandb/*run-*/run-*.wandb"))
+
+
+def test_no_login_is_told_once_and_delays_nothing(tmp_path, capsys):
+    began = time.monotonic()
+    with RunWriter.start(config(tmp_path / "run", {"project": "P"}), "rl", []) as run:
+        assert time.monotonic() - began < 5  # the client alone takes seconds to import on a busy machine
+        steps(run)
+    ((name, cause),) = failures(tmp_path / "run")
+    assert name == "wandb" and "wandb login" in cause
+    assert capsys.readouterr().out.count("; the run goes on without it.") == 1
+    assert Run(tmp_path / "run").info["status"] == "done"
+
+
+def test_a_server_that_never_answers_holds_up_the_end_for_the_deadline_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "FINISH_SECONDS", 4.0)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    before = below(os.getpid()).keys()  # of other tests: graders, a forkserver
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with RunWriter.start(config(tmp_path / "run", {"project": "P"}), "rl", []) as run:
+            steps(run)
+            ended = time.monotonic()
+        assert time.monotonic() - ended < 8
+    assert failures(tmp_path / "run") == [("wandb", "not done 4 s after the end of the run")]
+    wait_for(lambda: not below(os.getpid()).keys() - before)
+
+
+def test_a_service_that_is_killed_is_told_once(tmp_path, capsys):
+    out = tmp_path / "run"
+    with RunWriter.start(config(out, OFFLINE), "rl", []) as run:
+        steps(run, 0, 1)
+        wait_for(lambda: started(out))
+        signal_service(signal.SIGKILL)
+        time.sleep(0.5)
+        steps(run, 1, 3)
+    ((name, _),) = failures(out)
+    assert name == "wandb" and capsys.readouterr().out.count("the run goes on without it") == 1
+    assert Run(out).metrics().num_rows == 3
+
+
+def test_a_service_that_hangs_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "FINISH_SECONDS", 2.0)
+    out = tmp_path / "run"
+    with RunWriter.start(config(out, OFFLINE), "rl", []) as run:
+        steps(run, 0, 1)
+        wait_for(lambda: started(out))
+        service = signal_service(signal.SIGSTOP)
+        steps(run, 1, 3)
+        ended = time.monotonic()
+    try:
+        assert time.monotonic() - ended < 6
+        assert failures(out) == [("wandb", "not done 2 s after the end of the run")]
+    finally:
+        os.kill(service, signal.SIGKILL)
+
+
+def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
+    out = tmp_path / "run"
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from monitored import config, steps\n"
+        "from hone.runs.writer import RunWriter\n"
+        f"run = RunWriter.start(config(Path({str(out)!r}), {OFFLINE!r}), 'rl', [])\n"
+        "steps(run, 0, 2)\n"
+        "while not run._monitors.idle: time.sleep(0.05)\n"
+        "print('there', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert process.stdout is not None
+    while "there" not in process.stdout.readline():
+        assert process.poll() is None
+    wait_for(lambda: started(out))
+    children = below(process.pid)
+    assert any("hone.runs.monitors.child" in command for command in children.values())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    file = WandbFile(out)
+    assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]
+
+
+def test_offline_asks_nothing_of_the_network(tmp_path, monkeypatch):
+    with nobody_calls(monkeypatch):
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        with RunWriter.start(config(tmp_path / "run", OFFLINE), "rl", []) as run:
+            steps(run)
+    assert failures(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("samples", [0, 8])
+def test_a_full_disk_for_wandb_is_not_the_runs(tmp_path, small_disk, samples):
+    """That it could store nothing, W&B's service writes into its log and nowhere else; tables are its client's."""
+    out = tmp_path / "run"
+    RunWriter.start(config(out, max_steps=40), "rl", []).finish("stopped")
+    with small_disk(out / "wandb", "64k"):
+        with RunWriter.start(
+            config(out, OFFLINE | {"samples": samples}, max_steps=40, resume=ResumeConfig()), "rl", []
+        ) as run:
+            for step in range(40):
+                steps(run, step, step + 1)
+                run._monitors.alarm(step, "zero_std", "x" * 5000, "warn")
+        assert Run(out).info["status"] == "done" and Run(out).metrics().num_rows == 40
+    assert [name for name, _ in failures(out)] == ["wandb"]

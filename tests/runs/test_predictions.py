@@ -1,0 +1,321 @@
+"""Predictions: what is refused before anything is touched, what is fixed, what a resume and a branch make of them, and
+how they are scored.
+"""
+
+import json
+import math
+
+import pytest
+
+from hone.cli import main
+from hone.config.parse import parse
+from hone.config.rl import CurriculumConfig, LossConfig, OnlineEvalConfig, OrchestratorConfig, PoolConfig, RLConfig
+from hone.config.rl import TrainerConfig as Trainer
+from hone.config.sft import SFTConfig
+from hone.config.shared import ResumeConfig
+from hone.errors import UserError
+from hone.runs import Run, predictions
+from hone.runs.metric_names import Written
+from hone.runs.prediction import read
+from hone.runs.writer import RunWriter
+
+EVAL = OrchestratorConfig(eval=OnlineEvalConfig(interval=3, rollouts_per_example=4))
+
+
+def config(folder="unused", *predict: str, **settings) -> RLConfig:
+    facts = {"output_dir": folder, "max_steps": 8, "display": "plain", "orchestrator": EVAL, "predict": list(predict)}
+    return RLConfig(**facts | settings)
+
+
+def start(folder, *predict: str, **settings) -> RunWriter:
+    return RunWriter.start(config(folder, *predict, **settings), "rl", ["hone", "rl"])
+
+
+def take(run: RunWriter, first: int, last: int, save: int | None = None) -> None:
+    """Steps whose reward is a tenth of their number; a checkpoint at `save`."""
+    for step in range(first, last):
+        if step == save and step > first:
+            with run.weights_dir(step) as folder:
+                (folder / "model.safetensors").write_text(f"version {step}")
+            run.save_checkpoint(step, {"model": {}}, {"step": step})
+        run.rollouts(step, [{"step": step}])
+        run.log_step(step, {"reward/mean": step / 10})
+
+
+def refused(*texts: str, **settings) -> str:
+    with pytest.raises(UserError) as error:
+        read(config("unused", *texts, **settings), "reverse-text")
+    return str(error.value)
+
+
+def state_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["reward/mean@7 > 0.6 p=0.8", "reward/mean@7>.6p=.8", "  reward/mean @ end  >  6e-1   p = 0.80 "],
+)
+def test_spaces_are_free(text):
+    (one,) = read(config("unused", text))
+    assert (one.metric, one.step, one.op, one.number, one.p) == ("reward/mean", 7, ">", 0.6, 0.8)
+    assert str(one) == f"reward/mean@{'end' if one.end else 7} > 0.6 p=0.8"
+
+
+def test_a_metric_with_an_at_sign_and_the_end_of_each_kind():
+    texts = ["eval/reverse-text/pass@4@6 <= 1 p=0.5", "eval/reverse-text/exact@end >= -1e-3 p=0.5"]
+    texts.append("canary/gap/max@end<1 p=.9")
+    first, second, third = read(config("unused", *texts), "reverse-text")
+    assert (first.metric, first.step, first.op) == ("eval/reverse-text/pass@4", 6, "<=")
+    assert (second.step, second.number, third.step) == (8, -0.001, 8)
+    sft = SFTConfig(data={"env": {"id": "reverse-text"}}, val={"interval": 5}, max_steps=12)
+    sft = sft.model_copy(update={"predict": ["val/loss@end < 1 p=0.5", "loss@end < 1 p=0.5", "val/loss@10 < 2 p=0.5"]})
+    assert [one.step for one in read(sft)] == [12, 11, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("reward/mean@4 > 0.6", 'does not say how likely it is: write METRIC@STEP OP NUMBER p=PROB, as in "reward/'),
+        ("reward/mean@4 > 0.6 p=80%", "per cent"),
+        ("reward/mean > 0.6 p=0.8", "at which step"),
+        ("reward/mean@4 = 0.6 p=0.8", "no comparison"),
+        ("reward/mean@4 > high p=0.8", "can't be read"),
+        ("reward/mean@4 > 1e999 p=0.5", "more than a number can be"),
+        ("reward/mean@4 > 0.6 p=1", "write p=0.99 or p=0.01"),
+        ("reward/mean@4 > 0.6 p=0", "write p=0.99 or p=0.01"),
+        ("reward/mean@8 > 0.6 p=0.8", "max_steps = 8, and reward/mean is written at steps 0 to 7, not at 8"),
+        ("eval/reverse-text/exact@4 > 0.6 p=0.8", "every 3 steps and at 8, not at 4: predict it at 3"),
+        ("eval/reverse-text/exact@9 > 0.6 p=0.8", "max_steps = 8, and eval/reverse-text/exact is written at every 3"),
+        ("reward@4 > 0.6 p=0.8", "reward is no metric of `rl`: did you mean reward/mean?"),
+        ("rewards/mean@4 > 0.6 p=0.8", "did you mean reward/mean?"),
+        ("eval/reverse-txt/exact@3 > 0.6 p=0.8", "did you mean eval/reverse-text/exact?"),
+        ("eval/countdown/reward/mean@3 > 0.6 p=0.8", "did you mean eval/reverse-text/reward/mean?"),
+        ("eval/reverse-text/pass@3@3 > 0.6 p=0.8", "did you mean eval/reverse-text/pass@"),
+        ("exact@3 > 0.6 p=0.8", "did you mean eval/reverse-text/exact?"),
+        ("tokens/s@3 > 100 p=0.8", "comes from a clock"),
+        ("kl@3 > 100 p=0.8", "written only with trainer.loss.kl_coef above 0"),
+        ("pool/retired@3 > 100 p=0.8", "written only with a pool: orchestrator.curriculum.pool"),
+        ("zzzz@3 > 100 p=0.8", "there are reward/mean, "),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_predicted(text, words):
+    sentence = refused(text)
+    assert sentence.startswith(f'--predict "{text}"') and words in sentence and "\n" not in sentence
+
+
+def test_what_depends_on_settings():
+    assert "add --orchestrator.eval.interval" in refused(
+        "eval/reverse-text/exact@3>0 p=.5", orchestrator=OrchestratorConfig()
+    )
+    kl = config("unused", "kl@3 < 1 p=.5", trainer=Trainer(loss=LossConfig(kl_coef=0.1)))
+    assert read(kl)[0].metric == "kl"
+    pool = OrchestratorConfig(curriculum=CurriculumConfig(pool=PoolConfig()))
+    assert read(config("unused", "pool/retired@3 < 1 p=.5", orchestrator=pool))[0].step == 3
+    texts = ["reward/anything at all/mean@3 < 1 p=.5", "eval/reverse-text/reward/exact/mean@3 < 1 p=.5"]
+    assert len(read(config("unused", *texts), "reverse-text")) == 2
+
+
+def test_the_same_statement_twice():
+    twice = refused("reward/mean@7 > 0.6 p=0.8", "reward/mean@end > .60 p=0.3")
+    assert twice.endswith("reward/mean@end > 0.6 is predicted twice: leave one out")
+
+
+def test_the_step_that_is_nearest():
+    steps = {0: 0, 14: 0, 15: 0, 16: 30, 94: 90, 96: 100, 99: 100, 400: 100}
+    assert {step: Written(100, 30).nearest(step) for step in steps} == steps
+
+
+def test_flags_add_up_and_replace_a_files(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('predict = ["loss@3 < 5 p=0.5"]\nmax_steps = 4\n')
+    assert parse(RLConfig, ["@", str(file)], "rl").predict == ["loss@3 < 5 p=0.5"]
+    flags = ["--predict", "reward/mean@1 > 0 p=.5", "--seed", "1", "--predict", "reward/mean@2 > 0 p=.5"]
+    given = parse(RLConfig, ["@", str(file), *flags], "rl").predict
+    assert given == ["reward/mean@1 > 0 p=.5", "reward/mean@2 > 0 p=.5"]
+    assert parse(RLConfig, ["--wandb.tags", "a", "b", "--wandb.tags", "c"], "rl").wandb.tags == ["a", "b", "c"]
+
+
+def test_nothing_is_moved_for_a_bad_one(tmp_path):
+    start(tmp_path).finish("done")
+    before = state_of(tmp_path)
+    with pytest.raises(UserError, match="predict it at 7"):
+        start(tmp_path, "reward/mean@9 > 0 p=0.5")
+    assert state_of(tmp_path) == before
+
+
+def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):
+    texts = ["reward/mean@4 > 0.3 p=0.8", "reward/mean@5 >= 0.6 p=0.9", "eval/x/exact@end < 1 p=0.25"]
+    run = start(tmp_path, *texts)
+    made = json.loads((tmp_path / "run.json").read_text())["predictions"]
+    assert [entry["step"] for entry in made["entries"]] == [4, 5, 8] and len(made["sha256"]) == 64
+    assert "outcomes" not in made
+    events = Run(tmp_path).events()
+    assert [(e["kind"], e["step"]) for e in events] == [("start", 0), ("predicted", 0)]
+    assert events[1]["sha256"] == made["sha256"]
+    with run:
+        take(run, 0, 8)
+        run.log_step(8, {"eval/x/exact": 0.5})
+    info = Run(tmp_path).info
+    assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, False, True]
+    assert [o["value"] for o in info["predictions"]["outcomes"]] == [0.4, 0.5, 0.5]
+    assert [o["brier"] for o in info["predictions"]["outcomes"]] == pytest.approx([0.04, 0.81, 0.5625])
+    assert info["predictions"]["brier"] == pytest.approx((0.04 + 0.81 + 0.5625) / 3, abs=1e-6)
+    assert {k: v for k, v in Run(tmp_path).events()[-1].items() if k != "time"} == {
+        **{"kind": "predictions", "step": None, "true": 2, "false": 1, "undecided": 0, "brier": 0.470833}
+    }
+    assert info["predictions"]["sha256"] == made["sha256"] and predictions.problem(info, tmp_path) == ""
+    lines = list(predictions.in_words(info, tmp_path))
+    assert lines[0] == "3 of 3 decided, Brier score 0.471 (0 is perfect; always saying 0.5 gets 0.25)"
+    assert lines[2].split() == ["false", "reward/mean@5", ">=", "0.6", "p=0.9", "was", "0.5"]
+
+
+def test_what_is_not_finite_is_compared_as_it_was(tmp_path):
+    with start(tmp_path, "loss@0 > 5 p=0.5", "loss@1 > 5 p=0.5", "loss@1 <= 5 p=0.5", "entropy@1 > 0 p=0.5") as run:
+        run.log_step(0, {"loss": math.inf})
+        run.log_step(1, {"loss": math.nan})
+    scored = predictions.score(Run(tmp_path).info, tmp_path)
+    assert [one.outcome for one in scored] == [True, False, False, None]
+    assert scored[3].why == "not written at step 1"
+    assert [o["value"] for o in Run(tmp_path).info["predictions"]["outcomes"]] == [None] * 4
+
+
+def test_a_resume_goes_on_with_them(tmp_path):
+    texts = ["reward/mean@2 > 0.1 p=0.8", "reward/mean@end > 0.6 p=0.6"]
+    run = start(tmp_path, *texts)
+    with run:
+        take(run, 0, 5, save=4)
+        run.finish("stopped")
+    assert [o["outcome"] for o in Run(tmp_path).info["predictions"]["outcomes"]] == [True, None]
+    first = Run(tmp_path).info["predictions"]["sha256"]
+    for again in ([], ["reward/mean@end >.6 p=.60", texts[0]]):  # none, and the same in other words and order
+        run = start(tmp_path, *again, resume=ResumeConfig())
+        assert run.start_step == 4 and Run(tmp_path).config["predict"] == texts
+        take(run, 4, 6)
+        run.finish("stopped")
+    with start(tmp_path, resume=ResumeConfig(), max_steps=20) as run:  # `end` stays what it was
+        take(run, 4, 20)
+    info = Run(tmp_path).info
+    assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, True]
+    assert info["predictions"]["entries"][1]["step"] == 7 and info["predictions"]["sha256"] == first
+    assert [e["kind"] for e in Run(tmp_path).events()].count("predicted") == 1
+
+
+@pytest.mark.parametrize("begun", [[], ["reward/mean@2 > 0.1 p=0.8"]])
+def test_others_after_the_first_step_are_refused(tmp_path, begun):
+    run = start(tmp_path, *begun)
+    take(run, 0, 5, save=4)
+    run.finish("stopped")
+    before = state_of(tmp_path)
+    with pytest.raises(UserError) as error:
+        start(tmp_path, "reward/mean@2 > 0.1 p=0.99", resume=ResumeConfig())
+    words = 'with "reward/mean@2 > 0.1 p=0.8"' if begun else "without any"
+    assert str(error.value) == (
+        f"{tmp_path} was begun {words}, and predictions are made before step 0: leave out --predict, or give the same"
+    )
+    assert state_of(tmp_path) == before
+
+
+def test_a_run_without_a_step_takes_others(tmp_path):
+    start(tmp_path, "reward/mean@2 > 0.1 p=0.8").finish("interrupted")
+    with start(tmp_path, "reward/mean@2 > 0.1 p=0.9", resume=ResumeConfig()) as run:
+        take(run, 0, 8)
+    info = Run(tmp_path).info
+    assert [entry["p"] for entry in info["predictions"]["entries"]] == [0.9]
+    assert predictions.problem(info, tmp_path) == ""
+
+
+def test_a_step_that_is_taken_again_with_other_settings_counts_as_it_was_first(tmp_path):
+    run = start(tmp_path, "reward/mean@4 > 0.5 p=0.9", "loss@4 < inf p=.5".replace("inf", "9"))
+    take(run, 0, 4, save=3)
+    run.log_step(4, {"reward/mean": 0.4, "loss": math.inf})
+    run.finish("interrupted")  # not scored yet
+    with start(tmp_path, resume=ResumeConfig(), allow_drift=True, seed=7) as run:
+        take(run, 3, 4)
+        run.log_step(4, {"reward/mean": 0.8, "loss": 1.0})
+    assert [one.outcome for one in predictions.score(Run(tmp_path).info, tmp_path)] == [False, False]
+    assert [(o["outcome"], o["value"]) for o in Run(tmp_path).info["predictions"]["outcomes"]] == [
+        (False, 0.4),
+        (False, None),
+    ]
+
+
+def test_steps_that_were_rolled_back_were_taken(tmp_path):
+    run = start(tmp_path)
+    take(run, 0, 5)
+    run.finish("interrupted")
+    start(tmp_path, resume=ResumeConfig()).finish("interrupted")  # at step 0, for there is no checkpoint
+    assert not (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="was begun without any, and predictions are made before step 0"):
+        start(tmp_path, "reward/mean@4 > 0.3 p=0.99", resume=ResumeConfig())
+
+
+def test_predictions_that_are_put_into_a_finished_run_show(tmp_path):
+    with start(tmp_path) as run:
+        take(run, 0, 8)
+    info = Run(tmp_path).info
+    late = predictions.record(config(tmp_path, "reward/mean@7 > 0.6 p=0.99"), "rl", info["id"])
+    (tmp_path / "run.json").write_text(json.dumps(info | late))
+    assert predictions.problem(info | late, tmp_path).startswith("its predictions were not made before step 0")
+
+
+def test_a_branch_starts_without(tmp_path):
+    texts = ["reward/mean@2 > 0.1 p=0.8"]
+    run = start(tmp_path / "a", *texts)
+    take(run, 0, 8, save=4)
+    run.finish("done")
+    branch = {"resume": ResumeConfig(dir=tmp_path / "a")}
+    with start(tmp_path / "b", *texts, **branch) as run:
+        take(run, 4, 6, save=5)
+    assert "predictions" not in Run(tmp_path / "b").info and Run(tmp_path / "b").config["predict"] == []
+    assert predictions.problem(Run(tmp_path / "b").info, tmp_path / "b") == ""
+    start(tmp_path / "b", *texts, **branch).finish("stopped")  # the command again
+    with pytest.raises(UserError, match="the branch begins at step 4: predict a later one"):
+        start(tmp_path / "c", "reward/mean@3 > 0.9 p=0.5", **branch)
+    assert not (tmp_path / "c" / "run.json").exists()
+    with start(tmp_path / "c", *texts, "reward/mean@6 > 0.9 p=0.5", **branch) as run:
+        take(run, 4, 8)
+    info = Run(tmp_path / "c").info
+    assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [False]
+    assert predictions.problem(info, tmp_path / "c") == ""
+
+
+@pytest.mark.parametrize("edit", ["p", "step", "made", "gone", "rehashed", "bad"])
+def test_a_later_edit_shows(tmp_path, edit):
+    run = start(tmp_path, "reward/mean@2 > 0.1 p=0.8")
+    take(run, 0, 5, save=4)
+    run.finish("stopped")
+    info = json.loads((tmp_path / "run.json").read_text())
+    facts = info["predictions"]
+    if edit == "made":
+        facts["made"] = "2020-01-01T00:00:00+00:00"
+    elif edit == "gone":
+        del info["predictions"]
+    elif edit == "bad":
+        facts["entries"] = "none"
+    else:
+        facts["entries"][0]["p" if edit == "rehashed" else edit] = 1
+    if edit == "rehashed":
+        facts["sha256"] = predictions._sha256(facts, info["id"])
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    assert predictions.problem(info, tmp_path).startswith("its predictions ")
+    with pytest.raises(UserError, match=r"run\.json: its predictions .*: restore it, or begin a new run"):
+        start(tmp_path, resume=ResumeConfig())
+
+
+def test_a_run_without_predictions_says_nothing_of_them(tmp_path):
+    with start(tmp_path) as run:
+        take(run, 0, 8)
+    assert "predictions" not in Run(tmp_path).info
+    assert [e["kind"] for e in Run(tmp_path).events()] == ["start"]
+    assert list(predictions.in_words(Run(tmp_path).info, tmp_path)) == []
+
+
+def test_the_command_line_refuses_before_the_model_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model.name", "no/such", "--predict", "reward/mean@200 > 0 p=.5"]
+    assert main(["rl", "--orchestrator.env.id", "reverse-text", *flags]) == 2
+    assert "the run has max_steps = 100, and reward/mean is written at steps 0 to 99" in capsys.readouterr().err
+    assert main(["sft", "--data.env.id", "reverse-text", *flags]) == 2
+    assert "reward/mean is no metric of `sft`" in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
