@@ -15,6 +15,13 @@ os.environ["WANDB_MODE"] = "offline"
 
 import pytest
 
+LONG_FILES = ("test_quickstart.py", "test_docs.py", "test_invariant.py")
+"""Begun with, so that no worker is left with one of them when the others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:

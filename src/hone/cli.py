@@ -44,6 +44,9 @@ COMMANDS = {
     "inference": Command(
         "hone.config.inference", "ServeConfig", "hone.commands.inference", "serve a model over the OpenAI protocol"
     ),
+    "plan": Command(
+        "hone.config.plan", "PlanConfig", "hone.commands.plan", "what a run will do, take and cost, before it starts"
+    ),
     "audit": Command(
         "hone.config.audit", "AuditConfig", "hone.commands.audit", "find a broken reward, or chat template, beforehand"
     ),
@@ -62,6 +65,15 @@ COMMANDS = {
         "hone.commands.regrade",
         "grade a run's completions with another grader",
     ),
+    "view": Command(
+        "hone.config.view", "ViewConfig", "hone.commands.view", "look at runs in a browser: curves, and their samples"
+    ),
+    "report": Command(
+        "hone.config.report", "ReportConfig", "hone.commands.report", "the run card: what came of a run, and how sure"
+    ),
+    "doctor": Command(
+        "hone.config.doctor", "DoctorConfig", "hone.commands.doctor", "what is wrong on this machine, and what mends it"
+    ),
     "runs list": Command(
         "hone.config.runs", "RunsListConfig", "hone.commands.runs_list", "all runs under a folder, and how they stand"
     ),
@@ -71,11 +83,20 @@ COMMANDS = {
     "runs stop": Command(
         "hone.config.runs", "RunsStopConfig", "hone.commands.runs_stop", "end a run that is at work, saved"
     ),
+    "runs continue": Command(
+        "hone.config.runs", "RunsContinueConfig", "hone.commands.runs_continue", "let a run that is paused go on"
+    ),
     "runs attach": Command(
         "hone.config.runs", "RunsAttachConfig", "hone.commands.runs_attach", "watch a run that is at work"
     ),
     "runs ledger": Command(
         "hone.config.runs", "RunsLedgerConfig", "hone.commands.runs_ledger", "what became of every draw of a run"
+    ),
+    "runs predictions": Command(
+        "hone.config.runs",
+        "RunsPredictionsConfig",
+        "hone.commands.runs_predictions",
+        "what you predicted, and how well: Brier score and calibration",
     ),
 }
 """By name; commands of two words form a group, which its first word alone lists."""
@@ -148,8 +169,15 @@ def call(name: str, argv: list[str], prog: str) -> int:
 
     def run() -> int:
         from hone.commands import launched
-        from hone.config.parse import parse
 
+        try:
+            from hone.config.parse import parse
+        except ImportError:
+            if name != "doctor":
+                raise
+            from hone.commands import doctor  # it needs the standard library only, and says what is missing
+
+            return doctor.run_without_config(argv)
         launched.enter()
         config = parse(getattr(import_module(command.config_module), command.config_class), argv, prog)
         if getattr(config, "detach", False):

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.types import content_hash
-
 _SAMPLED = 64
 """Rows of a data set that are looked at."""
 
@@ -32,4 +30,6 @@ def of_rows(rows: Sequence[Any]) -> str:
     """Digest of the number of rows and of up to 64 of them, evenly spread: an edit elsewhere is not seen."""
     count = len(rows)
     indices = sorted({i * (count - 1) // max(1, _SAMPLED - 1) for i in range(_SAMPLED)}) if count else []
+    from hone.types import content_hash  # loads numpy, which looking at runs does without
+
     return content_hash([count, [rows[i] for i in indices]])

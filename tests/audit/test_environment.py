@@ -75,7 +75,7 @@ def test_a_grader_that_hangs_everywhere_is_left_after_the_first_texts(tmp_path, 
     RUBRIC = Rubric([stuck])
     """
     env = task_file(tmp_path, monkeypatch, source)
-    env.limited(Limits(timeout=0.1))
+    env.limits = Limits(timeout=0.1)
     made = prober(env, 1)
     probes = made.grade([Text(made.subjects[0], f"text {i}", str(i)) for i in range(100)])
     env.close_workers()

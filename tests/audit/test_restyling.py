@@ -185,6 +185,7 @@ def test_lines_and_paragraphs_of_reasoning() -> None:
         ("7:45", Kind.WORD),
         ("3-2", Kind.WORD),
         ("90-20-5", Kind.EXPRESSION),
+        ("42-(94-64)", Kind.EXPRESSION),
     ],
 )
 def test_the_kind_of_an_answer(answer: str, kind: Kind) -> None:
@@ -252,6 +253,7 @@ def test_values_and_wrong_answers() -> None:
     assert wrong_for("Yes")[0] == "No" and wrong_for("true", ["true", "maybe"]) == ["false", "maybe"]
     assert wrong_for("red house", ["Red house", "blue house"]) == ["blue house", "esuoh der"]
     assert same_answer("1,000", "1000.0") and same_answer("B.", "b") and not same_answer("4", "42")
+    assert same_answer("1+2", "2+1") and not same_answer("42-(94-64)", "42-(94-64)+1") and same_answer("3/4", "0.75")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hone.runs import Run
+from hone.runs.evaluations import write_evaluation
 from hone.runs.files import sha256
 from hone.runs.rollouts import read_rollouts, write_rollouts
 
@@ -29,6 +31,14 @@ def edit_rollouts(run: Path, step: int, change: Callable[[list[Row]], None], fit
         edit_hashes(run, step, rollouts=sha256(path))
 
 
+def edit_evaluation(run: Path, version: int, change: Callable[[list[Row]], object], fit_hashes: bool = False) -> None:
+    rows = Run(run).eval_rows(version)
+    change(rows)
+    digest = write_evaluation(run, version, rows)
+    if fit_hashes:
+        edit_hashes(run, version, evals=digest)
+
+
 def edit_hashes(run: Path, step: int, **fields: str | None) -> None:
     edit_line(run / "hashes.jsonl", step, lambda line: line.update(fields))
 
@@ -39,7 +49,7 @@ def edit_metrics(run: Path, step: int, name: str, value: float, fit_hashes: bool
         edit_hashes(run, step, metrics=hashlib.sha256(line.encode()).hexdigest())
 
 
-def edit_line(path: Path, step: int, change: Callable[[Row], None]) -> str:
+def edit_line(path: Path, step: int, change: Callable[[Row], object]) -> str:
     lines = path.read_text().splitlines(keepends=True)
     (index,) = [i for i, line in enumerate(lines) if json.loads(line)["step"] == step]
     record = json.loads(lines[index])

@@ -62,6 +62,21 @@ def test_rollouts_are_compared_themselves(rl_run, copied, diff):
     assert "they part at step 2, rollouts: rollouts/step_000002.parquet is there in A and missing in B" in printed
 
 
+def test_samples_of_evaluations_are_compared_themselves(rl_run, copied, diff):
+    tampering.edit_evaluation(copied, 3, lambda rows: rows[2].update(reward=0.25))
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "they part at step 3, evaluation: reward of completion 0 of example 2 is " in printed
+    assert " and 0.25 in B" in printed and "equal         steps 0 to 2" in printed
+    (copied / "evals" / "step_000003.jsonl").unlink()
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "step 3, evaluation: evals/step_000003.jsonl is there in A and missing in B" in printed
+    shutil.rmtree(copied / "evals")
+    for version in (0, 3, 6):  # a run from before they were kept
+        tampering.edit_line(copied / "hashes.jsonl", version, lambda line: line.pop("evals"))
+    code, printed = diff(rl_run, copied)
+    assert code == 0 and "equal         steps 0 to 5" in printed
+
+
 def test_nothing_in_both_is_no_equality(rl_run, copied, capsys):
     (copied / "metrics.jsonl").write_text("")
     capsys.readouterr()

@@ -8,6 +8,7 @@ import pytest
 
 from hone.cli import call
 from hone.orchestrator.colocated import EnginePolicy
+from hone.runs import Run
 from hone.runs.outputs import is_hones
 
 
@@ -139,3 +140,16 @@ def test_a_prompt_longer_than_the_context_is_named_with_its_row(here: Path, tiny
     err = capsys.readouterr().err
     assert err.startswith("error: d.jsonl, line 2: the prompt has 5")
     assert "leaves no room for a completion in the model's context of 2048 tokens" in err and "seq_len" not in err
+
+
+def test_an_evaluation_in_a_run_keeps_what_hone_eval_would_write(bench, rl_run: Path, tmp_path: Path):
+    words = ["eval", "parity", "-m", "model", "-n", "4", "-r", "1", "-t", "10", "--precision", "fp32"]
+    bench.hone(*words, "--output-dir", str(tmp_path / "by-hand"))
+    (results, recorded) = Run(tmp_path / "by-hand"), Run(rl_run)
+    assert recorded.evals() == [0, 3, 6] and recorded.eval_rows(0) == results.eval_rows()
+    assert (rl_run / "evals" / "step_000000.jsonl").read_bytes() == (results.path / "results.jsonl").read_bytes()
+    metrics = {line["step"]: line for line in recorded.metrics().to_pylist()}
+    for version in (0, 3, 6):
+        rows = recorded.eval_rows(version)
+        assert sum(row["reward"] for row in rows) / 4 == metrics[version]["eval/parity/reward/mean"]
+    assert recorded.eval_rows(0) != recorded.eval_rows(6)

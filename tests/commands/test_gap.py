@@ -52,6 +52,8 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
 def test_a_warning_is_said_once_and_every_line_has_the_verdict(bench, warned):
     events = [event for event in Run(warned).events() if event["kind"] == "gap"]
     assert [(event["step"], event["of"]) for event in events] == [(0, "canary"), (0, "samples")]
+    (alarm,) = [event for event in Run(warned).events() if event["kind"] == "alarm" and event["name"] == "gap"]
+    assert alarm["step"] == 0 and alarm["evidence"].startswith("sampler and trainer are") and alarm["value"] > 1e-12
     lines = [json.loads(text) for text in (warned / "metrics.jsonl").read_text().splitlines()]
     assert [line["canary/verdict"] for line in lines] == [2.0] * 7
 
@@ -76,3 +78,20 @@ def test_a_run_without_evaluations_ends_with_a_canary_that_is_measured_again(ben
     tampering.edit_metrics(run, 6, "canary/gap/max", 0.0, fit_hashes=True)
     assert main(["verify", str(run), "--steps", "1"]) == 1
     assert "step 6, metrics: canary/gap/max is 0.0 in the run" in capsys.readouterr().out
+
+
+def test_an_alarm_that_stops_leaves_the_reason_of_a_gap_that_stops_to_it(bench, capsys):
+    capsys.readouterr()
+    with pytest.raises(AssertionError):
+        bench.rl("both", *BELOW, "--alarms", "stop")
+    fails(capsys, 2, "sampler and trainer disagree at version 0 by", "Saved: both/checkpoints/step_0; go on with:")
+
+
+def test_a_gap_whose_alarm_stops_the_run_does_not_stop_it_again(bench, capsys):
+    with pytest.raises(AssertionError):
+        bench.rl("stopped", "--gap.mean", "1e-12", "--alarms.gap", "stop")
+    fails(capsys, 2, "stopped at step 0 by the alarm gap", "Saved: stopped/checkpoints/step_1; go on with:")
+    bench.hone("rl", "@", "stopped/config.toml", "--resume")
+    alarms = [event for event in Run(bench.folder / "stopped").events() if event["kind"] == "alarm"]
+    assert [(alarm["name"], alarm["step"]) for alarm in alarms] == [("gap", 0)]
+    assert Run(bench.folder / "stopped").info["status"] == "done"

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from hone import cli
-from hone.commands import inference
+from hone.commands import serving
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:
     """asyncio sets TCP_NODELAY only on sockets of this protocol; without it a kept connection waits 40 ms."""
-    with inference._listen("127.0.0.1", 0) as listener:
+    with serving.listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 

@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from recorded import PARITY
 from refusals import fails
+from tracker_files import WandbFile
 
 from hone.cli import main
 from hone.config.rl import RLConfig
@@ -106,7 +108,54 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
     assert all(timings[0][f"time/{phase}"] > 0 for phase in ("sample", "grade", "train", "record", "step"))
     printed = capsys.readouterr().out
     assert "3 steps x 2 prompts x 4 completions = 24 completions" in printed
-    assert f"Next: hone eval reverse-text -m {out / 'weights' / 'step_3'}" in printed
+    assert f"Look: hone view {out}\nNext: hone eval reverse-text -m {out / 'weights' / 'step_3'}" in printed
+
+
+def test_tokens_lie_beside_the_rollouts_row_by_row(rl, tmp_path, monkeypatch):
+    """In their order; null where the step was not trained on them: filtered groups, and completions that were cut."""
+    monkeypatch.chdir(tmp_path)
+    task = PARITY.replace("completion)", "completion, answer)").replace("/ 1", "* (int(answer) % 2)")
+    Path("half_parity.py").write_text(task.replace("-> float", ""))
+    flags = ["--orchestrator.env.id", "half-parity", "--orchestrator.truncated", "mask", "--max-steps", "4"]
+    flags += ["--orchestrator.sampling.max-tokens", "40", "--trainer.micro-batch-tokens", "50", "--precision", "fp32"]
+    assert rl(*flags) == 0
+    run, states = Run(tmp_path / "out"), []
+    for step in range(4):
+        rows, told = run.rollouts(step).to_pylist(), run.token_stats(step).to_pylist()
+        assert [row["sample_id"] for row in told] == [row["sample_id"] for row in rows]
+        entropies = []
+        for row, of_row in zip(rows, told, strict=True):
+            left_out = row["state"] != "trained" or row["stop_reason"] == "length"
+            states.append((row["state"], row["stop_reason"] == "length"))
+            assert (of_row["entropies"] is None) == (of_row["trainer_logprobs"] is None) == left_out
+            if not left_out:
+                logprobs = [one for one, mask in zip(row["logprobs"], row["sampled_mask"], strict=True) if mask]
+                assert of_row["trainer_logprobs"] == pytest.approx(logprobs, abs=1e-5)
+                assert len(of_row["entropies"]) == len(logprobs)
+                entropies += of_row["entropies"]
+        if entropies:
+            assert metrics(tmp_path / "out")[step]["entropy"] == pytest.approx(
+                sum(entropies) / len(entropies), rel=1e-3
+            )
+    assert {("trained", False), ("trained", True), ("filtered", True)} <= set(states)
+    assert run.token_stats(4) is None
+
+
+def test_without_recorded_tokens_all_else_is_the_same(rl, tmp_path):
+    assert rl("--ckpt") == 0
+    (tmp_path / "out").rename(tmp_path / "with")
+    assert rl("--ckpt", "--no-trainer.record-tokens") == 0
+    files = {path: path.read_bytes() for path in sorted((tmp_path / "with").rglob("*")) if path.is_file()}
+    same = [path for path in files if path.relative_to(tmp_path / "with").parts[0] in SAME]
+    assert len(same) > 12
+    for path in same:
+        assert (tmp_path / "out" / path.relative_to(tmp_path / "with")).read_bytes() == files[path]
+    assert (tmp_path / "with" / "tokens").is_dir() and not (tmp_path / "out" / "tokens").exists()
+    assert rl("--resume", "--max-steps", "4") == 0, "the setting may change: it decides no number"
+    assert Run(tmp_path / "out").info["exact"] and Run(tmp_path / "out").token_stats(3) is not None
+
+
+SAME = ("metrics.jsonl", "hashes.jsonl", "rollouts", "weights", "checkpoints")
 
 
 def test_the_resolved_config_repeats_the_run(rl, tmp_path):
@@ -307,11 +356,22 @@ def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(rl, tmp_path, 
     assert [line["step"] for line in metrics(tmp_path / "out")][:3] == [0, 1, 2]
 
 
-def test_wandb_offline_logs_the_run_with_the_real_client(rl, tmp_path):
+def test_every_metric_of_every_step_is_in_wandb_and_the_run_is_the_same_bytes(rl, tmp_path):
+    out = tmp_path / "out"
+    assert rl("--output-dir", str(tmp_path / "without")) == 0
     assert rl("--wandb.project", "P", "--wandb.name", "N", "--wandb.mode", "offline") == 0
-    (file,) = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
-    content = file.read_bytes()
-    assert all(text in content for text in (b"reward/mean", b"outcome/unparsable", b"rollouts_per_example"))
+    file = WandbFile(out)
+    told = {name for row in file.history for name in row} - {"step", "samples"}
+    lines = [*metrics(out), *(json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines())]
+    assert told == {name for line in lines for name, value in line.items() if value is not None} - {"step"}
+    for name in told:
+        expected = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        assert file.values(name) == expected, name
+    (step, table), *_ = file.values("samples")
+    assert step == 0 and len(file.table(table)["data"]) == 8
+    assert file.config["orchestrator"]["rollouts_per_example"] and file.exit_code == 0
+    for name in ("metrics.jsonl", "hashes.jsonl", *(f"rollouts/{path.name}" for path in (out / "rollouts").iterdir())):
+        assert (out / name).read_bytes() == (tmp_path / "without" / name).read_bytes(), name
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------

@@ -87,6 +87,23 @@ def scores(model) -> list[float]:
     return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]].tolist()
 
 
+def test_how_far_rollouts_may_be_behind_is_the_sessions_word_and_decides_the_loss(orchestrator):
+    """Of which the trainer's own file says nothing: a ratio of e^3 is clipped at 3 where tokens are stale."""
+    losses = {}
+    with orchestrator.trainer():
+        orchestrator.transport.hello(LIMIT)
+        for name, lag in (("s1", 0), ("s2", 2)):
+            orchestrator.open(name, lag=lag)
+            orchestrator.result(0)
+            orchestrator.put(0, unlikely=3.0)
+            losses[lag] = orchestrator.result(1).metrics["loss"]
+        orchestrator.open("s3", start=4)
+        for step in (4, 5):
+            orchestrator.put(step)
+        orchestrator.transport.put(Order(6, "end"))
+    assert losses[0] > 1 and losses[2] < losses[0] / 3
+
+
 def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orchestrator, rl_run, tmp_path):
     """What an orchestrator that was started again asks of a trainer that lives on."""
     weights = {line["step"]: line["weights"] for line in read_lines(rl_run / "hashes.jsonl")}

@@ -72,7 +72,10 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     assert certificate["sha256"].keys() == {"run.json", "config.toml", "hashes.jsonl", "metrics.jsonl"} | markers
     evaluation = certificate["evaluation"]
     assert (evaluation["step"], evaluation["equal"], evaluation["weights"]) == (6, True, hashes[6])
-    assert certificate["files"] == {"lines of metrics": 7, "files of rollouts": 6, "checkpoints": 3, "weights": 3}
+    assert certificate["files"] == {
+        **{"lines of metrics": 7, "files of rollouts": 6, "files of evaluations": 3},
+        **{"checkpoints": 3, "weights": 3},
+    }
     assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
     printed = capsys.readouterr().out
     assert (
@@ -148,6 +151,22 @@ TAMPERINGS = {
     "rollouts gone": (
         lambda run: (run / "rollouts/step_000003.parquet").unlink(),
         ["rollouts/step_000003.parquet: is missing"],
+    ),
+    "an evaluation": (
+        lambda run: tampering.edit_evaluation(run, 3, lambda rows: rows[1].update(outcome="edited")),
+        ["evals/step_000003.jsonl: has changed since it was written (SHA-256 differs from hashes.jsonl)"],
+    ),
+    "an evaluation gone": (
+        lambda run: (run / "evals/step_000003.jsonl").unlink(),
+        ["evals/step_000003.jsonl: is missing"],
+    ),
+    "an evaluation that was not": (
+        lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000004.jsonl"),
+        ["evals/step_000004.jsonl: the run made no evaluation of this version (hashes.jsonl has none)"],
+    ),
+    "an evaluation after the end": (
+        lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000007.jsonl"),
+        ["evals: version 7 has no hash in hashes.jsonl"],
     ),
     "metrics": (
         lambda run: tampering.edit_metrics(run, 2, "reward/mean", 0.9),
@@ -402,6 +421,7 @@ def killed(copied) -> Path:
     """The run as if it had been killed just after version 6 was saved: it has no hash of it, and no last evaluation."""
     truncate(copied / "hashes.jsonl", 1)
     truncate(copied / "metrics.jsonl", 1)
+    (copied / "evals" / "step_000006.jsonl").unlink()
     (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
     return copied
 
@@ -525,6 +545,7 @@ def test_a_run_that_was_killed_before_its_last_hash_is_whole(lines, copied, veri
     (copied / "metrics.jsonl").write_text("".join(metrics[:-1]) + '{"step": 6, "torn')
     if lines == 2:
         (copied / "hashes.jsonl").write_text("".join(hashes[:-2]))
+        (copied / "evals" / "step_000006.jsonl").unlink()
     code, certificate = verify(copied)
     assert (code, certificate["verdict"]) == (0, "verified")
     (copied / "run.json").write_text((copied / "run.json").read_text().replace('"running"', '"done"'))
@@ -600,6 +621,55 @@ def test_an_evaluation_that_was_edited_is_found(copied, verify):
     difference = certificate["steps"][-1]["difference"]
     assert (code, difference["step"], difference["what"]) == (1, 3, "eval/parity/reward/mean")
     assert difference["first"] == "0.99"
+
+
+def test_samples_of_an_evaluation_that_were_edited_are_found_by_evaluating_again(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    tampering.edit_evaluation(copied, 3, lambda rows: rows[1].update(stop_reason="edited"), fit_hashes=True)
+    tampering.edit_evaluation(copied, 6, lambda rows: rows[2]["components"].update(parity=0.5), fit_hashes=True)
+    code, certificate = verify(copied)
+    difference = certificate["steps"][-1]["difference"]
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert (difference["step"], difference["quantity"], difference["first"]) == (3, "evaluation", "edited")
+    assert difference["what"] == "stop_reason of completion 0 of example 1"
+    for seed in range(9):
+        code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
+        if certificate["evaluation"]:
+            break
+    difference = certificate["evaluation"]["difference"]
+    assert (code, difference["step"], difference["quantity"]) == (1, 6, "evaluation")
+    assert difference["what"] == "components of completion 0 of example 2"
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_an_evaluation_that_a_killed_run_had_not_hashed_is_done_again(version, copied, verify, capsys):
+    """Killed after the samples were written, before anything else of the step was: before step 3, and at the end."""
+    for later in range(version, 7):
+        for kind in ("checkpoints", "weights"):
+            shutil.rmtree(copied / kind / f"step_{later}", ignore_errors=True)
+        for file in (f"rollouts/step_{later:06d}.parquet", *([f"evals/step_{later:06d}.jsonl"] * (later > version))):
+            (copied / file).unlink(missing_ok=True)
+        for log in ("hashes.jsonl", "metrics.jsonl"):
+            truncate(copied / log, 1)
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
+    code, certificate = verify(copied, "--steps", "1")
+    assert (code, certificate["verdict"], len(certificate["steps"])) == (0, "verified", 1)
+    assert (certificate["evaluation"]["step"], certificate["evaluation"]["equal"]) == (version, True)
+    assert not certificate["notes"]
+    tampering.edit_evaluation(copied, version, lambda rows: rows[3].update(outcome="edited"))
+    code, certificate = verify(copied, "--steps", "1")
+    assert (code, certificate["verdict"]) == (1, "differs")
+    assert certificate["evaluation"]["difference"]["what"] == "outcome of completion 0 of example 3"
+
+
+def test_a_run_from_before_evaluations_were_kept_is_verified(copied, verify):
+    shutil.rmtree(copied / "evals")
+    shutil.rmtree(copied / "checkpoints")
+    for version in (0, 3, 6):
+        tampering.edit_line(copied / "hashes.jsonl", version, lambda line: line.pop("evals"))
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"], certificate["evaluation"]["equal"]) == (0, "verified", True)
+    assert certificate["files"]["files of evaluations"] == 0
 
 
 def test_going_back_to_the_initial_model_brings_all_of_it_back(bench, tmp_path, verify):

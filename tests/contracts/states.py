@@ -19,9 +19,11 @@ _FREE = ("output_dir", "display")
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """SHA-256 by file of what exactness covers: metrics, hashes, rollouts, weights, checkpoints (with the ledger)."""
+    """SHA-256 by file of what is the same in every exact run: metrics, hashes, rollouts, what of tokens was recorded,
+    evaluations, weights, checkpoints (with the ledger).
+    """
     files = [run / name for name in LOGS if (run / name).exists()]
-    for pattern in ("rollouts/*", "weights/*/*", "checkpoints/*/*"):
+    for pattern in ("rollouts/*", "tokens/*", "evals/*", "weights/*/*", "checkpoints/*/*"):
         files += sorted(run.glob(pattern))
     return {str(file.relative_to(run)): sha256(file) for file in files}
 
@@ -65,7 +67,8 @@ def contents(run: Path) -> dict[tuple[str, int, str], str]:
     for log in (*LOGS, "timings.jsonl"):
         for line in whole_lines(run / log):
             found[log, json.loads(line)["step"], ""] = hashlib.sha256(line).hexdigest()
-    for file in sorted(run.glob("rollouts/step_*")) + sorted(run.glob("weights/step_*/*")):
+    kinds = ("rollouts/step_*", "tokens/step_*", "evals/step_*", "weights/step_*/*")
+    for file in (path for kind in kinds for path in run.glob(kind)):
         found[file.relative_to(run).parts[0], _step(file), file.name] = sha256(file)
     for file in sorted(run.glob("checkpoints/step_*/*")):
         found["checkpoints", _step(file), file.name] = sha256(file)

@@ -57,7 +57,18 @@ def test_conversations_are_recorded_and_trained_on(recipe):
             assert row["text"] == "\n\n".join(m["content"] for m in said[::2])
             assert json.loads(row["prompt"])[0]["content"].startswith("Guess ")
             turns.add((len(said) + 1) // 2)
+        assert_sampled_tokens_are_told_of(rows, Run(recipe.unbroken).token_stats(step).to_pylist())
     assert turns == {1, 2, 3}
+
+
+def assert_sampled_tokens_are_told_of(rows: list[dict], tokens: list[dict]) -> None:
+    """Of each token that the policy sampled in a row that was trained on; not of what the environment said."""
+    for row, told in zip(rows, tokens, strict=True):
+        sampled = np.array(row["logprobs"])[np.array(row["sampled_mask"])]
+        assert told["sample_id"] == row["sample_id"] and (told["entropies"] is None) == (row["state"] != "trained")
+        if told["entropies"] is not None:
+            assert len(told["entropies"]) == len(sampled)
+            assert np.abs(np.array(told["trainer_logprobs"]) - sampled).max() < 1e-4
 
 
 def between(row: dict) -> np.ndarray:

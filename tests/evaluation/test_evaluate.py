@@ -13,9 +13,10 @@ from hone import rng
 from hone.config.eval import EvalConfig
 from hone.environments import Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
-from hone.evaluation import EvalResult, evaluate
 from hone.evaluation.intervals import mean_interval, wilson
+from hone.evaluation.loop import evaluate
 from hone.evaluation.report import printable, show_result, show_sample
+from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import results_folder, save_results
 from hone.inference.types import SamplingParams
 from hone.types import Trajectory
@@ -249,6 +250,9 @@ def test_results_on_disk(tmp_path: Path):
     assert (metadata["failures"], metadata["prompt_tokens"]) == (1, 16)
     assert json.loads((folder / "run.json").read_text())["kind"] == "eval"
     assert results_folder(config) == folder  # an evaluation may be replaced
+    (folder / "report.html").write_text("of the first")
+    save_results(folder, config, result, ["hone", "eval"])
+    assert not (folder / "report.html").exists()
 
 
 def test_numbers_that_json_does_not_know_are_saved_as_null(tmp_path: Path):

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,17 @@ def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
     assert metrics["completion/length/mean"] == 3.0 and metrics["completion/truncated"] == 0.0
     assert metrics["staleness/mean"] == 1.0
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["groups/failed"]) == (1, 1, 1)
+
+
+def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
+    """Of 9: "a" twice and "b" of one prompt, "a", "c" and "d" of another, "c", "e" and "f" of a third."""
+    lengths = {text: 1 + number for number, text in enumerate("abcdef")}
+    groups = [
+        replace(group, trajectories=[trajectory("1", lengths[text]) for text in texts])
+        for group, texts in zip(groups_of(*[["1"] * 3] * 3), ("aab", "acd", "cef"), strict=True)
+    ]
+    metrics = step_metrics(groups, version=0)
+    assert (metrics["completion/repeated"], metrics["completion/identical"]) == (1 / 9, 5 / 9)
 
 
 def test_what_a_failed_grading_had_before_it_failed_is_in_no_mean():

@@ -205,7 +205,7 @@ def test_a_publisher_that_is_muted_waits_for_no_server(ends, monkeypatch: pytest
     publisher.mute()
     for version in (3, 4):
         published = publisher.collect(no_wait)
-        assert published.result.version == version and not published.scores and published.error is None
+        assert published.result.version == version and published.scores is None and published.error is None
     publisher.close()
 
 

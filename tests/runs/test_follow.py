@@ -11,8 +11,9 @@ from run_folders import held, make_run, metrics, write_lines
 from hone.errors import UserError
 from hone.runs import follow as module
 from hone.runs.files import write_file
-from hone.runs.follow import Rewound, Steps, Tail, follow
+from hone.runs.follow import Steps, follow
 from hone.runs.summary import summarize
+from hone.runs.tail import Rewound, Tail
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
@@ -37,11 +38,16 @@ def test_a_tail_notices_a_log_that_was_rewound_or_is_damaged(tmp_path: Path) -> 
         tail.new()
     tail = Tail(path)
     tail.new()
+    path.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n')  # the same file, and longer
+    with pytest.raises(Rewound):
+        tail.new()
+    tail = Tail(path)
+    tail.new()
     path.write_text("")
     with pytest.raises(Rewound):
         tail.new()
     path.write_text("garbage\n")
-    with pytest.raises(UserError, match=r"log\.jsonl is damaged \(.+\): mend or delete that line"):
+    with pytest.raises(UserError, match=r"log\.jsonl, line 1, is damaged \(.+\): mend or delete that line"):
         Tail(path).new()
     tail = Tail(tmp_path / "log.jsonl")
     path.write_text("{}\n")

@@ -8,6 +8,7 @@ import torch
 from hone.config.rl import RLConfig
 from hone.config.shared import BudgetConfig, CkptConfig
 from hone.runs import Run
+from hone.runs.alarm_finding import Finding
 from hone.runs.saving import Saver, Snapshot
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
@@ -111,6 +112,20 @@ def test_without_ckpt_the_end_writes_weights_only_unless_the_run_is_stopped(tmp_
     spent.saver.save(2, last=True)
     assert spent.run.checkpoints.steps() == [2]
     spent.run.finish("budget")
+
+
+def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_version_that_was_promised_or_at_the_end(tmp_path):
+    for name, versions in (("promised", [3]), ("end", [4])):
+        loop = Loop(tmp_path / name, None, alarms={"action": "checkpoint"})
+        loop.saver.planned = True
+        loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/gap.md"))
+        loop.saver.save(2)
+        if name == "promised":
+            assert loop.saver.wants_checkpoint(3) and not loop.saver.wants_checkpoint(4)
+        loop.saver.save(3)
+        loop.saver.save(4, last=True)
+        assert Run(tmp_path / name).checkpoints.steps() == versions and loop.run.alarms.asked == "off"
+        loop.run.finish("done")
 
 
 def test_the_version_a_resume_began_with_is_not_saved_again(tmp_path):

@@ -1,10 +1,13 @@
 """What a loop records, and what a resume leaves of it."""
 
+import hashlib
 import json
 import os
 import re
 import tomllib
+from datetime import date
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +16,7 @@ from hone.config.sft import SFTConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run, checkpoint, opening, writer
+from hone.runs.evaluations import as_read
 from hone.runs.files import remove_dir
 from hone.runs.writer import RunWriter
 
@@ -36,7 +40,10 @@ def steps(run: RunWriter, first: int, last: int, interval: int = 2) -> None:
             with run.weights_dir(step) as folder:
                 (folder / "model.safetensors").write_text(f"version {step}")
             run.save_checkpoint(step, {"model": {"w": torch.full((2,), float(step))}}, {"step": step})
+        if step % 4 == 0:
+            run.evaluation(step, [{"example": 0, "reward": step / 7}])
         run.rollouts(step, [{"step": step, "text": f"sample {step}"}])
+        run.token_stats(step, [{"sample_id": "a", "entropies": [step, 0.5], "trainer_logprobs": None}])
         run.event("alarm", step)
         run.log_step(step, {"reward/mean": step / 7}, {"tokens/s": 100.0})
 
@@ -44,7 +51,8 @@ def steps(run: RunWriter, first: int, last: int, interval: int = 2) -> None:
 def exact_files(folder):
     """What must be equal, byte for byte, whatever happened in between."""
     files = [folder / "metrics.jsonl", *(folder / "rollouts").iterdir(), *(folder / "weights").rglob("*")]
-    files += (folder / "checkpoints").rglob("*")
+    files += [folder / "hashes.jsonl", *(folder / "evals").iterdir(), *(folder / "tokens").iterdir()]
+    files += [*(folder / "checkpoints").rglob("*")]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.is_file()}
 
 
@@ -134,6 +142,7 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
     with start(tmp_path / "split") as run:
         steps(run, 0, 6, interval=2)
         run.mark_inexact(4, "a grader deadline fired")
+        run.evaluation(6, [{"example": 0, "reward": 0.5}])
         run.rollouts(6, [{"step": 6, "text": "another sample 6"}])
     with open(tmp_path / "split" / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "rew')  # killed in the middle of a line
@@ -146,6 +155,7 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
         assert tensors["model"]["w"].tolist() == [4.0, 4.0] and state == {"step": 4}
         assert [r["step"] for r in Run(tmp_path / "split").metrics().to_pylist()] == [0, 1, 2, 3]
         assert Run(tmp_path / "split").rollout_steps() == [0, 1, 2, 3]
+        assert Run(tmp_path / "split").evals() == [0]
         assert sorted(Run(tmp_path / "split").weights()) == [2, 4]
         steps(run, 4, 8)
     assert exact_files(tmp_path / "split") == exact_files(tmp_path / "whole")
@@ -156,6 +166,8 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
     place = tmp_path / "split" / "superseded" / "1"
     assert [json.loads(line)["step"] for line in (place / "metrics.jsonl").read_text().splitlines()] == [4, 5]
     assert sorted(p.name for p in (place / "rollouts").iterdir()) == [f"step_{n:06d}.parquet" for n in (4, 5, 6)]
+    assert sorted(p.name for p in (place / "evals").iterdir()) == ["step_000004.jsonl", "step_000006.jsonl"]
+    assert sorted(p.name for p in (place / "tokens").iterdir()) == ["step_000004.parquet", "step_000005.parquet"]
     kinds = [(e["kind"], e["step"]) for e in Run(tmp_path / "split").events() if e["step"] == 4]
     assert kinds == [("weights", 4), ("checkpoint", 4), ("resume", 4), ("alarm", 4)]
 
@@ -185,7 +197,48 @@ def test_resume_from_a_named_step_supersedes_later_versions(tmp_path):
     assert [p.name for p in (tmp_path / "superseded").iterdir()] == ["1"], "there was nothing more to roll back"
 
 
-@pytest.mark.parametrize("move", range(1, 20))
+def test_an_evaluation_is_hashed_with_its_step(tmp_path):
+    row = {"example": 0, "info": {"when": date(2026, 1, 2), 3: float("nan")}, "prompt": ["ä\n"], "reward": 1 / 3}
+    with start(tmp_path) as run:
+        run.evaluation(0, [row, {"example": 1}])
+        run.log_step(0, {"reward/mean": 0.5}, weights="ab")
+        run.log_step(1, {"reward/mean": 0.5})
+    read = [
+        {"example": 0, "info": {"when": "2026-01-02", "3": None}, "prompt": ["ä\n"], "reward": 1 / 3},
+        {"example": 1},
+    ]
+    assert Run(tmp_path).eval_rows(0) == read == as_read([row, {"example": 1}])
+    digest = hashlib.sha256((tmp_path / "evals" / "step_000000.jsonl").read_bytes()).hexdigest()
+    first, second = Run(tmp_path).hashes()
+    assert first["evals"] == digest and list(first) == ["step", "weights", "metrics", "rollouts", "evals"]
+    assert "evals" not in second
+
+
+def test_tokens_are_read_as_they_were_written(tmp_path):
+    values = {"entropies": np.array([0.1, 2.0], np.float16), "trainer_logprobs": np.array([-1 / 3, 0], np.float32)}
+    nothing = {"entropies": None, "trainer_logprobs": None}
+    with start(tmp_path) as run:
+        run.token_stats(3, [{"sample_id": "3-0-0"} | nothing, {"sample_id": "3-0-1"} | values])
+        run.token_stats(4, [])
+    table = Run(tmp_path).token_stats(3)
+    assert [(field.name, str(field.type)) for field in table.schema] == [
+        ("sample_id", "string"),
+        ("entropies", "list<element: halffloat>"),
+        ("trainer_logprobs", "list<element: float>"),
+    ]
+    wanted = {"sample_id": "3-0-1"} | {name: array.tolist() for name, array in values.items()}
+    assert table.to_pylist() == [{"sample_id": "3-0-0"} | nothing, wanted]
+    import duckdb
+
+    file = tmp_path / "tokens" / "step_000003.parquet"
+    assert duckdb.sql(f"SELECT entropies FROM '{file}'").fetchall() == [(None,), (wanted["entropies"],)]
+    assert Run(tmp_path).token_stats(4).num_rows == 0 and Run(tmp_path).token_stats(5) is None
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"step_000003\.parquet is damaged .*: delete it, nothing needs it"):
+        Run(tmp_path).token_stats(3)
+
+
+@pytest.mark.parametrize("move", range(1, 24))
 def test_a_resume_that_is_killed_can_be_repeated(tmp_path, monkeypatch, move):
     """Killed at each rename and each whole-file write of the roll-back in turn."""
     with start(tmp_path) as run:
@@ -209,7 +262,7 @@ def test_a_resume_that_is_killed_can_be_repeated(tmp_path, monkeypatch, move):
     with start(tmp_path, resume=ResumeConfig(step=4)) as run:
         assert run.start_step == 4
         assert sorted(Run(tmp_path).weights()) == [2, 4] and Run(tmp_path).checkpoints.steps() == [2, 4]
-        assert Run(tmp_path).rollout_steps() == [0, 1, 2, 3]
+        assert Run(tmp_path).rollout_steps() == [0, 1, 2, 3] and Run(tmp_path).evals() == [0]
         for table in (Run(tmp_path).metrics(), Run(tmp_path).timings()):
             assert table["step"].to_pylist() == [0, 1, 2, 3]
     place = tmp_path / "superseded" / "1"
@@ -393,6 +446,11 @@ def test_reading_writes_nothing(tmp_path):
     assert reader.rollouts(2)["text"].to_pylist() == ["sample 2"]
     with pytest.raises(UserError, match="has no rollouts of step 7: it has steps 0 to 2"):
         reader.rollouts(7)
+    assert reader.evals() == [0] and reader.eval_rows(0) == [{"example": 0, "reward": 0.0}]
+    with pytest.raises(UserError, match="has no evaluation of version 7: it has those of 0"):
+        reader.eval_rows(7)
+    with pytest.raises(UserError, match=r"has no results\.jsonl: name a version"):
+        reader.eval_rows()
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     with pytest.raises(UserError, match=r"is not a run of hone: it has no run\.json"):
         Run(tmp_path / "rollouts")

@@ -72,7 +72,7 @@ def audit_environment(
     """
     began = time.perf_counter()
     isolated, env.isolated = env.isolated, True
-    limits = env.limited(Limits(timeout=timeout, backstop=BACKSTOP))
+    limits, env.limits = env.limits, Limits(timeout=timeout, backstop=BACKSTOP)
     try:
         prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
         progress("the reference")
@@ -95,7 +95,7 @@ def audit_environment(
     finally:
         env.close_workers()
         env.isolated = isolated
-        env.limited(limits)
+        env.limits = limits
     facts = {"examples": len(prober.subjects), "texts": len(probes), "split": split, "seed": seed, "part": "full"}
     return _report(env, checks, facts, allows, began)
 

@@ -47,7 +47,7 @@ _LONG_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{4,}")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
 _OTHER_WORDS = ("table", "window", "river", "orange", "planet")
-_OPPOSITES = (("yes", "no"), ("true", "false"), ("correct", "incorrect"), ("valid", "invalid"))
+OPPOSITES = (("yes", "no"), ("true", "false"), ("correct", "incorrect"), ("valid", "invalid"))
 
 
 def kind_of(subject: Subject, exact: bool = False) -> Kind:
@@ -60,8 +60,10 @@ def kind_of(subject: Subject, exact: bool = False) -> Kind:
 
 def kind_of_text(answer: str) -> Kind:
     """The kind of an answer, by its text alone."""
-    if read_number(answer) is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
-        return Kind.NUMBER
+    number = read_number(answer)
+    if number is not None and not _LONG_WORD.search(answer) and not _SYMBOLS.search(answer):
+        # A bracket behind a number may be a remark, or arithmetic: 42-(94-64).
+        return Kind.NUMBER if value_of(answer) in (None, number) else Kind.EXPRESSION
     if _WORD.fullmatch(answer) or _PARTED.fullmatch(answer):
         return Kind.WORD
     if value_of(answer) is not None:
@@ -100,13 +102,15 @@ def answer_of(subject: Subject) -> str:
 
 
 def same_answer(given: str, answer: str) -> bool:
-    """Whether two answers say the same: as numbers, as arithmetic, or as text without case and outer punctuation."""
-    left, right = read_number(given), read_number(answer)
-    if left is not None or right is not None:
-        return left == right
+    """Whether two answers say the same: as arithmetic, as numbers, or as text without case and outer punctuation."""
     left, right = value_of(given), value_of(answer)
-    if left is not None or right is not None:
+    if left is not None and right is not None:
         return left == right
+    numbers = read_number(given), read_number(answer)
+    if numbers != (None, None):
+        return numbers[0] == numbers[1]
+    if left is not None or right is not None:
+        return False
     return _bare(given) == _bare(answer)
 
 
@@ -169,7 +173,7 @@ def _beside(word: str) -> list[str]:
     if len(letter) == 1 and letter.upper() in "ABCDE":
         others = [other for other in "ABCD" if other != letter.upper()]
         return [word.replace(letter, other if letter.isupper() else other.lower()) for other in others]
-    for pair in _OPPOSITES:
+    for pair in OPPOSITES:
         if word.lower() in pair:
             other = pair[1 - pair.index(word.lower())]
             return [other.upper() if word.isupper() else other.capitalize() if word[:1].isupper() else other]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hone.audit.report import Check, Finding, Shown, Verdict
-from hone.evaluation import EvalResult, EvalSample
 from hone.evaluation.intervals import Interval
+from hone.evaluation.result import EvalResult, EvalSample
 from hone.types import Outcome
 
 LOW_RATE, HIGH_RATE = 0.01, 0.9

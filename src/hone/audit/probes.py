@@ -140,10 +140,11 @@ def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -
     """`count` examples of a split, drawn by the seed, each with its reference if the task declares one."""
     examples = env.split(split)
     chosen = rng.stream(seed, "audit", split).permutation(len(examples))[:count]
-    return [_subject(env, examples[int(index)]) for index in sorted(chosen)]
+    return [subject_of(env, examples[int(index)]) for index in sorted(chosen)]
 
 
-def _subject(env: Environment, example: Example) -> Subject:
+def subject_of(env: Environment, example: Example) -> Subject:
+    """The example with its reference, if the task declares one."""
     try:
         reference = env.reference(example)
     except UserError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 
-from hone.commands.runs_words import refuse_interrupted
 from hone.commands.status import Status
 from hone.config.reproduce import DiffConfig
 from hone.errors import UserError
@@ -16,6 +15,7 @@ from hone.runs import Run
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
 from hone.runs.summary import standing
+from hone.runs.words import refuse_interrupted
 
 _SHOWN = 12
 """Settings that are listed."""

@@ -23,9 +23,10 @@ from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.evaluation import EvalResult, evaluate
+from hone.evaluation.loop import evaluate
 from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.report import show_result, show_sample
+from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine

@@ -5,19 +5,13 @@ inference --model.name outputs/weights/step_100
 
 from __future__ import annotations
 
-import errno
 import json
 import shlex
-import signal
-import socket
-
-import uvicorn
-from fastapi import FastAPI
 
 from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
+from hone.commands.serving import listen, serve
 from hone.config.inference import ServeConfig
-from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
@@ -38,11 +32,11 @@ def run(config: ServeConfig) -> int:
         root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
     config = config.model_copy(update={"api_key": key, "weights_root": root})
     if config.backend == "vllm":
-        from hone.commands.inference_vllm import serve
+        from hone.commands import inference_vllm
 
-        _listen(config.host, config.port).close()  # what is wrong with the address is said here, not in vLLM's log
-        return serve(config, lambda described: _intro(config, described))
-    with _listen(config.host, config.port) as listener:
+        listen(config.host, config.port).close()  # what is wrong with the address is said here, not in vLLM's log
+        return inference_vllm.serve(config, lambda described: _intro(config, described))
+    with listen(config.host, config.port) as listener:
         print(f"Loading {config.model.name} ...", flush=True)
         device = device_of(config.model.device)
         model = load_model(
@@ -60,45 +54,9 @@ def run(config: ServeConfig) -> int:
         )
         service = Service(engine)
         app = create_app(service, renderer, config.model.name, config.api_key, config.weights_root, config.seed)
-        _serve(app, listener, _intro(config, _described(config, model, threads)))
+        serve(app, listener, _intro(config, _described(config, model, threads)), GRACE)
     print("Stopped.")
     return 0
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before the model takes its time to load."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off (TCP_NODELAY) only for sockets that name their protocol: without it every
-    # request but the first of a connection waits 40 ms for the client's delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} is in use, by another server maybe: stop that, or choose another with --port {port + 1}"
-            ) from error
-        raise UserError(f"cannot listen on {host}, port {port} ({error}): choose others with --host, --port") from error
-    return listener
-
-
-def _serve(app: FastAPI, listener: socket.socket, intro: str) -> None:
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                print(intro, flush=True)
-
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
-    # uvicorn raises the signal that ended it once more when it has shut down; then there is nothing left to end.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        Server(settings).run(sockets=[listener])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _described(config: ServeConfig, model: Decoder, threads: int) -> str:

@@ -14,10 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hone.commands.api_key import api_key
+from hone.commands.cards import card_at_end
+from hone.commands.forecast import forecast
+from hone.commands.launched import COMMAND as LAUNCHED
 from hone.commands.machine import configure
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
 from hone.commands.preflight import audited
@@ -42,6 +46,7 @@ from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.exactness import note_exactness
 from hone.orchestrator.groups import GroupSampler
+from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.publishing import Publisher, SteadyPolicy, wait_for_server
 from hone.orchestrator.recorder import RunRecorder
@@ -50,15 +55,13 @@ from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.split import SplitLoop
 from hone.orchestrator.watch import ScoreWatch, band_of
 from hone.runs import provenance
+from hone.runs.files import TMP_PREFIX
+from hone.runs.prediction import check as check_predictions
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.writer import RunWriter
 from hone.trainer.agreement import shared_values
 from hone.transport import FileTransport, Hello, Session
 
-RESTARTED = "HONE_RESTARTED"
-"""Environment variable with the restarts of other roles that led to this start, as JSON: role, rank, cause of each."""
-LAUNCHED = "HONE_LAUNCHED"
-"""Set by `hone rl`, which sees itself when a trainer dies."""
 HELLO_SECONDS = 1.0
 """How often it is looked whether the trainer lives."""
 
@@ -67,6 +70,7 @@ def run(config: RLConfig) -> int:
     """Drives the run to its end; returns the exit code: 0, or 130/143 when a signal ended the run (saved then)."""
     env = task_of(config)
     env.check_rollouts()
+    check_predictions(config, env.id)
     source = model_source(config)
     renderer = load_renderer(source, config.model.chat_template)
     decoder = model_config(source, config.model.init)
@@ -92,7 +96,10 @@ def run(config: RLConfig) -> int:
     with writer, ExitStack() as stack:
         if writer.nothing_left:
             return 0
-        introduce(config, "rl", writer, introduction(config, hello, server))
+        intro = chain(
+            introduction(config, hello, server), forecast(config, decoder, renderer, env, trains_on=hello.device)
+        )
+        introduce(config, "rl", writer, intro)
         tell_beginning(config, writer, hello, server)
         if writer.start_step == 0:
             tell_overlap(config, env, overlap, writer)
@@ -101,6 +108,7 @@ def run(config: RLConfig) -> int:
         stack.callback(env.close_workers)
         env.progress = writer.display.doing
         env.start_workers(config.orchestrator.batch_size)
+        card_at_end(config, writer, env)
         ledger = Ledger(writer.restored[1]["ledger"] if writer.restored else None)
         curriculum.restore(ledger.entries)
         curriculum.restarted = lambda step: tell_restart(writer, curriculum, step)
@@ -112,7 +120,11 @@ def run(config: RLConfig) -> int:
             lambda reason: writer.event("restart", None, role="inference", cause=reason),
         )
         sampler = GroupSampler(config, env, renderer, policy, curriculum)
-        writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped or "left_out" in writer.info else {}))
+        writer.note(
+            pool=curriculum.size,
+            correctness=env.rubric.correctness,
+            **({"left_out": dropped} if dropped or "left_out" in writer.info else {}),
+        )
         session = _session(config, writer, renderer, fixed_tokens(sampler.first(8), renderer, config.seq_len))
         transport.open(session)
         stack.callback(transport.close)
@@ -137,7 +149,7 @@ def run(config: RLConfig) -> int:
             trainer.publisher.start()
             return SplitLoop(config, sampler, policy, trainer, ledger, recorder, watch, evaluation).train()
 
-        ending, code = run_saved(config, writer, trainer, export, snapshot, loop)
+        ending, code = run_saved(config, writer, trainer, export, snapshot, loop, planned=True)
     print(last_lines(config, writer, trainer.version, ending, "", config.orchestrator.env))
     return code
 
@@ -203,6 +215,7 @@ def _session(config: RLConfig, writer: RunWriter, renderer: ChatRenderer, canary
         shared=shared_values(config),
         temperature=config.orchestrator.sampling.temperature,
         canary=canary,
+        lag=config.orchestrator.max_async_level,
     )
 
 
@@ -227,6 +240,7 @@ class _Alive:
         self._missed = False
 
     def __call__(self) -> None:
+        # A launcher sees by itself when a trainer dies.
         if LAUNCHED in os.environ or time.monotonic() - self._looked < HELLO_SECONDS:
             return
         self._looked = time.monotonic()
@@ -240,7 +254,8 @@ class _Alive:
             )
 
 
-STAGE = ".tmp-hone-weights"
+STAGE = TMP_PREFIX + "weights"
+"""Folder in the run for the files of a version that is about to be saved."""
 
 
 def stage(weights: Path, folder: Path) -> None:

@@ -104,7 +104,7 @@ def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Repor
     own = Limits.of(config.orchestrator.grading, deterministic=True)
     tries = [own] if own.timeout <= DEADLINE else [replace(own, timeout=DEADLINE, backstop=BACKSTOP), own]
     while True:
-        env.limited(tries.pop(0))
+        env.limits = tries.pop(0)
         try:
             report = audit_before_training(
                 env,

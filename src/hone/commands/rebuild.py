@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hone.commands.machine import configure, device_of
 from hone.commands.rl_colocated import make_evaluate, task_digests, task_of
-from hone.commands.runs_words import refuse_interrupted
 from hone.commands.sampler import own_policy
 from hone.commands.sft import load_data
 from hone.commands.training import load_policy, make_trainer, model_digests, with_determinism
@@ -31,14 +30,17 @@ from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
+from hone.reproduce.compare import Row
 from hone.reproduce.execution import Execution, RLExecution, SFTExecution
 from hone.reproduce.records import Records
 from hone.reproduce.tolerance import Tolerance
 from hone.reproduce.versions import Versions
 from hone.runs import Run, provenance
+from hone.runs.evaluations import as_read
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
 from hone.runs.ranks import most_ranks
+from hone.runs.words import refuse_interrupted
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import split_micro_batches
@@ -164,7 +166,7 @@ def _rl(
 ) -> tuple[Execution, dict[str, str]]:
     if without and config.trainer.loss.kl_coef > 0:
         raise UserError(f"the KL term of this run needs its initial model, but {without}: say where it is by --model")
-    trainer = make_trainer(config, model)
+    trainer = make_trainer(config, model, record_tokens=False)
     left_out = records.run.info.get("left_out", [])
     if replay_only:
         rows = records.run.info.get("pool", 1) + len(left_out)  # older runs, which don't say, have no curriculum
@@ -174,7 +176,10 @@ def _rl(
         rows = len(env.split("train"))
     curriculum = Curriculum.of_run(config, rows, left_out)
     policy = own_policy(config, env, trainer, renderer)
-    evaluation = make_evaluate(config, env, renderer, policy, lambda name: nullcontext())
+    samples: list[Row] = []
+    evaluation = make_evaluate(
+        config, env, renderer, policy, lambda name: nullcontext(), lambda *found: samples.extend(as_read(found[-1]))
+    )
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if not_resampled(config, records.run) is not None:
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
@@ -185,9 +190,12 @@ def _rl(
         policy.load(version)
         return canary.measure(version).metrics() if canary else {}
 
-    execution = RLExecution(
-        config, trainer, records, curriculum, sampler, lambda version: evaluation(version, True), publish
-    )
+    def evaluate(version: int) -> tuple[dict[str, float], list[Row] | None]:
+        samples.clear()
+        metrics = evaluation(version, True)
+        return metrics, samples.copy() if config.orchestrator.eval else None
+
+    execution = RLExecution(config, trainer, records, curriculum, sampler, evaluate, publish)
     return execution, task_digests(config, env)
 
 

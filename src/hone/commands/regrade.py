@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from hone.commands.regrade_page import write_page
 from hone.commands.regrade_report import Result, in_words, record, say
-from hone.commands.runs_words import refuse_interrupted
 from hone.commands.slow_work import slow_work
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
@@ -30,6 +29,7 @@ from hone.runs import Run
 from hone.runs.files import write_file
 from hone.runs.listing import find_run
 from hone.runs.outputs import check_target
+from hone.runs.words import refuse_interrupted
 
 if TYPE_CHECKING:
     import pyarrow

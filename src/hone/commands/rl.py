@@ -19,14 +19,8 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig) -> RLConfig:
-    """The config with a mode: without a word of the user, `split` on two or more GPUs, all but one the trainer's.
-
-    Where it samples from a server that is named, or on a device that is named, one process is what was meant.
-    """
+    """The config with the mode that it has on this machine's GPUs."""
     if config.mode is not None:
         return config
-    gpus = visible_gpus() if config.model.device == "auto" and config.orchestrator.client.base_url is None else []
-    if len(gpus) < 2:
-        return config.model_copy(update={"mode": "colocated"})
-    ranks = len(gpus) - 1 if "ranks" not in config.trainer.model_fields_set else config.trainer.ranks
-    return config.model_copy(update={"mode": "split", "trainer": config.trainer.model_copy(update={"ranks": ranks})})
+    automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
+    return config.on_gpus(len(visible_gpus()) if automatic else 0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hone.commands.cards import card_at_end
+from hone.commands.forecast import forecast
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.overlap import check_overlap, left_out, tell_overlap
 from hone.commands.preflight import audited
@@ -31,7 +34,7 @@ from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.evaluation import evaluate
+from hone.evaluation.loop import evaluate
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -41,22 +44,27 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import GroupSampler, check_prompts
 from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.loop import Evaluate, train
+from hone.orchestrator.loop import Evaluate, Loop, train
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Policy
 from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs.files import read_lines
+from hone.runs.prediction import check as check_predictions
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.types import Score, Trajectory
 
 
-def run(config: RLConfig) -> int:
-    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then)."""
+def run(config: RLConfig, train: Loop = train) -> int:
+    """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then).
+
+    `train` is what runs once all is ready, in the place of the loop.
+    """
     refuse_unsupported(config)
     config = with_determinism(config, device_of(config.model.device))
     env = task_of(config)
     env.check_rollouts()
+    check_predictions(config, env.id)
     source = model_source(config)
     renderer = load_renderer(source, config.model.chat_template)
     model = load_policy(config, source)
@@ -70,7 +78,7 @@ def run(config: RLConfig) -> int:
     preflight = audited(config, env, lambda: task_of(config), renderer)
 
     digests = model_digests(model, renderer, source == config.model.name) | task_digests(config, env)
-    intro = introduction(config, model, threads)
+    intro = chain(introduction(config, model, threads), forecast(config, model.config, renderer, env))
     with opened(config, "rl", model, own_sources(config), digests, intro) as writer, ExitStack() as stack:
         if writer.nothing_left:
             return 0
@@ -81,6 +89,7 @@ def run(config: RLConfig) -> int:
         stack.callback(env.close_workers)
         env.progress = writer.display.doing
         env.start_workers(config.orchestrator.batch_size)
+        card_at_end(config, writer, env)
         trainer = make_trainer(config, model)
         state = restore(writer, trainer)
         ledger = Ledger(state["ledger"] if state else None)
@@ -89,7 +98,11 @@ def run(config: RLConfig) -> int:
         policy = stack.enter_context(sampling(config, env, server, writer, trainer, renderer))
         sampler = GroupSampler(config, env, renderer, policy, curriculum)
         told_before = "left_out" in writer.info  # a resume with --allow-drift may leave none out
-        writer.note(pool=curriculum.size, **({"left_out": dropped} if dropped or told_before else {}))
+        writer.note(
+            pool=curriculum.size,
+            correctness=env.rubric.correctness,
+            **({"left_out": dropped} if dropped or told_before else {}),
+        )
 
         def loop(saver: Saver) -> Ending:
             band = band_of(config, server.backend if server else None)
@@ -152,10 +165,10 @@ def make_evaluate(
     renderer: ChatRenderer,
     policy: Policy,
     phase: Callable[[str], AbstractContextManager[None]],
-    evaluated: Callable[[int, Sequence[Trajectory], Sequence[Score]], None] = lambda *_: None,
+    evaluated: Callable[[int, Sequence[Trajectory], Sequence[Score], list[dict[str, Any]]], None] = lambda *_: None,
 ) -> Evaluate:
     """The loop's evaluation: every `eval.interval` versions from 0 on, and at the end. It runs inside `phase`, and
-    `evaluated` is told what came of it.
+    `evaluated` is told what came of it: of which version, trajectories, scores, and rows for its file.
     """
     settings = config.orchestrator.eval
     if settings is None:
@@ -180,7 +193,8 @@ def make_evaluate(
                 renderer=renderer,
             )
         samples: list[Any] = result.samples
-        evaluated(version, [sample.trajectory for sample in samples], [sample.score for sample in samples])
+        trajectories, scores = [sample.trajectory for sample in samples], [sample.score for sample in samples]
+        evaluated(version, trajectories, scores, result.rows())
         return result.metrics()
 
     return evaluation

@@ -35,6 +35,7 @@ from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.liveness import holder
 from hone.runs.outputs import LAUNCHER, Lock
+from hone.runs.prediction import check as check_predictions
 from hone.runs.resuming import resume_command
 from hone.runs.settings import run_toml
 
@@ -47,6 +48,7 @@ def run(config: RLConfig) -> int:
 
     UserError if one can't be started, or dies in a way that the run does not survive.
     """
+    check_predictions(config)
     folder = config.output_dir
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from hone.commands.runs_words import numbers, print_next, standing
 from hone.config.runs import RunsAttachConfig
-from hone.runs.follow import Rewound, follow
+from hone.runs.follow import follow
 from hone.runs.listing import find_run
 from hone.runs.summary import summarize
+from hone.runs.tail import Rewound
+from hone.runs.words import numbers, print_next, standing
 
 
 def run(config: RunsAttachConfig) -> int:

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from hone.commands.runs_list import table
-from hone.commands.runs_words import pool_in_words
 from hone.config.runs import RunsLedgerConfig
 from hone.errors import UserError
 from hone.orchestrator.ledger import Entry
@@ -15,6 +14,7 @@ from hone.runs.files import dumps
 from hone.runs.listing import find_run
 from hone.runs.reader import Run
 from hone.runs.summary import Summary, summarize
+from hone.runs.words import pool_in_words
 
 ROWS = 40
 """Rows of the table where nothing is said."""

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from hone.commands.runs_words import held_out, latest, next_commands, standing
 from hone.config.runs import RunsListConfig
 from hone.errors import UserError
 from hone.runs.listing import find_runs, is_previous
 from hone.runs.outputs import existing_run
 from hone.runs.progress import duration
 from hone.runs.summary import Summary, local_time, summarize
+from hone.runs.words import held_out, latest, next_commands, standing
 
 HINTS = 5
 """At most so many runs that could go on are named below the table."""

@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from hone.commands.runs_words import print_next, standing
 from hone.config.runs import RunsStopConfig
 from hone.errors import UserError
 from hone.runs.listing import find_run
 from hone.runs.liveness import ELSEWHERE, holder
 from hone.runs.progress import duration
 from hone.runs.summary import Summary, summarize
+from hone.runs.words import print_next, standing
 
 POLL = 0.1
 """Seconds between two looks at the lock."""

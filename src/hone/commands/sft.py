@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from hone.commands.cards import card_at_end
+from hone.commands.forecast import forecast
 from hone.commands.machine import configure, determinism_note, device_of
 from hone.commands.slow_work import slow_work
 from hone.commands.training import (
@@ -29,13 +32,14 @@ from hone.environments.template import Template
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
+from hone.runs.prediction import check as check_predictions
 from hone.runs.saving import Ending, Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence
 from hone.trainer.parallel import joined, shard
 from hone.trainer.ranked import RankedTrainer
-from hone.trainer.sft import Progress, train
+from hone.trainer.sft import Loop, Progress, train
 from hone.trainer.sft_data import (
     DatasetSource,
     DemonstrationSource,
@@ -49,11 +53,13 @@ from hone.trainer.sft_data import (
 from hone.trainer.step import Trainer
 
 
-def run(config: SFTConfig) -> int:
+def run(config: SFTConfig, train: Loop = train) -> int:
     """Trains; returns the exit code: 0, or 130/143 when a signal ended the run (its state is saved then).
 
     Under torchrun every rank comes here. Rank 0 does all there is to do; the others take their part in its steps.
+    `train` is what runs once all is ready, in the place of the loop.
     """
+    check_predictions(config)
     device = device_of(config.model.device)
     config = with_determinism(config, device)
     with joined(device) as ranks:
@@ -73,20 +79,21 @@ def run(config: SFTConfig) -> int:
         if not ranks.first:
             return trainer.follow()
         with trainer:
-            trainer.code = _lead(config, source, model, threads, trainer)
+            trainer.code = _lead(config, source, model, threads, trainer, train)
             return trainer.code
 
 
-def _lead(config: SFTConfig, source: str, model: Decoder, threads: int, trainer: RankedTrainer) -> int:
+def _lead(config: SFTConfig, source: str, model: Decoder, threads: int, trainer: RankedTrainer, train: Loop) -> int:
     """What rank 0 does, or the only process: preflight, the loop, the report."""
     renderer = load_renderer(source, config.model.chat_template)
     data = load_data(config, renderer, model)
     digests = model_digests(model, renderer, source == config.model.name) | data.digests
     world = trainer.ranks.world
-    intro = introduction(config, model, threads, world)
+    intro = chain(introduction(config, model, threads, world), forecast(config, model.config, renderer, ranks=world))
     with opened(config, "sft", model, own_sources(config), digests, intro, world) as writer:
         if writer.nothing_left:
             return 0
+        card_at_end(config, writer)
         trainer.start()
         state = restore_ranked(writer, trainer)
         progress = Progress(**state["progress"]) if state else Progress()

@@ -81,8 +81,8 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
     del model
 
-    def make(temperature: float) -> Trainer:
-        return make_trainer(config, loaded.pop() if loaded else load(), temperature, ranks)
+    def make(temperature: float, lag: int) -> Trainer:
+        return make_trainer(_sampled(config, temperature, lag), loaded.pop() if loaded else load(), ranks)
 
     headed = headline(config, loaded[0], threads, ranks.world)
     trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)
@@ -95,6 +95,15 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         version = serve.TrainerLoop(config, transport, trainer, _place(), _say).serve(hello)
         _say(f"Done: the run has come to version {version}.")
     return 0
+
+
+def _sampled(config: TrainerRole, temperature: float, lag: int) -> TrainerRole:
+    """The config with what the session says of its rollouts, which a trainer's own file need not know."""
+    orch = config.orchestrator
+    sampling = orch.sampling.model_copy(update={"temperature": temperature})
+    return config.model_copy(
+        update={"orchestrator": orch.model_copy(update={"sampling": sampling, "max_async_level": lag})}
+    )
 
 
 def _say(text: str) -> None:

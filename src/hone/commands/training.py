@@ -20,6 +20,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
+from hone.runs import predictions
 from hone.runs.reader import Run
 from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -61,25 +62,27 @@ def load_policy(config: RunConfig, source: str | None = None, device: str | None
     )
 
 
-def make_trainer(config: RLConfig, model: Decoder, temperature: float | None = None, ranks: Ranks = ALONE) -> Trainer:
+def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_tokens: bool = True) -> Trainer:
     """The trainer of RL; with a KL term also the frozen initial policy, loaded a second time from `model.name`.
 
-    `temperature` is that of the rollouts, by default what the config says.
+    `record_tokens`: whether there is a run to write down what it computes of tokens, if the config wants that.
     """
     reference = None
     if config.trainer.loss.kl_coef > 0:
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
-    return Trainer(
+    trainer = Trainer(
         model,
         config.trainer.optim,
         config.trainer.scheduler,
         config.max_steps,
         policy_objective(config.trainer.loss, stale=config.orchestrator.max_async_level > 0),
-        temperature=config.orchestrator.sampling.temperature if temperature is None else temperature,
+        temperature=config.orchestrator.sampling.temperature,
         reference=reference,
         ranks=ranks,
     )
+    trainer.record_tokens = record_tokens and config.trainer.record_tokens
+    return trainer
 
 
 def local_sources(names: Iterable[object]) -> list[Path]:
@@ -134,6 +137,9 @@ def introduce(config: RunConfig, kind: str, writer: RunWriter, intro: Iterable[s
         writer.mark_inexact(0, "deterministic = false")
     for text in intro if writer.start_step == 0 else ():
         writer.display.message(text)
+    if writer.start_step == 0 and (predicted := predictions.entries(writer.info)):
+        digest = writer.info[predictions.KEY]["sha256"]
+        writer.display.message(f"Predicted: {'; '.join(map(str, predicted))} (fixed by SHA-256 {digest[:12]}…)")
     hand_over(config.output_dir, kind)
 
 
@@ -210,14 +216,16 @@ def run_saved(
     export: Callable[[Path, int, dict[str, torch.Tensor]], None],
     snapshot: Callable[[bool], Snapshot],
     loop: Callable[[Saver], Ending],
+    planned: bool = False,
 ) -> tuple[Ending, int]:
     """Runs `loop` to its end and closes the run. Returns how it ended, and the exit code.
 
-    `export` and `snapshot` are as `Saver` wants them. SIGINT and SIGTERM end the loop after its step; if it gives that
-    up, the version before it is saved. So is the version that a Halt came at: then UserError says how to go on.
+    `export`, `snapshot` and `planned` are as `Saver` wants them. SIGINT and SIGTERM end the loop after its step; if it
+    gives that up, the version before it is saved. So is the version that a Halt came at: then UserError says how to go
+    on.
     """
     with StopRequest(run.display.notice, config.grace_seconds) as stop:
-        saver = Saver(run, stop, config.ckpt, export, snapshot)
+        saver = Saver(run, stop, config.ckpt, export, snapshot, planned)
         try:
             ending = loop(saver)
         except StepAbandoned:
@@ -235,6 +243,7 @@ def run_saved(
             ) from halt
         finally:
             saver.close()
+        stop.release()
         run.finish(ending)
     return ending, stop.exit_code if ending == "stopped" else 0
 
@@ -285,6 +294,15 @@ def last_lines(
     config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
 ) -> str:
     """What happened, where it lies, what to do next: evaluate on `env`, with the arguments that it was trained with."""
+    predicted = "\n    ".join(predictions.in_words(run.info, run.folder))
+    return (f"Predictions: {predicted}\n" if predicted else "") + _last_lines(
+        config, run, version, ending, figures, env
+    )
+
+
+def _last_lines(
+    config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
+) -> str:
     if ending != "done":
         saved = run.checkpoints.path(version)
         assert saved.exists(), "a run that is stopped is saved"
@@ -302,4 +320,5 @@ def last_lines(
     evaluate = ["hone", "eval", env.id if env else "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
     evaluate += ["-a", json.dumps(env.args)] if env and env.args else []
     evaluate += ["--template", json.dumps(env.template)] if env and env.template else []
-    return f"Done: {steps}{figures}. Weights: {weights}\nNext: {shlex.join(evaluate)}"
+    look = shlex.join(["hone", "view", str(run.folder)])
+    return f"Done: {steps}{figures}. Weights: {weights}\nLook: {look}\nNext: {shlex.join(evaluate)}"

@@ -26,7 +26,15 @@ from hone.errors import UserError
 from hone.reproduce import integrity, machine
 from hone.reproduce.certificate import write_certificate
 from hone.reproduce.integrity import Checked
-from hone.reproduce.verify import EXIT_CODES, StepCheck, Verification, check_steps, choose, unhashed_steps
+from hone.reproduce.verify import (
+    EXIT_CODES,
+    WITH_EVALUATION,
+    StepCheck,
+    Verification,
+    check_steps,
+    choose,
+    unhashed_steps,
+)
 from hone.runs import Run
 from hone.runs.ranks import most_ranks
 from hone.runs.summary import standing
@@ -86,8 +94,9 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
     """Executes randomly chosen steps again, as far as they can be, and sets the verdict."""
     versions = rebuilt.versions
+    evaluated = _last_evaluation(recorded, rebuilt)
     updates, unhashed = versions.records.updates, unhashed_steps(verification.checked)
-    taken = sorted({*updates, *unhashed})
+    taken = sorted({*updates, *unhashed} - {versions.records.last_evaluation})
     candidates = [step for step in taken if versions.nearest(step) is not None]
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
@@ -101,7 +110,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     elif rebuilt.without and candidates and candidates[0] > taken[0]:
         earlier = f"steps {taken[0]} to {candidates[0] - 1} can't be executed again"
         verification.notes.append(f"{earlier}: {rebuilt.without}; say where it is by --model")
-    if lost := [step for step in unhashed if step not in candidates]:
+    if lost := [step for step in unhashed if step not in (*candidates, evaluated)]:
         verification.notes.append(
             f"step {lost[0]} can't be executed again, so nothing tells whether what it wrote changed"
         )
@@ -115,7 +124,6 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
             f"it was trained on up to {most_ranks(recorded.info)} ranks: what training gives counts as equal up to "
             f"{versions.tolerance.limit:g} of its size"
         )
-    evaluated = _last_evaluation(recorded, rebuilt)
     steps = _steps(verification, config, unhashed)
     status = Status()
 
@@ -160,7 +168,7 @@ def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     if not versions.execution.resamples:
         return None
     version = versions.records.last_evaluation
-    if version is None and recorded.info["status"] in ("done", "budget") and versions.execution.evaluates and updates:
+    if version is None and recorded.info["status"] in WITH_EVALUATION and versions.execution.evaluates and updates:
         version = updates[-1] + 1
     return version if version is not None and versions.nearest(version) is not None else None
 

@@ -117,13 +117,18 @@ class Environment:
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
         """Sets how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
-        self.limited(Limits.of(config, deterministic))
+        self.limits = Limits.of(config, deterministic)
 
-    def limited(self, limits: Limits) -> Limits:
-        """Sets the limits of the processes, ending those that there are; returns the ones before."""
+    @property
+    def limits(self) -> Limits:
+        """Those of the processes that run this task's functions."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        """Ends the processes that there are."""
         self.close_workers()
-        before, self._limits = self._limits, limits
-        return before
+        self._limits = limits
 
     def start_workers(self, samples: int) -> None:
         """Starts as many processes as so many samples need, without waiting for them."""

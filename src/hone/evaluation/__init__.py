@@ -1,6 +1,1 @@
-"""Evaluating a policy on an environment's held-out examples."""
-
-from hone.evaluation.loop import evaluate
-from hone.evaluation.result import EvalResult, EvalSample
-
-__all__ = ["EvalResult", "EvalSample", "evaluate"]
+"""Policies on held-out examples: `loop` samples and grades, `result` is what came out, `intervals` how sure that is."""

@@ -5,7 +5,6 @@ Beside them lie `run.json` and `config.toml`, as in every directory that hone wr
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from hone.config.eval import EvalConfig
 from hone.errors import UserError
 from hone.evaluation.result import EvalResult
 from hone.runs import provenance
-from hone.runs.files import dumps, write_file, write_json
-from hone.runs.outputs import FORMAT, check, run_info
+from hone.runs.evaluations import RESULTS, plain, to_lines
+from hone.runs.files import write_file, write_json
+from hone.runs.outputs import CARD, FORMAT, check, run_info
 
 
 def results_folder(config: EvalConfig) -> Path:
@@ -55,9 +55,11 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(folder: Path, config: EvalConfig, result: EvalResult, command: list[str]) -> None:
     """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced."""
     make_folder(folder)
-    write_file(folder / "results.jsonl", "".join(dumps(_plain(row)) + "\n" for row in result.rows()))
+    for name in CARD:  # of the evaluation that is replaced
+        (folder / name).unlink(missing_ok=True)
+    write_file(folder / RESULTS, "".join(to_lines(result.rows())))
     write_file(folder / "config.toml", to_toml(config))
-    write_json(folder / "metadata.json", _plain(_metadata(config, result)))
+    write_json(folder / "metadata.json", plain(_metadata(config, result)))
     write_json(folder / "run.json", _run_info(config, command))
 
 
@@ -108,14 +110,3 @@ def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
     }
-
-
-def _plain(value: Any) -> Any:
-    """`value` in what JSON knows: `info` may hold dates (Parquet), and NaN and infinities, which become null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

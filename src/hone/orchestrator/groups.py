@@ -36,13 +36,13 @@ class GroupSampler:
     ) -> None:
         orch = config.orchestrator
         self.prompts = orch.batch_size // orch.rollouts_per_example
-        self._env, self._policy = env, policy
-        self._rows = env.split("train")
+        self.env, self.policy = env, policy
+        self.rows = env.split("train")
         self.curriculum = curriculum
         self._lag = orch.max_async_level
         self._sampling = SamplingParams(temperature=orch.sampling.temperature)
         self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
-        self._maker = RequestMaker(
+        self.maker = RequestMaker(
             renderer,
             orch.rollouts_per_example,
             config.seq_len,
@@ -55,15 +55,15 @@ class GroupSampler:
     def draw(self) -> tuple[list[int], list[Example]]:
         """The next step's draws that are to be sampled, and their examples."""
         draws = [draw for draw in self.curriculum.draw(self.prompts) if not draw.retired]
-        return [draw.number for draw in draws], [self._rows[draw.index] for draw in draws]
+        return [draw.number for draw in draws], [self.rows[draw.index] for draw in draws]
 
     def first(self, count: int) -> list[Example]:
         """The examples of the run's first draws: those of its first step, at most `count`."""
-        return [self._rows[index] for index in self.curriculum.first(min(self.prompts, count))]
+        return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
         """A group of rollouts for each example, group by group."""
-        return self._roll_out(self._policy, examples, draws, step)
+        return self._roll_out(self.policy, examples, draws, step)
 
     def retell(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
@@ -73,20 +73,20 @@ class GroupSampler:
 
         ValueError if `recorded` are not as many.
         """
-        requests = self._maker.requests(examples, draws, step)
+        requests = self.maker.requests(examples, draws, step)
         rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
-        return self._roll_out(RecordedPolicy(rollouts, self._maker.renderer, step, self._lag), examples, draws, step)
+        return self._roll_out(RecordedPolicy(rollouts, self.maker.renderer, step, self._lag), examples, draws, step)
 
     def _roll_out(
         self, sampler: Sampler, examples: Sequence[Example], draws: Sequence[int], step: int
     ) -> list[Trajectory]:
-        return roll_out(self._env, sampler, self._maker, examples, draws, step, self._sampling)
+        return roll_out(self.env, sampler, self.maker, examples, draws, step, self._sampling)
 
     def grade(
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
         """The completions with their scores and advantages."""
-        return grade_groups(self._env, examples, draws, trajectories, self._normalize_std, self._seed)
+        return grade_groups(self.env, examples, draws, trajectories, self._normalize_std, self._seed)
 
 
 def check_prompts(

@@ -27,6 +27,9 @@ Evaluate = Callable[[int, bool], dict[str, float]]
 Publish = Callable[[int], dict[str, float]]
 """(version) -> metrics: puts that version of the weights into the sampler, and judges how far the two are apart."""
 
+Loop = Callable[[RLConfig, GroupSampler, Trainer, Ledger, RunRecorder, Publish, Evaluate], Ending]
+"""What `train` is."""
+
 
 def train(
     config: RLConfig,
@@ -42,6 +45,8 @@ def train(
     while trainer.version < config.max_steps and not recorder.stopping:
         step, weights = trainer.version, trainer.fingerprint()
         recorder.saver.save(step)
+        if recorder.stopping:  # said in a pause: no other step is taken
+            break
         with recorder.phase("publish"):
             metrics = publish(step)
         metrics |= evaluate(step, False)
@@ -55,7 +60,7 @@ def train(
             metrics |= step_metrics(groups, step) | trainer.step(batch)
         close_draws(ledger, sampler.curriculum, groups, step)
         metrics |= {"tokens/total": ledger.tokens} | sampler.curriculum.metrics()
-        recorder.record(step, metrics, groups, weights)
+        recorder.record(step, metrics, groups, weights, token_stats=trainer.token_stats())
     ending = recorder.saver.ending(trainer.version, config.max_steps)
     recorder.saver.save(trainer.version, last=True)
     metrics = {} if ending == "stopped" else publish(trainer.version) | evaluate(trainer.version, True)

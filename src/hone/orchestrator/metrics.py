@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
     metrics |= outcome_shares([score.outcome for score in scores])
     metrics["completion/length/mean"] = float(lengths.mean())
     metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
+    metrics |= identical_shares(groups)
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
@@ -40,6 +42,19 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
     for state in ("trained", "filtered", "failed"):
         metrics[f"groups/{state}"] = states.count(state)
     return metrics
+
+
+def identical_shares(groups: Sequence[Group]) -> dict[str, float]:
+    """Shares of the completions whose sampled tokens are those of another: an earlier one of the same prompt
+    (`completion/repeated`), or any of another prompt in the step (`completion/identical`).
+    """
+    texts = [[t.token_ids[t.sampled_mask].tobytes() for t in group.trajectories] for group in groups]
+    total = sum(map(len, texts))
+    prompts_with = Counter(text for of_prompt in texts for text in set(of_prompt))
+    return {
+        "completion/repeated": sum(len(of_prompt) - len(set(of_prompt)) for of_prompt in texts) / total,
+        "completion/identical": sum(prompts_with[text] > 1 for of_prompt in texts for text in of_prompt) / total,
+    }
 
 
 def gained(before: float | None, now: float | None) -> float | None:

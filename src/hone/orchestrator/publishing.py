@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -21,6 +21,7 @@ from hone.inference.endpoint import Endpoint
 from hone.inference.types import SamplingParams
 from hone.orchestrator.remote import Restarted, UpdatingPolicy
 from hone.orchestrator.types import Request
+from hone.trainer.token_stats import TokenStats
 from hone.transport import FileTransport, Result
 from hone.types import Trajectory
 
@@ -151,14 +152,15 @@ def answers(endpoint: Endpoint) -> bool:
 class Published:
     """A version that the trainer has made: its result, and what came of giving it to the server.
 
-    `scores` are the server's logprobs of the canary, empty if it was not given the weights; `seconds` is what the
-    update took; `error` is what went wrong.
+    `scores` are the server's logprobs of the canary, None if it was not given the weights; `seconds` is what the
+    update took; `error` is what went wrong. `tokens` is what came with the result about the tokens of its step.
     """
 
     result: Result
-    scores: Sequence[float] = ()
+    scores: Sequence[float] | None = None
     seconds: float = 0.0
     error: Exception | None = None
+    tokens: TokenStats | None = None
 
 
 class Publisher:
@@ -236,7 +238,9 @@ class Publisher:
             while True:
                 result = self._transport.result(version)
                 assert result is not None, "it was waited for"
-                self._done.put(self._publish(result))
+                arrays = self._transport.token_stats(version) if result.tokens else None
+                tokens = None if arrays is None else TokenStats(**arrays)
+                self._done.put(replace(self._publish(result), tokens=tokens))
                 with self._changed:
                     self._changed.wait_for(lambda v=version: self._quiet or self._released >= v or not self._hold(v))
                 version += 1

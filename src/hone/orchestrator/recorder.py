@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import group_state
@@ -11,6 +12,7 @@ from hone.orchestrator.watch import Verdicts
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
+from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Score, Trajectory
 
 
@@ -41,8 +43,10 @@ class RunRecorder:
         groups: list[Group],
         weights: str,
         timings: Mapping[str, float] | None = None,
+        token_stats: TokenStats | None = None,
     ) -> None:
-        """Writes a step; `weights` is the fingerprint of the version that it trained.
+        """Writes a step; `weights` is the fingerprint of the version that it trained, `token_stats` what it computed of
+        the tokens.
 
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Halt if too many completions
         could not be graded (UserError if all of the first step), and if sampler and trainer were too far apart.
@@ -51,6 +55,9 @@ class RunRecorder:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
+                if token_stats is not None:
+                    self.run.token_stats(step, token_rows(groups, token_stats))
+            self.run.note_weights(groups[0].scores[0].weights)
         tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
@@ -61,11 +68,33 @@ class RunRecorder:
             self.failures.tell_total()
         self.watch.trained(step, metrics)
 
-    def evaluated(self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> None:
-        """Says what went wrong in an evaluation of that version."""
+    def evaluated(
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        scores: Sequence[Score],
+        rows: list[dict[str, Any]],
+    ) -> None:
+        """Writes the samples of an evaluation of that version, as `rows`, and says what went wrong in it."""
+        with self.run.phase("record"):
+            self.run.evaluation(step, rows)
         self._look_at_tools(step, trajectories)
         self.failures.evaluated(step, scores)
 
     def _look_at_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):
             self.run.mark_inexact(step, "a tool was ended at its deadline")
+
+
+def token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[str, Any]]:
+    """The rows of `hone.runs.tokens`, in the order of `group_rows`."""
+    found = token_stats.by_completion()
+    rows = []
+    for group in groups:
+        for index, trajectory in enumerate(group.trajectories):
+            entropies, logprobs = found.get((group.draw, index), (None, None))
+            assert entropies is None or len(entropies) == trajectory.num_sampled
+            rows.append(
+                {"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs},
+            )
+    return rows

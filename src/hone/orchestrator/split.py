@@ -120,7 +120,7 @@ class SplitLoop:
         published, version = self._take(), self.trainer.version
         if published.error is not None:
             raise published.error
-        if not published.scores:  # there was no time left for that
+        if published.scores is None:  # there was no time left for that
             return
         verdict, gap, self.of_version = self.watch.measured(published.scores, published.result.canary)
         if version < self.config.max_steps:
@@ -158,7 +158,8 @@ class SplitLoop:
         timings = batch.timings | seconds | {"time/update": published.seconds}
         timings["idle/orchestrator"] = timings.get("idle/orchestrator", 0.0) + waited
         timings["idle/trainer"] = result.seconds.get("wait", 0.0)
-        self.recorder.record(batch.step, metrics, batch.groups, self.trainer.fingerprints[batch.step], timings)
+        weights = self.trainer.fingerprints[batch.step]
+        self.recorder.record(batch.step, metrics, batch.groups, weights, timings, published.tokens)
 
     def _end(self) -> Ending:
         version, saver = self.trainer.version, self.recorder.saver

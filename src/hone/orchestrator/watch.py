@@ -14,6 +14,7 @@ from hone.config.rl import RLConfig
 from hone.errors import Halt
 from hone.orchestrator.canary import Canary
 from hone.orchestrator.diagnosis import Diagnosis
+from hone.runs.alarm_finding import Finding
 from hone.runs.writer import RunWriter
 
 
@@ -56,6 +57,7 @@ class Verdicts:
         if verdict == Verdict.OK:
             return
         band = self.band
+        self._alarm(version, gap, f"sampler and trainer are {gap.mean:.2g} nats a token apart: {text}")
         if new:
             facts = {"verdict": verdict.name.lower(), "of": what, "cause": name, "text": text}
             sizes = {"mean": gap.mean, "max": gap.max}
@@ -69,6 +71,16 @@ class Verdicts:
             raise Halt(f"{found}{limit}: {text}", metrics)
         if new:
             self.run.display.message(f"Warning: {found}fine up to {band.mean:g} and {band.max:g}): {text}.")
+
+    def _alarm(self, version: int, gap: Gap, evidence: str) -> None:
+        """Raises the alarm, which monitors hear of; the console is told in words of its own."""
+        value = gap.mean if math.isfinite(gap.mean) else math.inf
+        alarm = self.run.alarms.raised(version, "gap", Finding(value, self.band.mean, evidence, ADVICE))
+        if alarm is not None:
+            self.run.alarm(alarm)
+
+
+ADVICE = "see docs/gap.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
 
 class GapWatch(Verdicts):
@@ -101,7 +113,7 @@ class ScoreWatch(Verdicts):
     def measured(self, sampler: Sequence[float], trainer: Sequence[float]) -> tuple[Verdict, Gap, dict[str, float]]:
         """Of logprobs of the same tokens; no metrics if the sampler can't score given tokens (NaN)."""
         differences = np.asarray(sampler) - np.asarray(trainer)
-        if np.isnan(np.asarray(sampler)).all():
+        if np.isnan(np.asarray(sampler)).all():  # also of none
             return Verdict.OK, Gap(0.0, 0.0), {}
         gap = Gap.of(differences)
         verdict = self.band.verdict(gap)

@@ -3,7 +3,8 @@
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
 what differs after it the consequence: the weights that the step began with, the order of examples, what the environment
 said between the turns of a conversation and the tokens of all turns, as they follow each other, logprobs, rewards, the
-rest of each rollout, advantages, metrics (gradient norm and loss first), the weights that it made.
+rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights that
+it made.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ QUANTITIES = (
     "rewards",
     "rollouts",
     "advantages",
+    "evaluation",
     "metrics",
     "weights",
 )
@@ -48,13 +50,16 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is known of one step; None for what isn't. Fingerprints `before` and `after` are of versions N and N + 1."""
+    """What is known of one step; None for what isn't. Fingerprints `before` and `after` are of versions N and N + 1;
+    `evals` are the samples of the evaluation of version N, as in `evals/step_N.jsonl`.
+    """
 
     step: int
     rows: Sequence[Row] | None = None
     metrics: Mapping[str, Any] | None = None
     before: str | None = None
     after: str | None = None
+    evals: Sequence[Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ def first_difference(first: StepRecord, second: StepRecord) -> Difference | None
     rows, metrics, found = (first.rows, second.rows), (first.metrics, second.metrics), None
     if rows[0] is not None and rows[1] is not None:
         found = _rows_differ(step, rows[0], rows[1])
+    if found is None and first.evals is not None and second.evals is not None:
+        found = _evaluations_differ(step, first.evals, second.evals)
     if found is None and metrics[0] is not None and metrics[1] is not None:
         found = _metrics_differ(step, metrics[0], metrics[1])
     if found is not None:
@@ -192,6 +199,17 @@ def _advantages(step: int, row: Row, other: Row) -> Difference | None:
         return None
     what = f"that of sample {row['sample_id']}"
     return Difference(step, "advantages", what, row["advantage"], other["advantage"])
+
+
+def _evaluations_differ(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
+    for row, other in zip_longest(first, second, fillvalue={}):
+        for name in dict.fromkeys([*row, *other]):
+            value, another = row.get(name, ABSENT), other.get(name, ABSENT)
+            if name != "detail" and not same(value, another):
+                of = row or other
+                what = f"{name} of completion {of.get('rollout')} of example {of.get('example')}"
+                return Difference(step, "evaluation", what, value, another)
+    return None
 
 
 def _metrics_differ(step: int, first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference | None:

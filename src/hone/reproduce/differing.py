@@ -11,6 +11,7 @@ from hone.reproduce import machine
 from hone.reproduce.compare import Difference, first_difference
 from hone.reproduce.records import CANARY, SENT_BACK, Records
 from hone.runs import Run
+from hone.runs.evaluations import evals_file
 from hone.runs.files import sha256
 from hone.runs.rollouts import rollouts_file
 from hone.runs.settings import differing, flat
@@ -85,25 +86,35 @@ def changed_settings(first: Run, second: Run) -> list[Setting]:
 
 
 def _same(first: Records, second: Records, step: int) -> bool:
-    """True if fingerprints tell that the weights are equal, and the line of metrics and the file of rollouts are."""
+    """True if fingerprints tell that the weights are equal, and the line of metrics and the files of the step are."""
     mine, theirs = first.hashes.get(step), second.hashes.get(step)
     if mine is None or mine != theirs or first.metrics[step] != second.metrics[step]:
         return False
     if first.recorded_fingerprint(step + 1) != second.recorded_fingerprint(step + 1):
         return False
-    files = [records.run.path / rollouts_file(step) for records in (first, second)]
-    if not any(file.exists() for file in files):
-        return mine["rollouts"] is None
-    return all(file.exists() for file in files) and sha256(files[0]) == sha256(files[1])
+    for kind, name in (("rollouts", rollouts_file(step)), ("evals", evals_file(step))):
+        files = [records.run.path / name for records in (first, second)]
+        there = [file.exists() for file in files]
+        if any(there) != (mine.get(kind) is not None) or any(there) != all(there):
+            return False
+        if all(there) and sha256(files[0]) != sha256(files[1]):
+            return False
+    return True
 
 
 def _missing(first: Records, second: Records, step: int) -> Difference | None:
-    """For rollouts that only one of the runs has, or none although they were written."""
+    """For rollouts that only one of the runs has, or none although they were written; and for samples of an evaluation
+    that were written, and are not there. Older runs wrote none.
+    """
     there = [step in records.rollout_steps for records in (first, second)]
     written = any((records.hashes.get(step) or {}).get("rollouts") for records in (first, second))
-    if all(there) or not (any(there) or written):
-        return None
-    return Difference(step, "rollouts", rollouts_file(step), *("there" if found else "missing" for found in there))
+    if not all(there) and (any(there) or written):
+        return Difference(step, "rollouts", rollouts_file(step), *("there" if found else "missing" for found in there))
+    there = [step in records.evaluations for records in (first, second)]
+    written = [(records.hashes.get(step) or {}).get("evals") is not None for records in (first, second)]
+    if any(hashed and not found for hashed, found in zip(written, there, strict=True)):
+        return Difference(step, "evaluation", evals_file(step), *("there" if found else "missing" for found in there))
+    return None
 
 
 def _comparable(first: Records, second: Records, step: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hone.config.rl import RLConfig
@@ -14,7 +15,7 @@ from hone.orchestrator.groups import GroupSampler, close_draws, group_state
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.metrics import step_metrics
 from hone.orchestrator.packing import pack_groups
-from hone.reproduce.compare import StepRecord
+from hone.reproduce.compare import Row, StepRecord
 from hone.reproduce.groups import groups_of
 from hone.reproduce.records import Records, plain_rows
 from hone.runs.rollouts import group_rows, rollouts_file
@@ -24,8 +25,10 @@ from hone.trainer.sft_data import Source, next_batch
 from hone.trainer.step import Trainer
 from hone.types import Example, Group, PackedBatch, Trajectory
 
-Measure = Callable[[int], dict[str, float]]
-"""version -> metrics of it: of its evaluation, or of its publication."""
+Publish = Callable[[int], dict[str, float]]
+"""version -> what was measured of its publication."""
+Evaluate = Callable[[int], tuple[dict[str, float], list[Row] | None]]
+"""version -> metrics of its evaluation, and its samples as they are read back from a run; None without any."""
 
 
 class Execution(Protocol):
@@ -70,8 +73,8 @@ class RLExecution:
         records: Records,
         curriculum: Curriculum,
         sampler: GroupSampler | None = None,
-        evaluate: Measure | None = None,
-        publish: Measure | None = None,
+        evaluate: Evaluate | None = None,
+        publish: Publish | None = None,
     ) -> None:
         self.config = config
         self.trainer = trainer
@@ -93,15 +96,16 @@ class RLExecution:
         sampler = self.sampler
         assert sampler is not None
         due = self.config.orchestrator.eval and step % self.config.orchestrator.eval.interval == 0
-        metrics = self.publish(step) if self.publish else {}
+        metrics, samples = self.publish(step) if self.publish else {}, None
         if self.evaluate and (due or self.records.was_evaluated(step)):
-            metrics |= self.evaluate(step)
+            evaluated, samples = self.evaluate(step)
+            metrics |= evaluated
         draws, examples = sampler.draw()
         if self.resamples:
             trajectories = sampler.sample(examples, draws, step)
         else:
             trajectories = self._retold(sampler, examples, draws, step)
-        return self._update(step, sampler.grade(examples, draws, trajectories), metrics)
+        return replace(self._update(step, sampler.grade(examples, draws, trajectories), metrics), evals=samples)
 
     @property
     def resamples(self) -> bool:
@@ -114,8 +118,9 @@ class RLExecution:
     def evaluation(self) -> StepRecord:
         assert self.evaluate is not None and self.publish is not None
         version = self.trainer.version
-        metrics = self.publish(version) | self.evaluate(version)
-        return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint())
+        metrics = self.publish(version)
+        evaluated, samples = self.evaluate(version)
+        return StepRecord(version, None, _finite(metrics | evaluated), self.trainer.fingerprint(), evals=samples)
 
     def _retold(
         self, sampler: GroupSampler, examples: Sequence[Example], draws: Sequence[int], step: int

@@ -1,12 +1,13 @@
 """Is a run as it was written? Every file against the hashes that were taken when it was made.
 
-checkpoints/, weights/     every byte against their completion markers, and their weights against hashes.jsonl
-rollouts/, metrics.jsonl   against hashes.jsonl
-hashes.jsonl               against what each checkpoint says it was then, and for being without gaps
-the ledger of checkpoints  against the rollouts
+checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
+rollouts/, evals/, metrics.jsonl   against hashes.jsonl
+hashes.jsonl                       against what each checkpoint says it was then, and for being without gaps
+the ledger of checkpoints          against the rollouts
 
-timings.jsonl, events.jsonl and logs/ come from clocks and are not covered; run.json and config.toml are what
-re-executing steps starts from, and only the certificate has their hashes.
+timings.jsonl, events.jsonl and logs/ come from clocks and are not covered, nor is tokens/, which follows from the rest;
+run.json and config.toml are what re-executing steps starts from, and only the certificate has their hashes, but for the
+predictions in run.json.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.reproduce.ledgers import check_ledgers
-from hone.runs import shards
+from hone.runs import predictions, shards
 from hone.runs.checkpoint import step_of
+from hone.runs.evaluations import evals_file
 from hone.runs.files import sha256, verify, whole_lines
 from hone.runs.reader import Run
 from hone.runs.rollouts import rollouts_file
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "torch.Tensor"]
 Say = Callable[[str], None]
+Look = Callable[[Path, str], str]
+"""What is wrong with a file, in words, given the SHA-256 that it had; empty if nothing is."""
 CLOSED = frozenset({"done", "stopped", "budget"})
 """Statuses of runs that ended as they should: whatever such a run wrote has its hash."""
 
@@ -52,7 +56,7 @@ class Checked:
     """How many of each kind of file were checked, and what was wrong.
 
     `hashed`: the whole run has hashes. What a run that was killed had written, but not yet the hash of: `open_steps`,
-    of which there are metrics or rollouts, and `open_weights`, the fingerprints of `checkpoints/step_N` or
+    of which there are metrics or files, and `open_weights`, the fingerprints of `checkpoints/step_N` or
     `weights/step_N` by version and folder. Only executing their steps again can tell whether they were changed.
     """
 
@@ -91,19 +95,34 @@ class Logs:
 def check(run: Run, fingerprint: Callable[[Tensors], str], parameters: Callable[[Path], Tensors], say: Say) -> Checked:
     """Reads every byte that a hash was taken of. `parameters` gives those of an exported model, by name."""
     checked = Checked()
-    logs = _read_logs(run, checked)
     say("checking the hashes of metrics and rollouts")
-    _check_span(run, logs, checked)
-    if logs.hashes:
-        _check_metrics(logs, checked)
-    _check_rollouts(run, logs, checked)
-    if checked.hashed:
-        _check_covered(run, logs, checked)
+    logs = check_records(run, checked)
+    if problem := predictions.problem(run.info, run.path):
+        checked.add("run.json", problem)
     _check_folders(run, "checkpoints", logs, lambda folder: fingerprint(_model_tensors(folder)), checked, say)
     _check_folders(run, "weights", logs, lambda folder: fingerprint(parameters(folder)), checked, say)
     _check_pairs(checked)
     _check_states(run, checked, say)
     return checked
+
+
+def has_changed(file: Path, expected: str) -> str:
+    """What is wrong with a file whose SHA-256 is known; empty if nothing is."""
+    same = sha256(file) == expected
+    return "" if same else "has changed since it was written (SHA-256 differs from hashes.jsonl)"
+
+
+def check_records(run: Run, checked: Checked, look: Look = has_changed) -> Logs:
+    """The logs, and `look` at each file of rollouts or of an evaluation that has a hash."""
+    logs = _read_logs(run, checked)
+    _check_span(run, logs, checked)
+    if logs.hashes:
+        _check_metrics(logs, checked)
+    _check_rollouts(run, logs, checked, look)
+    _check_evaluations(run, logs, checked, look)
+    if checked.hashed:
+        _check_covered(run, logs, checked)
+    return logs
 
 
 def _read_logs(run: Run, checked: Checked) -> Logs:
@@ -167,7 +186,7 @@ def _check_metrics(logs: Logs, checked: Checked) -> None:
     checked.counts["lines of metrics"] = len(logs.digests.keys() & logs.hashes.keys())
 
 
-def _check_rollouts(run: Run, logs: Logs, checked: Checked) -> None:
+def _check_rollouts(run: Run, logs: Logs, checked: Checked, look: Look) -> None:
     """A step whose metrics are there has its rollouts, for they are written first."""
     found = {step: rollouts_file(step) for step in run.rollout_steps()}
     taken = {step for step, line in logs.metrics.items() if "lr" in line} if run.info["kind"] == "rl" else set()
@@ -178,9 +197,22 @@ def _check_rollouts(run: Run, logs: Logs, checked: Checked) -> None:
                 checked.add(name, "is missing")
         elif step in logs.hashes and expected is None:
             checked.add(name, "the run made no rollouts at this step (hashes.jsonl has none)")
-        elif step in logs.hashes and sha256(run.path / name) != expected:
-            checked.add(name, "has changed since it was written (SHA-256 differs from hashes.jsonl)")
+        elif expected is not None and (problem := look(run.path / name, expected)):
+            checked.add(name, problem)
     checked.counts["files of rollouts"] = len(found.keys() & logs.hashes.keys())
+
+
+def _check_evaluations(run: Run, logs: Logs, checked: Checked, look: Look) -> None:
+    found = set(run.evals())
+    for step, line in sorted(logs.hashes.items()):
+        name, expected = evals_file(step), line.get("evals")
+        if expected is not None and step not in found:
+            checked.add(name, "is missing")
+        elif expected is None and step in found:
+            checked.add(name, "the run made no evaluation of this version (hashes.jsonl has none)")
+        elif expected is not None and (problem := look(run.path / name, expected)):
+            checked.add(name, problem)
+    checked.counts["files of evaluations"] = len(found & logs.hashes.keys())
 
 
 def _check_covered(run: Run, logs: Logs, checked: Checked) -> None:
@@ -189,6 +221,7 @@ def _check_covered(run: Run, logs: Logs, checked: Checked) -> None:
     for file, what, steps in (
         ("metrics.jsonl", "the line of step {}", set(logs.metrics)),
         ("rollouts", "step {}", set(run.rollout_steps())),
+        ("evals", "version {}", set(run.evals())),
     ):
         for step in sorted(steps - logs.hashes.keys()):
             if closed or step != logs.last + 1:

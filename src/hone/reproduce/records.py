@@ -55,14 +55,21 @@ class Records:
         return "lr" in self.metrics.get(step, {})
 
     @cached_property
+    def evaluations(self) -> frozenset[int]:
+        """Versions of which the samples of an evaluation are there."""
+        return frozenset(self.run.evals())
+
+    @cached_property
     def last_evaluation(self) -> int | None:
         """The version after the last step, if the run recorded an evaluation of it."""
-        last = max(self.metrics, default=-1)
-        return last if not self.is_update(last) and self.was_evaluated(last) else None
+        last = max(self.metrics.keys() | self.evaluations, default=-1)
+        began = self.is_update(last) or last in self.rollout_steps
+        return last if not began and self.was_evaluated(last) else None
 
     def was_evaluated(self, version: int) -> bool:
         """True if an evaluation of this version is recorded, before its step or at the end."""
-        return any(name.startswith(EVALUATIONS) for name in self.metrics.get(version, {}))
+        metrics = self.metrics.get(version, {})
+        return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
     def recorded_fingerprint(self, version: int) -> str | None:
         """That of the weights of a version; None where it isn't recorded."""
@@ -78,7 +85,10 @@ class Records:
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}
         before, after = self.recorded_fingerprint(step), self.recorded_fingerprint(step + 1)
-        return StepRecord(step, self.rows(step), metrics, before, after)
+        evaluated = step in self.evaluations and not set(EVALUATIONS) <= set(without)
+        return StepRecord(
+            step, self.rows(step), metrics, before, after, self.run.eval_rows(step) if evaluated else None
+        )
 
     def weights_digest(self, version: int) -> str | None:
         """For runs without hashes: a digest of the weights in `weights/step_N`, from its completion marker."""

@@ -12,15 +12,16 @@ differs          a step comes out otherwise, though machine and sources are thos
 damaged          files are not as they were written
 not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
 
-Covered are metrics.jsonl, hashes.jsonl, rollouts/, checkpoints/ and weights/; timings.jsonl, events.jsonl and logs/ are
-not. run.json and config.toml say what to execute: their hashes are in the certificate, and nowhere in the run.
+Covered are metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and
+logs/ are not. run.json and config.toml say what to execute: their hashes are in the certificate, and nowhere in the
+run.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hone import rng
@@ -32,6 +33,9 @@ from hone.reproduce.versions import Tell, Versions
 
 Verdict = Literal["verified", "files only", "differs", "damaged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"verified": 0, "files only": 0, "differs": 1, "damaged": 1, "not comparable": 3}
+
+WITH_EVALUATION = ("done", "budget")
+"""Statuses of runs that ended with the evaluation of the last version, where there are evaluations."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,10 @@ def _check_evaluation(versions: Versions, version: int, replaying: Tell, repeati
         repeating(version)
         again = versions.execution.evaluation()
         recorded = versions.records.record(version, _aside(again))
-        found = versions.difference(StepRecord(version, None, recorded.metrics or {}, recorded.before), again)
+        metrics = recorded.metrics
+        if metrics is None and versions.records.run.info["status"] in WITH_EVALUATION:
+            metrics = {}  # somebody took them out
+        found = versions.difference(replace(recorded, rows=None, metrics=metrics, after=None), again)
     fingerprint = again.before if again else None
     seconds = time.perf_counter() - clock
     return StepCheck(version, start, to_replay, found, again is None, fingerprint, seconds, is_evaluation=True)

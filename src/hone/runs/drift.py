@@ -10,6 +10,7 @@ from typing import Any
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import settings
+from hone.runs.evaluations import evals_file
 from hone.runs.files import read_lines, whole_lines
 from hone.runs.rollouts import rollouts_file
 from hone.runs.settings import Change
@@ -99,14 +100,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
 
 
 def edited_history(folder: Path, step: int, state: Mapping[str, Any]) -> list[str]:
-    """Names of the logs that don't begin as they were when the checkpoint was written, and of missing rollouts."""
+    """Names of the logs that don't begin as they were when the checkpoint was written, and of missing files."""
     edited = []
     for name, was in state.get("logs", {}).items():
         lines = b"".join(whole_lines(folder / name))[: was["bytes"]]
         if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
             edited.append(name)
-    sampled = [line["step"] for line in read_lines(folder / "hashes.jsonl") if line["step"] < step and line["rollouts"]]
-    return edited + [name for at in sampled if not (folder / (name := rollouts_file(at))).exists()]
+    before = [line for line in read_lines(folder / "hashes.jsonl") if line["step"] < step]
+    names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
+    names += [evals_file(line["step"]) for line in before if line.get("evals")]
+    return edited + [name for name in names if not (folder / name).exists()]
 
 
 def tell(changes: list[Change], say: Callable[[str], None]) -> None:

@@ -222,10 +222,10 @@ def fsync_dir(folder: Path) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON-lines file, `[]` if there is none. A torn last line is ignored; nothing is written."""
-    return [_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
+    return [read_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
 
 
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """The record in a line of a log: a JSON object whose step, if it has one, is a number. UserError if it isn't."""
     try:
         record = json.loads(line)
@@ -303,7 +303,7 @@ class JsonlLog:
         """
         kept, removed = [], []
         for number, line in enumerate(whole_lines(self.path), 1):
-            (removed if goes(_record(self.path, number, line)) else kept).append(line)
+            (removed if goes(read_record(self.path, number, line)) else kept).append(line)
         if removed:
             write_file(moved_to, b"".join(removed))
             write_file(self.path, b"".join(kept))

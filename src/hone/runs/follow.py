@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
 from hone.runs.display import make_display
-from hone.runs.files import split_whole
 from hone.runs.liveness import holder
 from hone.runs.progress import Progress
 from hone.runs.summary import Summary, describe_event
+from hone.runs.tail import Tail
 
 POLL = 0.25
 """Seconds between two looks at the files."""
 _QUIET = {"start", "weights"}
 """Events that are not worth a line."""
-
-
-class Rewound(Exception):
-    """A log lost lines: a resume has rolled the run back, and what was read of it no longer holds."""
-
-
-class Tail:
-    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._inode: int | None = None
-        self._read = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        """The new records. Raises Rewound if it is no longer the same file, or shorter than what was read."""
-        try:
-            file = open(self._path, "rb")  # noqa: SIM115 (closed below)
-        except FileNotFoundError:
-            if self._inode is None:
-                return []
-            raise Rewound from None
-        with file:
-            facts = os.fstat(file.fileno())
-            if facts.st_ino != (self._inode or facts.st_ino) or facts.st_size < self._read:
-                raise Rewound
-            self._inode = facts.st_ino
-            file.seek(self._read)
-            lines = split_whole(file.read())
-        self._read += sum(map(len, lines))
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise UserError(f"{self._path} is damaged ({error}): mend or delete that line, then attach again") from None
 
 
 class Steps:

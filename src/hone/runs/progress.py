@@ -19,6 +19,7 @@ _DOING = {
     "checkpoint": "saving a checkpoint",
     "export": "exporting weights",
     "record": "writing rollouts",
+    "report": "writing the run card",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 

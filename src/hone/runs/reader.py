@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import Checkpoints, step_of
+from hone.runs.evaluations import RESULTS, evals_file, evals_in
 from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
 from hone.runs.settings import read_toml
@@ -50,7 +51,8 @@ class Run:
         return read_lines(self.path / "events.jsonl")
 
     def hashes(self) -> list[dict[str, Any]]:
-        """For each step: `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and `rollouts`.
+        """For each step: `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and `rollouts`,
+        and of the samples of the evaluation of that version as `evals`, if there was one.
 
         There is one line more when the run came to its end, for the final version.
         """
@@ -71,6 +73,32 @@ class Run:
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
             raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
         return read_rollouts(path, columns)
+
+    def token_stats(self, step: int) -> pyarrow.Table | None:
+        """What the train step computed of each token, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
+        `trainer_logprobs`, with a value for each sampled token, null where the completion was not trained on. None if
+        that was not recorded.
+        """
+        from hone.runs.tokens import read_tokens
+
+        return read_tokens(self.path, step)
+
+    def evals(self) -> list[int]:
+        """Versions of which the samples of an evaluation are there, ascending. Older runs have none."""
+        return list(evals_in(self.path))
+
+    def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
+        """The samples of the evaluation of a version, a completion each; keys as in `hone.evaluation.EvalSample.row`.
+
+        Without a version those of `hone eval`, of which the directory has to be. UserError if there are none.
+        """
+        path = self.path / (RESULTS if version is None else evals_file(version))
+        if not path.exists():
+            versions = ", ".join(map(str, self.evals()))
+            has = f"it has those of {versions}" if versions else "it has none"
+            what = f"evaluation of version {version}: {has}" if version is not None else f"{RESULTS}: name a version"
+            raise UserError(f"{self.path} has no {what}")
+        return read_lines(path)
 
     def ledger(self) -> list[dict[str, Any]]:
         """What became of every draw of an RL run: draw, step, example_id, state, tokens.

@@ -1,8 +1,8 @@
 """Rolling a run back to a checkpoint: what came after it moves to `superseded/<n>/`.
 
-The state restored from checkpoint N is that before step N. So metrics, timings, rollouts and alarms of step N and later
-go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the plan is on disk
-first, every move is a rename, and doing any part again changes nothing.
+The state restored from checkpoint N is that before step N. So metrics, timings, rollouts, evaluations and alarms of
+step N and later go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the
+plan is on disk first, every move is a rename, and doing any part again changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import step_of
+from hone.runs.evaluations import EVALS
 from hone.runs.files import (
     MARKER,
     JsonlLog,
@@ -26,11 +27,15 @@ from hone.runs.files import (
     whole_lines,
     write_file,
 )
-from hone.runs.outputs import AUDIT, sweep_run
+from hone.runs.outputs import AUDIT, TOKENS, sweep_run
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
-HISTORY = frozenset({"start", "audit", "resume", "restart", "stop", "checkpoint", "weights"})
+HISTORY = frozenset(
+    {"start", "predicted", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
+)
 """Events about the process or about the state before step N: those at N itself stay."""
+OF_STEPS = {"rollouts": "step_*.parquet", TOKENS: "step_*.parquet", EVALS: "step_*.jsonl"}
+"""Folders with a file for each step, or some, and what their names are like."""
 _PLAN = "rollback.json"
 
 
@@ -80,19 +85,21 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 def copy_history(source: Path, target: Path, step: int) -> None:
     """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights,
-    and what its audit found.
+    and what its audit found. Its predictions stay with it.
 
     The checkpoint comes last: where it is, everything is. Weights that are damaged are left out, to be written anew.
     """
     for name in LOGS:
         pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)
-        write_file(target / name, b"".join(line for record, line in pairs if not goes(name, record, step)))
+        stays = (line for record, line in pairs if not goes(name, record, step) and record.get("kind") != "predicted")
+        write_file(target / name, b"".join(stays))
     if (audit := source / AUDIT).exists():
         write_file(target / AUDIT, audit.read_bytes())
-    for path in sorted((source / "rollouts").glob("step_*.parquet")):
-        if (at := step_of(path)) is not None and at < step:
-            (target / "rollouts").mkdir(exist_ok=True)
-            write_file(target / "rollouts" / path.name, path.read_bytes())
+    for name, pattern in OF_STEPS.items():
+        for path in sorted((source / name).glob(pattern)):
+            if (at := step_of(path)) is not None and at < step:
+                (target / name).mkdir(exist_ok=True)
+                write_file(target / name / path.name, path.read_bytes())
     for name in ("weights", "checkpoints"):
         saved = source / name / f"step_{step}"
         if not verify(saved):
@@ -122,8 +129,9 @@ def goes(log: str, record: dict[str, Any], step: int) -> bool:
 def _later(folder: Path, step: int) -> list[Path]:
     """What is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
     gone = []
-    for name, first in (("checkpoints", step + 1), ("weights", step + 1), ("rollouts", step)):
-        steps = [(step_of(path), path) for path in sorted((folder / name).glob("step_*"))]
+    versions = {"checkpoints": (step + 1, "step_*"), "weights": (step + 1, "step_*")}
+    for name, (first, pattern) in (versions | {name: (step, pattern) for name, pattern in OF_STEPS.items()}).items():
+        steps = [(step_of(path), path) for path in sorted((folder / name).glob(pattern))]
         gone += [path for at, path in steps if at is not None and at >= first]
     weights = folder / "weights" / f"step_{step}"
     return [*gone, weights] if weights.exists() and verify(weights) else gone  # a resume from there writes it anew

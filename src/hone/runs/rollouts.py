@@ -99,7 +99,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
             shared
             | {
                 "sample_id": trajectory.sample_id,
-                "token_ids": trajectory.token_ids,
+                "token_ids": trajectory.token_ids.astype("int32"),  # Arrow copies its own type, and converts one by one
                 "sampled_mask": trajectory.sampled_mask,
                 "logprobs": trajectory.logprobs,
                 "versions": trajectory.versions,

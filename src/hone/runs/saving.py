@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hone.config.shared import CkptConfig
 from hone.runs.checkpoint import Tensors
+from hone.runs.pausing import pause
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
 
@@ -41,7 +42,8 @@ class Saver:
     `export(folder, step, parameters)` writes weights; `parameters` are those of the tensors' group `model`, if there is
     one. They come first: where there is a checkpoint there are its weights, however the process ends. `snapshot` is
     told whether a checkpoint is to be made of it. Unless `ckpt.background` is off, the loop waits only while the
-    tensors are copied; a thread writes the files, one version at a time.
+    tensors are copied; a thread writes the files, one version at a time. An alarm may ask for a checkpoint, and for a
+    pause after it. With `planned`, a version can become one only if `wants_checkpoint` was true of it before.
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class Saver:
         ckpt: CkptConfig | None,
         export: Callable[[Path, int, dict[str, torch.Tensor]], None],
         snapshot: Callable[[bool], Snapshot],
+        planned: bool = False,
     ) -> None:
         self.run = run
         self.stop = stop
         self.ckpt = ckpt
         self.export = export
         self.snapshot = snapshot
+        self.planned = planned
+        self._promised: int | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._writing: Future[None] | None = None
         self._saved: tuple[int, bool] | None = None
@@ -82,16 +87,25 @@ class Saver:
         """
         if self._writing is not None and self._writing.done():
             self._wait()
+        if last and self.run.alarms.saves:
+            self._promised = step  # the last version can always become one
+        asked = self._is_asked_for(step)
         if self._is_due(step, last) and not self._is_saved(step, last):
             with self.run.phase("checkpoint"):
                 self._wait()
                 self._start(step, in_background=not last and self.ckpt is not None and self.ckpt.background)
-        if last:
+        if last or asked:
             with self.run.phase("checkpoint"):
                 self._wait()
+        if asked:
+            self._do_what_was_asked(step, last)
 
     def wants_checkpoint(self, step: int) -> bool:
         """Whether `save(step)` will make a checkpoint, as far as that is known before."""
+        if self.run.alarms.saves and self._promised is None:
+            self._promised = step
+        if step == self._promised:
+            return True
         return self.ckpt is not None and self._is_due(step, last=False) and not self._is_saved(step, last=False)
 
     def close(self) -> None:
@@ -100,14 +114,27 @@ class Saver:
 
     def _is_due(self, step: int, last: bool) -> bool:
         interval = self.ckpt.interval if self.ckpt else None
-        return last or self._is_resumed(step) or (interval is not None and step % interval == 0)
+        regular = interval is not None and step % interval == 0
+        return last or regular or self._is_resumed(step) or self._is_asked_for(step)
+
+    def _is_asked_for(self, step: int) -> bool:
+        """Whether an alarm asked for a checkpoint, and it can be of this version."""
+        return self.run.alarms.saves and (not self.planned or step == self._promised)
+
+    def _do_what_was_asked(self, step: int, last: bool) -> None:
+        """Pauses, if that was asked for; the checkpoint is there."""
+        alarms, self._promised = self.run.alarms, None
+        pauses, cause = alarms.asked == "pause", alarms.cause
+        alarms.done()
+        if pauses and not last and not self.stopping:
+            pause(self.run, step, cause, lambda: self.stopping)
 
     def _is_resumed(self, step: int) -> bool:
         """Whether the run went on from this version: it has a checkpoint, but its weights may have been damaged."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _is_saved(self, step: int, last: bool) -> bool:
-        checkpoint = self._with_checkpoint
+        checkpoint = self._with_checkpoint(step)
         if self._saved is not None and self._saved[0] == step:
             return self._saved[1] or not checkpoint
         if step != self.run.start_step:
@@ -115,16 +142,16 @@ class Saver:
         needed = last or self._is_resumed(step)
         return not needed or self.run.weights_path(step).exists()
 
-    @property
-    def _with_checkpoint(self) -> bool:
-        return self.ckpt is not None or self.stopping or self.halted
+    def _with_checkpoint(self, step: int) -> bool:
+        return self.ckpt is not None or self.stopping or self.halted or self._is_asked_for(step)
 
     def _start(self, step: int, in_background: bool) -> None:
         # A version that the run went on from has a checkpoint that is whole.
-        checkpoint = self._with_checkpoint and not self._is_resumed(step)
+        with_checkpoint = self._with_checkpoint(step)
+        checkpoint = with_checkpoint and not self._is_resumed(step)
         positions, snapshot = self.run.log_positions(), self.snapshot(checkpoint)
         tensors = _copies(snapshot.tensors) if in_background else snapshot.tensors
-        self._saved = (step, self._with_checkpoint)
+        self._saved = (step, with_checkpoint)
 
         def write() -> None:
             began = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +23,7 @@ KILLED = "killed"
 _FACTS = {"status", "seed", "command", "versions", "hardware", "threads"}
 _TRAINING_FACTS = {"exact", "inexact", "started", "resumes"}
 """What the words about a run need of run.json."""
-_AT_WORK = ("running", "copying")
+_AT_WORK = ("running", "paused", "copying")
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,18 @@ class Summary:
         return Run(self.path).checkpoints.steps()
 
 
-def summarize(path: Path) -> Summary:
-    """The summary of the run in `path`. UserError if `path` isn't a run, or one of its files is damaged."""
+Reader = Callable[[Path, dict[str, Any], int], tuple[Progress, Spent]]
+"""Makes of a run's directory, its run.json and its number of steps how far it came and what it spent."""
+
+
+def summarize(path: Path, training: Reader | None = None, ours: bool = False) -> Summary:
+    """The summary of the run in `path`. UserError if `path` isn't a run, or one of its files is damaged.
+
+    `training` reads the logs of a run that trains; without one all of their lines are read.
+    `ours`: this process holds the run's lock, which asking for the holder would let go of.
+    """
     Run(path)
-    info, pid = _info(path), holder(path)
+    info, pid = _info(path), os.getpid() if ours else holder(path)
     if info["status"] in _AT_WORK and pid is None:
         info = _info(path)  # a run writes its last status before it lets go of the lock
     status = standing(info, pid)
@@ -72,7 +82,7 @@ def summarize(path: Path) -> Summary:
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
-        progress, taken = _training(path, info["kind"], config.get("max_steps", 0)), spent(path, info)
+        progress, taken = (training or _training)(path, info, config.get("max_steps", 0))
     return Summary(path, info, config, status, pid, progress, taken)
 
 
@@ -110,12 +120,12 @@ def _info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _training(path: Path, kind: str, max_steps: int) -> Progress:
+def _training(path: Path, info: dict[str, Any], max_steps: int) -> tuple[Progress, Spent]:
     timings = {record.get("step"): record for record in read_lines(path / "timings.jsonl")}
-    progress = Progress(kind, max_steps)
+    progress = Progress(info["kind"], max_steps)
     for record in read_lines(path / "metrics.jsonl"):
         progress.update(record["step"], record, timings.get(record["step"], {}))
-    return progress
+    return progress, spent(path, info)
 
 
 def _evaluation(path: Path) -> tuple[Progress, Spent]:

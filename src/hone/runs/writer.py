@@ -19,24 +19,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
-from hone.errors import UserError
-from hone.runs import opening, provenance, settings
+from hone.errors import Halt, UserError
+from hone.runs import opening, predictions, provenance, settings
+from hone.runs.alarms import OVER, Alarm, Alarms, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
+from hone.runs.evaluations import write_evaluation
 from hone.runs.faults import explain
-from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, write_file, write_json
 from hone.runs.logs import LogFile
-from hone.runs.monitors import Monitor, make_monitors
-from hone.runs.outputs import Lock, check, existing_run, writable
+from hone.runs.monitors import make_monitors, tracked
+from hone.runs.monitors.background import Monitors
+from hone.runs.outputs import CARD, PAUSED, Lock, check, existing_run, writable
 from hone.runs.resuming import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_path, write_rollouts
+from hone.runs.tokens import write_tokens
 
 if TYPE_CHECKING:
     import torch
 
 
+_DISK_RATE = 5e8
+"""Bytes a second that a disk may be expected to write."""
 _DAMAGED = "mend it, or choose another --output-dir"
 
 
@@ -59,17 +66,22 @@ class RunWriter:
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)
+        shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
+        self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
         self._lock = lock
-        self._monitors: list[Monitor] = []
+        self._monitors = Monitors([], self._monitor_failed, display.message)
         (folder / "logs").mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
             JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
         ]
         self._rollouts_digest: str | None = None
+        self._evaluations: dict[int, str] = {}
         self._log_file = LogFile(folder / "logs" / f"{self.info['kind']}.log")
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
+        self.at_end: Callable[[str], None] = lambda status: None
+        """Is told the last status once run.json has it, while the directory is still this process's. Must not raise."""
 
     @classmethod
     def start(
@@ -114,13 +126,22 @@ class RunWriter:
                 run.event("resume" if resuming or other else "start", run.start_step)
                 if opened.differs:
                     run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}")
-                write_file(folder / "config.toml", settings.run_toml(config, kind))
+                if digest := predictions.untold(run.info, folder):
+                    run.event(predictions.MADE, run.start_step, sha256=digest)
+                write_file(folder / "config.toml", settings.run_toml(predictions.kept(config, run.info), kind))
                 run._prune()  # what a process that was killed had not got to
+                for name in (PAUSED, *CARD):  # of the state that it goes on from
+                    (folder / name).unlink(missing_ok=True)
+                run.alarms.restore(read_lines(folder / "metrics.jsonl"), read_lines(folder / "events.jsonl"))
             except BaseException:
                 lock.release()
                 raise
-        run._start_monitors(monitors, config)
+        run.note(**tracked(config, run.info))
+        run._monitors = Monitors(monitors, run._monitor_failed, display.message)
+        run._monitors.start(folder, dict(run.info), config)
         display.start(run.start_step)
+        if parameters is not None:
+            run.budget.expect("checkpoint", _saving_seconds(parameters))
         run._step_began = time.perf_counter()
         return run
 
@@ -149,12 +170,19 @@ class RunWriter:
         `time/<phase>` of each `phase` since the last call, `time/step` and `time/total` (over all processes of the
         run), in seconds, are added to the timings. A metric that isn't finite becomes null, with an event that says
         what it was. Without metrics neither line is written. `weights` is the fingerprint of version `step`: with the
-        SHA-256 of the metrics line and of the step's rollouts it becomes the step's line of hashes.jsonl.
+        SHA-256 of the metrics line, of the step's rollouts and, if there is one, of the evaluation of that version it
+        becomes the step's line of hashes.jsonl. Halt after a step, if an alarm stops the run.
         """
         line = self._log_metrics(step, metrics, timings or {}) if metrics else None
         digest = None if line is None else hashlib.sha256(line).hexdigest()
-        self._hashes.append({"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest})
+        hashes = {"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest}
+        evaluation = self._evaluations.pop(step, None)
+        self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
         self._rollouts_digest = None
+        if self.alarms.asked == "stop" and took_step(metrics):
+            cause = self.alarms.cause
+            self.alarms.done()
+            raise Halt(f"stopped at step {step} by the alarm {cause} (--alarms.{cause.replace('_', '-')} warn goes on)")
 
     def _log_metrics(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> bytes:
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
@@ -167,8 +195,26 @@ class RunWriter:
         line = self._metrics.append(metrics_line)
         self._timings.append(timings_line)
         self.display.step(step, metrics_line, timings_line)
-        self._tell_monitors(lambda monitor: monitor.log(step, metrics_line, timings_line))
+        raised, over = self.alarms.look(step, metrics_line)
+        standing = {f"alarm/{name}": 1.0 for name in self.alarms.standing}
+        self._monitors.log(step, metrics_line | standing, timings_line)
+        for alarm in raised:
+            self.alarm(alarm)
+            self.display.message(alarm.text)
+        for name in over:
+            self.event(OVER, step, name=name)
         return line
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Write down an alarm, and tell the monitors."""
+        self.event("alarm", alarm.step, **alarm.fields())
+        found = alarm.finding
+        text = f"{found.evidence}. What helps: {found.advice}."
+        self._monitors.alarm(alarm.step, alarm.name, text, alarm.action)
+
+    def waited(self, seconds: float) -> None:
+        """So much of the step was waiting for the user: it is no part of `time/step`."""
+        self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
         """Size in bytes and SHA-256 of the logs that are the same in every run of this config."""
@@ -194,6 +240,17 @@ class RunWriter:
         folder = self.folder / "rollouts"
         folder.mkdir(exist_ok=True)
         self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
+        self._monitors.samples(step, rows)
+
+    def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Write `tokens/step_N.parquet`; rows as `hone.runs.tokens.write_tokens` takes them."""
+        write_tokens(self.folder, step, rows)
+
+    def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Write `evals/step_N.jsonl`, the samples of the evaluation of version `step`, before the lines of that step;
+        rows as `hone.evaluation.EvalSample.row` makes them.
+        """
+        self._evaluations[step] = write_evaluation(self.folder, step, rows)
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
@@ -233,6 +290,12 @@ class RunWriter:
             self.info |= facts
             self._save_info()
 
+    def note_weights(self, weights: Mapping[str, float]) -> None:
+        """Put the weights of the reward's components, by name, into run.json, and where alarms find them."""
+        self.alarms.history.weights = dict(weights)
+        self.alarms.history.correctness = self.info.get("correctness")
+        self.note(reward_weights=dict(weights))
+
     def mark_inexact(self, step: int, cause: str) -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
@@ -249,14 +312,22 @@ class RunWriter:
     def finish(self, status: str) -> None:
         """Close the run with its last status: done, stopped (by a signal, saved), budget, failed or interrupted."""
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
-        self._tell_monitors(lambda monitor: monitor.finish(status))
-        self.display.close()
-        if warnings := self._log_file.close():
-            self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
         try:
-            self._save_info()
+            if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
+                self.event(predictions.KEY, None, **facts)
+            self._save_info()  # before the rest, which may take a while
+            self.at_end(status)
+        finally:
+            self._close(status)
+
+    def _close(self, status: str) -> None:
+        try:
+            self._monitors.finish(status)
+            self.display.close()
+            if warnings := self._log_file.close():
+                self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         finally:
             self._close_files()
 
@@ -309,25 +380,18 @@ class RunWriter:
         command = resume_command(self.folder, self.info["kind"], ranks=ranks_of(self.info))
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
-    def _start_monitors(self, monitors: list[Monitor], config: RunConfig) -> None:
-        self._monitors = monitors
-        self._tell_monitors(lambda monitor: monitor.start(self.folder, self.info, config))
-        if monitors:
-            self._save_info()
-
-    def _tell_monitors(self, call: Callable[[Monitor], None]) -> None:
-        """A monitor that fails, in whatever way, is reported once and left out from then on; the run goes on."""
-        for monitor in list(self._monitors):
-            try:
-                call(monitor)
-            except Exception as error:
-                self._monitors = [other for other in self._monitors if other is not monitor]
-                cause = f"{type(error).__name__}: {error}".splitlines()[0]
-                self.event("monitor_failed", None, monitor=monitor.name, cause=cause)
-                self.display.message(f"{monitor.name} failed ({cause}); the run goes on without it.")
+    def _monitor_failed(self, name: str, cause: str) -> None:
+        with suppress(OSError):  # a full disk stops the run where it has something of its own to write
+            self.event("monitor_failed", None, monitor=name, cause=cause)
+        self.display.message(f"{name} failed ({cause}); the run goes on without it.")
 
     def _save_info(self) -> None:
         write_json(self.folder / "run.json", self.info)
+
+
+def _saving_seconds(parameters: Mapping[str, torch.Tensor]) -> float:
+    """A guess at what it takes to save these weights, and a checkpoint of them with two fp32 moments."""
+    return sum(p.numel() * (2 * p.element_size() + 8) for p in parameters.values()) / _DISK_RATE
 
 
 def _rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a run stands and what to do next, in the words that the `hone runs` commands share."""
+"""How a run stands and what to do next, in the words that commands and pages share."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _ENDED = {
 
 def standing(run: Summary) -> str:
     """`outputs/rl: killed after 4 of 6 steps`"""
-    if run.status == "running":
+    if run.status in ("running", "paused"):
         where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
-        return f"{run.path}: at work on step {run.progress.current + 1} of {run.progress.max_steps or '?'}, in {where}"
+        at = f"{run.progress.current + 1} of {run.progress.max_steps or '?'}"
+        doing = "at work on" if run.status == "running" else "paused by an alarm before"
+        return f"{run.path}: {doing} step {at}, in {where}"
     if run.kind == "eval":
         return f"{run.path}: {run.status}"
     return f"{run.path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps")
@@ -56,6 +58,8 @@ def has_fallen(run: Summary) -> bool:
 
 
 def _next_commands(run: Summary, quoted: str) -> list[tuple[str, str]]:
+    if run.status == "paused":
+        return [("let it go on", f"hone runs continue {quoted}"), ("end it", f"hone runs stop {quoted}")]
     if run.status == "running":
         return [("watch it", f"hone runs attach {quoted}"), ("end it", f"hone runs stop {quoted}")]
     if run.kind == "eval":
@@ -118,7 +122,7 @@ def typed(command: list[str]) -> str:
 
 def _evaluation(run: Summary, weights: Path) -> str:
     words = ["hone", "eval", run.task or "ENV", "-m", str(weights)]
-    if run.kind == "rl" and (args := run.config["orchestrator"]["env"].get("args")):
+    if run.kind == "rl" and (args := run.config.get("orchestrator", {}).get("env", {}).get("args")):
         words += ["-a", json.dumps(args)]
     return shlex.join([*words, "-n", "100", "-r", "4"])
 

@@ -1,0 +1,135 @@
+"""What stands beside a run's numbers, as facts and in words: exactness, alarms, the audit, a certificate, settings.
+
+Reads the run's files and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.config.base import BaseConfig
+from hone.config.changes import non_defaults
+from hone.errors import UserError
+from hone.runs.alarms import OVER
+from hone.runs.certificates import certificate_path, pinned
+from hone.runs.files import read_json
+from hone.runs.outputs import AUDIT
+from hone.runs.reader import Run
+from hone.runs.summary import Summary, local_time, shortened
+
+_ASIDE = {"output_dir", "display", "detach", "seed", "deterministic", "predict", "report"}
+"""Settings that are left out, or told elsewhere."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An alarm that was raised, and the step at which it was over: None while it stands."""
+
+    name: str
+    since: int
+    over: int | None
+    evidence: str
+
+    def __str__(self) -> str:
+        span = f"since step {self.since}; then" if self.over is None else f"from step {self.since} to {self.over}"
+        return f"{self.name} {span}: {self.evidence}"
+
+
+def alarms_of(path: Path) -> list[Raised]:
+    """Each alarm that was raised in a run, in order."""
+    return alarms_in(Run(path).events())
+
+
+def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
+    """The same of these events."""
+    raised: list[Raised] = []
+    for event in events:
+        if event["kind"] == "alarm":
+            raised.append(Raised(event["name"], event["step"], None, event["evidence"]))
+        if event["kind"] == OVER:
+            raised = [
+                Raised(one.name, one.since, event["step"], one.evidence)
+                if one.over is None and one.name == event["name"]
+                else one
+                for one in raised
+            ]
+    return raised
+
+
+def audit_in_words(path: Path) -> str:
+    """What the audit before step 0 found; empty for a run without one."""
+    file = path / AUDIT
+    if not file.is_file():
+        return ""
+    try:
+        facts = read_json(file)
+        if facts["verdict"] == "skipped":
+            return f"none ({facts['why']})"
+        found = [finding for check in facts["checks"] for finding in check["findings"]]
+        count = f"{facts['texts']} texts for {facts['examples']} examples"
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read"
+    bad = [f"{f['name']} ({f['verdict']})" for f in found if f["verdict"] in ("fail", "warn")]
+    return f"{', '.join(dict.fromkeys(bad)) or 'nothing found'}, of {count}"
+
+
+def exactness(info: Mapping[str, Any]) -> str:
+    """Whether another run of the same config gives the same bytes, and if not why."""
+    if info["exact"]:
+        return "yes: the same config and seed give the same bytes on this machine"
+    return "no: " + "; ".join(f"from step {entry['step']} on, {entry['cause']}" for entry in info["inexact"])
+
+
+def settings_in_words(one: Summary) -> list[str]:
+    """The settings that aren't defaults, as `key=value`."""
+    cls = _config_class(one.kind)
+    found = non_defaults(cls, one.config) if cls else {}
+    return [f"{name}={shortened(value)}" for name, value in found.items() if name not in _ASIDE]
+
+
+def _config_class(kind: str) -> type[BaseConfig] | None:
+    if kind == "rl":
+        from hone.config.rl import RLConfig
+
+        return RLConfig
+    if kind == "sft":
+        from hone.config.sft import SFTConfig
+
+        return SFTConfig
+    return None
+
+
+def machine_in_words(info: Mapping[str, Any]) -> str:
+    """The hardware that a run was made on, and how many threads and ranks used it."""
+    hardware, threads = info["hardware"], info["threads"]
+    gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
+    used = f"{threads} thread{'s' if threads != 1 else ''}"
+    used = f"{info['ranks']} ranks, {used} each" if info.get("ranks", 1) > 1 else used
+    return f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {gpu}; {used}"
+
+
+def code_in_words(info: Mapping[str, Any]) -> str:
+    """Versions of hone, torch and Python, and the git revision of the code around it."""
+    git, versions = info.get("git"), info["versions"]
+    revision = f"; revision {git['revision'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""
+    known = (f"{name} {versions[name]}" for name in ("hone-rl", "torch", "python") if versions.get(name))
+    return ", ".join(known) + revision
+
+
+def certificate_in_words(path: Path) -> str:
+    """The verdict of the certificate that `hone verify` left beside the run; empty without one."""
+    file = certificate_path(path)
+    if not file.is_file():
+        return ""
+    try:
+        facts = read_json(file)
+        verdict, date, files = (facts[name] for name in ("verdict", "date", "sha256"))
+        steps = [str(check["step"]) for check in facts["steps"]]
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read: verify the run again"
+    again = f", step{'s' if len(steps) > 1 else ''} {', '.join(steps)} done again" if steps else ""
+    stale = "; the run has changed since: verify it again" if files != pinned(path) else ""
+    return f"{verdict}{again}, {local_time(date)} ({file.name} beside the run){stale}"
