@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "hone"
 LEVELS = [
     {"cli"},
     {"commands"},
-    {"reproduce", "audit"},
+    {"viewer"},
+    {"reproduce", "audit", "planning"},
     {"evaluation"},
     {"orchestrator"},
     {"trainer", "inference"},

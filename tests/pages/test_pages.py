@@ -14,7 +14,7 @@ def test_what_is_filled_in_is_escaped_and_what_was_made_here_is_not() -> None:
     inner = fill("<b>{{ text }}</b>", text="<i>&\"'")
     assert inner == "<b>&lt;i&gt;&amp;&#34;&#39;</b>"
     assert "<p><b>&lt;i&gt;" in page("a < b", fill("<p>{{ inner }}</p>", inner=inner))
-    assert "<title>a &lt; b</title>" in page("a < b", inner)
+    assert "<title>a &lt; b · hone</title>" in page("a < b", inner)
     with pytest.raises(jinja2.UndefinedError):
         fill("{{ missing }}")
 

@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from hone import __version__
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
     from matplotlib.figure import Figure
 
 COLORS = {
@@ -56,21 +56,28 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{{ title }}</title>
+<meta name="referrer" content="no-referrer">
+<title>{{ title }} · hone</title>
+<link rel="icon" href="data:,">
 <style>{{ style }}</style>
 </head>
 <body>
+<main>
 <h1>{{ title }}</h1>
 {{ body }}
-<footer>Made by hone {{ version }}.</footer>
+</main>
+<footer>{{ made }} by hone {{ version }}.</footer>
 </body>
 </html>
 """
 
 
-def page(title: str, body: Markup) -> str:
-    """A whole page around what `fill` made. A content policy forbids scripts, and loading anything."""
-    return str(fill(_PAGE, title=title, body=body, style=Markup(STYLE), version=__version__))
+def page(title: str, body: Markup, style: str = STYLE, made: str = "Made") -> str:
+    """A whole page around what `fill` made. A content policy forbids scripts, and loading anything.
+
+    `style` is CSS; `made` begins the last line, `Made by hone 0.1.0.`
+    """
+    return str(fill(_PAGE, title=title, body=body, style=Markup(style), made=made, version=__version__))
 
 
 def fill(template: str, **values: Any) -> Markup:
@@ -78,7 +85,7 @@ def fill(template: str, **values: Any) -> Markup:
 
     The filters `num` (0.123, an en dash for None) and `percent` are there.
     """
-    return Markup(_environment().from_string(template).render(**values))
+    return Markup(_compiled(template).render(**values))
 
 
 def visible(text: str, limit: int | None = None) -> str:
@@ -114,6 +121,11 @@ def svg(drawn: Figure) -> Markup:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     return Markup(re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL))
+
+
+@lru_cache(maxsize=32)
+def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
 
 
 @cache

@@ -1,0 +1,33 @@
+"""`hone report RUN`: the run card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import AliasChoices, Field
+
+from hone.config.base import BaseConfig
+from hone.config.shared import GradingConfig
+
+
+class ReportConfig(BaseConfig):
+    """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
+
+    Three files in its directory: report.html, card.md and report.json. A run at work, killed or damaged has one, too.
+    """
+
+    positional: ClassVar[str | None] = "run"
+
+    run: str = "outputs"
+    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+    output: Path | None = None
+    """Write the files into this folder instead, such as for a run that can't be written."""
+    lenient: bool = True
+    """Read completions that the task did not call correct leniently, with its own grader; `--no-lenient` does not."""
+    seconds: float = Field(default=60.0, gt=0)
+    """Grading for that ends after so many seconds; examples that were not read by then are left out, and counted."""
+    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    """Print the facts as JSON, and write no file."""
+    grading: GradingConfig = GradingConfig()
+    """How reward functions are run."""

@@ -1,0 +1,81 @@
+// What every page shares: the theme, keys, and data that lie in the page. Text of models is only ever textContent.
+"use strict";
+
+const hone = (() => {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const stored = () => { try { return localStorage.getItem("hone-theme"); } catch { return null; } };
+
+  function applyTheme() {
+    root.dataset.theme = stored() || (dark.matches ? "dark" : "light");
+    root.dispatchEvent(new CustomEvent("hone:theme"));
+  }
+
+  function toggleTheme() {
+    try { localStorage.setItem("hone-theme", root.dataset.theme === "dark" ? "light" : "dark"); } catch { /* private mode */ }
+    applyTheme();
+  }
+
+  // The colour of that name in hone.css, e.g. "accent".
+  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+  // The JSON in <script type="application/json" id=ID>.
+  const data = (id) => { const block = document.getElementById(id); return block && JSON.parse(block.textContent); };
+
+  // State of the page in its address, so that a link can be shared; what is as `usual` is left out.
+  function remember(values, usual = {}) {
+    const url = new URL(location.href);
+    for (const [key, value] of Object.entries(values)) {
+      url.searchParams.delete(key);
+      const said = [value ?? ""].flat().filter((one) => one !== "" && String(one) !== String(usual[key] ?? ""));
+      for (const one of said) url.searchParams.append(key, one);
+    }
+    try { history.replaceState(null, "", url); } catch { /* a file in some browsers */ }
+  }
+
+  // Says "live" in the header, or why not; nothing for "".
+  function live(text, lost = false) {
+    const place = document.getElementById("live");
+    place.hidden = !text; place.textContent = text; place.classList.toggle("lost", lost);
+  }
+
+  // Items that j and k go through: elements of class "item", each with a link of class "open".
+  function move(by) {
+    const items = [...document.querySelectorAll(".item")].filter((item) => item.offsetParent !== null);
+    if (!items.length) return;
+    const at = items.findIndex((item) => item.classList.contains("on"));
+    const next = items[Math.min(items.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
+    items.forEach((item) => item.classList.toggle("on", item === next));
+    next.scrollIntoView({ block: "nearest" });
+  }
+
+  const follow = (selector) => { const link = document.querySelector(selector); if (link) link.click(); };
+
+  const keys = {
+    j: () => move(1), k: () => move(-1), "[": () => follow("a[rel=prev]"), "]": () => follow("a[rel=next]"),
+    t: toggleTheme, g: () => follow("header .brand"), Enter: () => follow(".item.on a.open, .item.on summary"),
+    "?": () => document.getElementById("keys").showModal(),
+    "/": () => {
+      const field = document.querySelector("input[type=search]");
+      if (field) { field.focus(); field.select(); } else follow("a[rel=search]");
+    },
+  };
+
+  applyTheme();
+  dark.addEventListener("change", applyTheme);
+  document.addEventListener("DOMContentLoaded", () => {
+    document.getElementById("theme").addEventListener("click", toggleTheme);
+    const dialog = document.getElementById("keys");
+    document.getElementById("help").addEventListener("click", () => dialog.showModal());
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, select, textarea, [contenteditable]");
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (typing) { if (event.key === "Escape") typing.blur(); return; }
+    if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+    const action = keys[event.key];
+    if (action && !document.querySelector("dialog[open]")) { event.preventDefault(); action(); }
+  });
+  return { color, data, live, remember };
+})();

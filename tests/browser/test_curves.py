@@ -1,0 +1,155 @@
+"""Curves in the browser: what is drawn are the run's numbers, and a point leads to the samples behind it."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from looking import STEPS, Looks, metrics_of, shot, wait_for_steps
+
+pytestmark = pytest.mark.browser
+
+RL = "run/quickstart~rl/"
+
+
+def chart(name: str) -> str:
+    return f'[data-chart="{name}"]'
+
+
+def traces(page: Any, place: str) -> list[dict[str, Any]]:
+    """What Plotly has drawn there."""
+    page.locator(place).scroll_into_view_if_needed()
+    page.wait_for_selector(f"{place} .main-svg")
+    return page.evaluate(
+        """place => document.querySelector(place).data.map(trace => ({name: trace.name, meta: trace.meta,
+             x: Array.from(trace.x), y: Array.from(trace.y)}))""",
+        place,
+    )
+
+
+def values(run: Path, name: str) -> dict[int, float]:
+    return {line["step"]: line[name] for line in metrics_of(run) if line.get(name) is not None}
+
+
+def same(trace: dict[str, Any], expected: dict[int, float]) -> bool:
+    there = {x: y for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None}
+    return there.keys() == expected.keys() and all(math.isclose(there[x], expected[x], rel_tol=1e-6) for x in there)
+
+
+def click_at(page: Any, place: str, x: float) -> None:
+    """Click on the chart there, where its axis has the value `x`."""
+    at = page.evaluate(
+        """([place, x]) => {
+            const plot = document.querySelector(place), box = plot.getBoundingClientRect();
+            const {xaxis, _size} = plot._fullLayout;
+            return [box.left + xaxis._offset + xaxis.d2p(x), box.top + _size.t + _size.h / 2];
+        }""",
+        [place, x],
+    )
+    page.mouse.move(*at)
+    page.wait_for_selector(f"{place} .hoverlayer .legend")
+    page.mouse.click(*at)
+
+
+def test_the_overview_draws_the_metrics_of_the_run(page: Any, url: str, root: Path) -> None:
+    run = root / "quickstart" / "rl"
+    page.goto(f"{url}/{RL}?smooth=1")
+    reward = traces(page, chart("reward"))
+    assert any(trace["meta"] == "step" and same(trace, values(run, "reward/mean")) for trace in reward)
+    held_out = [trace for trace in reward if trace["meta"] == "eval"]
+    assert len(held_out) == 1 and same(held_out[0], values(run, "eval/reverse-text/reward/mean"))
+    assert len(held_out[0]["x"]) == STEPS // 10 + 1
+    parts = traces(page, chart("outcomes"))
+    by_name = {trace["name"]: trace for trace in parts}
+    assert same(by_name["wrong"], values(run, "outcome/wrong"))
+    (entropy,) = traces(page, chart("entropy"))
+    assert same(entropy, values(run, "entropy"))
+
+
+def test_a_point_opens_the_samples_of_its_step(page: Any, url: str) -> None:
+    page.goto(f"{url}/{RL}?smooth=1")
+    traces(page, chart("reward"))
+    page.locator(chart("reward")).scroll_into_view_if_needed()
+    click_at(page, chart("reward"), 23)
+    page.wait_for_url(re.compile(rf"/{RL}step/23/$"))
+    assert page.locator("h1").inner_text() == "Step 23"
+    page.go_back()
+    page.wait_for_url(re.compile(rf"/{RL}\?smooth=1$"))
+    traces(page, chart("reward"))
+
+
+def test_axes_and_smoothing_are_in_the_address(looks: Looks, url: str, root: Path) -> None:
+    page = looks.page()
+    page.goto(f"{url}/{RL}?smooth=1")
+    page.select_option("#axis", "tokens")
+    run = root / "quickstart" / "rl"
+    tokens, rewards = values(run, "tokens/total"), values(run, "reward/mean")
+    expected = {tokens[step]: reward for step, reward in rewards.items()}
+    (reward,) = [
+        trace for trace in traces(page, chart("reward")) if trace["meta"] == "step" and trace["name"] != "events"
+    ]
+    assert same(reward, expected)
+    assert "x=tokens" in page.url
+    other = looks.page()
+    other.goto(page.url)
+    assert other.locator("#axis").input_value() == "tokens"
+    (again,) = [
+        trace for trace in traces(other, chart("reward")) if trace["meta"] == "step" and trace["name"] != "events"
+    ]
+    assert again == reward
+
+
+def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> None:
+    """From the list of runs to curves of two of them; the address that results shows another visitor the same."""
+    page = looks.page()
+    page.goto(f"{url}/")
+    for slug in ("quickstart~rl", "many"):
+        page.check(f'input[name=runs][value="{slug}"]')
+    page.click("#choose button[type=submit]")
+    page.wait_for_url(re.compile("/curves/"))
+    page.wait_for_selector("#curves .main-svg")
+    for name in page.locator("input[name=metrics]:checked").evaluate_all("boxes => boxes.map(box => box.value)"):
+        page.uncheck(f'input[name=metrics][value="{name}"]')
+    page.check('input[name=metrics][value="entropy"]')
+    page.wait_for_function("() => document.querySelectorAll('#curves .js-plotly-plot').length === 1")
+    drawn = {trace["name"]: trace for trace in traces(page, "#curves .js-plotly-plot")}
+    assert drawn.keys() == {"quickstart/rl", "many"}
+    for name, trace in drawn.items():
+        assert same(trace, values(root / name, "entropy"))
+    shot(page, "curves-two-runs")
+    other = looks.page(color_scheme="dark")
+    other.goto(page.url)
+    other.wait_for_selector("#curves .main-svg")
+    assert {trace["name"]: trace for trace in traces(other, "#curves .js-plotly-plot")} == drawn
+
+
+def test_a_run_at_work_grows_on_the_page(page: Any, url: str, at_work: Path) -> None:
+    page.goto(f"{url}/run/at%20work/?smooth=1")
+    assert page.locator("#live").inner_text() == "live"
+    before = max(len(trace["x"]) for trace in traces(page, chart("reward")))
+    page.evaluate("window.notReloaded = true")
+    wait_for_steps(at_work, before + 12)
+    longest = f"Math.max(...document.querySelector('{chart('reward')}').data.map(trace => trace.x.length))"
+    page.wait_for_function(f"() => {longest} >= {before + 10}")
+    shown = traces(page, chart("reward"))[0]
+    recorded = values(at_work, "reward/mean")
+    assert same(shown, {step: recorded[step] for step in shown["x"]})
+    assert page.evaluate("window.notReloaded") is True
+
+
+def test_the_theme_goes_on_to_the_charts(page: Any, url: str) -> None:
+    page.goto(f"{url}/{RL}")
+    traces(page, chart("reward"))
+    colours = (
+        "[getComputedStyle(document.body).backgroundColor, document.querySelector('.js-plotly-plot').layout.font.color]"
+    )
+    light = page.evaluate(colours)
+    page.keyboard.press("t")
+    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    dark = page.evaluate(colours)
+    assert light[0] != dark[0] and light[1] != dark[1]
+    page.goto(f"{url}/")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"

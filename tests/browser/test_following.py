@@ -1,0 +1,144 @@
+"""Pages that keep up with what happens to a run, and lists of runs that are sorted and narrowed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from looking import Looks, metrics_of, serving
+from run_folders import held, write_lines
+
+from hone.runs.files import write_file, write_json
+
+pytestmark = pytest.mark.browser
+
+REWARD = '[data-chart="reward"]'
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of a run's logs: two seeds of it, and one that is at work and has taken no step."""
+    folder = tmp_path_factory.mktemp("following") / "runs"
+    run = root / "quickstart" / "rl"
+    for name, seed in (("first", 1), ("second", 2), ("young", 3)):
+        shutil.copytree(
+            run, folder / name, ignore=shutil.ignore_patterns("rollouts", "weights", "checkpoints", "tokens")
+        )
+        info = json.loads((folder / name / "run.json").read_text()) | {"seed": seed, "id": name}
+        write_json(folder / name / "run.json", info)
+        lines = [line | {"entropy": seed * line["entropy"]} for line in metrics_of(run) if "entropy" in line]
+        write_file(folder / name / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    young = folder / "young"
+    write_json(young / "run.json", json.loads((young / "run.json").read_text()) | {"status": "running", "ended": None})
+    for name in ("metrics", "timings"):
+        write_file(young / f"{name}.jsonl", "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with serving(folder) as address:
+        yield address
+
+
+def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any, url: str, folder: Path) -> None:
+    run, lines = folder / "young", metrics_of(folder / "first")
+
+    def take(steps: int, first: int = 0) -> None:
+        write_lines(run / "metrics.jsonl", lines[first:steps], "a")
+        write_lines(run / "timings.jsonl", [{"step": s, "time/step": 1.0} for s in range(first, steps)], "a")
+
+    def drawn(points: int) -> None:
+        page.wait_for_function(f"() => document.querySelector('{REWARD}')?.data?.[0].x.length === {points}")
+
+    with held(run) as process:
+        page.goto(f"{url}/run/young/?smooth=1")
+        page.evaluate("window.notReloaded = true")
+        assert page.locator("#no-charts").is_visible() and page.locator("#live").inner_text() == "live"
+        take(3)
+        drawn(3)
+        assert page.locator("#no-charts").count() == 0 and "running: 3 of 40 steps" in page.locator("main").inner_text()
+        take(20, 3)
+        drawn(20)
+        for name in ("metrics", "timings"):  # a resume from step 10
+            kept = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)[:10]
+            write_file(run / f"{name}.jsonl", "".join(kept))
+        drawn(10)
+        take(12, 10)
+        drawn(12)
+        rewards = page.evaluate(f"document.querySelector('{REWARD}').data[0].y")
+        assert rewards == pytest.approx([line["reward/mean"] for line in lines[:12]])
+        write_json(run / "run.json", json.loads((run / "run.json").read_text()) | {"status": "stopped"})
+        process.terminate()
+        process.wait()
+        page.wait_for_selector("#live", state="hidden")
+    page.wait_for_function("() => document.querySelector('#words').innerText.includes('stopped: 12 of 40 steps')")
+    assert page.evaluate("window.notReloaded") is True
+
+
+def test_seeds_are_one_line_with_a_band(looks: Looks, url: str, folder: Path) -> None:
+    page = looks.page()
+    page.goto(f"{url}/curves/?runs=first,second&metrics=entropy")
+    entropies = [line["entropy"] for line in metrics_of(folder / "first")]
+
+    def traces(count: int) -> list[dict[str, Any]]:
+        page.wait_for_function(f"() => document.querySelector('#curves .js-plotly-plot')?.data?.length === {count}")
+        script = "[...document.querySelector('#curves .js-plotly-plot').data].map(({name, y}) => ({name, y}))"
+        return page.evaluate(script)
+
+    assert {trace["name"] for trace in traces(2)} == {"first", "second"}
+    page.check("#seeds")
+    low, high, mean = traces(3)
+    assert low["y"] == pytest.approx(entropies) and high["y"] == pytest.approx([2 * value for value in entropies])
+    assert mean["y"] == pytest.approx([1.5 * value for value in entropies]) and "1 more seed" in mean["name"]
+    assert "seeds=1" in page.url
+
+
+def names(page: Any) -> list[str]:
+    """The runs that the list shows, from the top."""
+    return page.locator("tr.item:visible td.name a").all_inner_texts()
+
+
+def test_the_list_is_sorted_and_narrowed_and_the_address_says_how(looks: Looks, url: str) -> None:
+    page = looks.page()
+    page.goto(f"{url}/")
+    page.click("th[data-key=name]")
+    assert names(page) == ["first", "second", "young"]
+    page.click("th[data-key=name]")
+    assert names(page) == ["young", "second", "first"]
+    page.fill("#filter", "second")
+    assert names(page) == ["second"] and page.locator("#count").inner_text() == "1 of 3 runs"
+    assert dict(parse_qsl(urlsplit(page.url).query)) == {"q": "second", "sort": "name", "down": "1"}
+    other = looks.page()
+    other.goto(page.url)
+    assert names(other) == ["second"]
+    other.fill("#filter", "")
+    assert names(other) == ["young", "second", "first"]
+
+
+def test_a_completion_opens_from_its_point(page: Any, root: Path) -> None:
+    with serving(root) as address:
+        page.goto(f"{address}/run/quickstart~rl/")
+        place = '[data-chart="completions"]'
+        page.locator(place).scroll_into_view_if_needed()
+        page.wait_for_function(f"() => document.querySelector('{place}').data?.length > 0")
+        step, row, left, top = page.evaluate(
+            """place => {
+                const plot = document.querySelector(place), box = plot.getBoundingClientRect(), trace = plot.data[0];
+                const {xaxis, yaxis} = plot._fullLayout;
+                return [...trace.customdata[0], box.left + xaxis._offset + xaxis.d2p(trace.x[0]),
+                        box.top + yaxis._offset + yaxis.d2p(trace.y[0])];
+            }""",
+            place,
+        )
+        assert step == 0 and row >= 0
+        page.mouse.move(left, top)
+        page.wait_for_selector(f"{place} .hoverlayer > *")
+        page.mouse.click(left, top)
+        page.wait_for_url(re.compile(r"/run/quickstart~rl/sample/\d+/\d+/$"))

@@ -1,0 +1,108 @@
+"""Every page of `hone view`, as a visitor sees it: wide and narrow, light and dark, with scripts and without."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from looking import NARROW, Looks, overflow, shot
+
+pytestmark = pytest.mark.browser
+
+RL = "run/quickstart~rl"
+CUT_OFF = """[...document.querySelectorAll("table.numbers, td.held_out, header #help")]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth || (one.id && one.offsetTop > 30))
+    .map((one) => one.outerHTML.slice(0, 80))"""
+"""Held-out rewards, before and after, and the keys: what of them does not stand in a narrow window."""
+PAGES = {
+    "runs": "",
+    "overview": f"{RL}/",
+    "overview-sft": "run/quickstart~sft/",
+    "overview-evaluation": "run/evaluation/",
+    "curves": "curves/?runs=quickstart~rl&runs=many",
+    "step": "run/many/step/150/",
+    "sample": "run/many/sample/150/3/",
+    "conversation": "run/tools/sample/1/0/",
+    "search": "run/many/search/?q=remainder&outcome=wrong",
+    "behaviours": "run/many/behaviours/",
+    "held-out": f"{RL}/eval/40/",
+    "change": f"{RL}/change/0/40/",
+    "evaluation": "run/evaluation/eval/",
+    "card": f"{RL}/card/",
+    "predictions": "predictions/",
+    "not-found": "run/none/",
+}
+"""Paths of pages by name."""
+HOLDS = {
+    "runs": "quickstart/rl",
+    "overview": "reward/mean",
+    "overview-sft": "val/loss|loss",
+    "curves": "reward/mean",
+    "step": "Group 0",
+    "sample": "</answer>",
+    "conversation": "calls add",
+    "search": "completions? of 200 steps",
+    "behaviours": "self-correction",
+    "held-out": "held out|held-out",
+    "change": "turned right",
+    "card": "hone verify",
+    "predictions": "Brier",
+}
+"""What a page says, without scripts too."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_fit_and_load_without_a_complaint(looks: Looks, url: str, name: str) -> None:
+    for scheme, size in (("light", None), ("dark", None), ("light", NARROW)):
+        page = looks.page(color_scheme=scheme, **({"viewport": size} if size else {}))
+        page.goto(f"{url}/{PAGES[name]}")
+        drawn(page)
+        assert overflow(page) <= 0, f"{name} is wider than the window by {overflow(page)} pixels"
+        if size:
+            assert page.evaluate(CUT_OFF) == [], f"{name} hides what matters most beyond its right edge"
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background))) > 382) == (scheme == "light")
+        shot(page, f"{name}-{'390' if size else '1280'}-{scheme}")
+    assert looks.hosts == {"127.0.0.1"}
+    if name == "not-found":
+        looks.troubles = [trouble for trouble in looks.troubles if "404" not in trouble]
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_pages_say_the_same_without_scripts(looks: Looks, url: str, name: str) -> None:
+    page = looks.page(java_script_enabled=False)
+    page.goto(f"{url}/{PAGES[name]}")
+    assert re.search(HOLDS[name], page.locator("main").text_content(), re.I)
+
+
+def test_a_form_works_without_scripts(looks: Looks, url: str) -> None:
+    page = looks.page(java_script_enabled=False)
+    page.goto(f"{url}/run/many/search/")
+    page.fill("input[name=q]", "remainder")
+    page.click("button:text-is('Search')")
+    page.wait_for_url(re.compile("q=remainder"))
+    assert page.locator("li.item mark").count() >= 1
+    page.goto(f"{url}/")
+    page.check('input[name=runs][value="many"]')
+    page.click("#choose button[type=submit]")
+    page.wait_for_url(re.compile(r"/curves/\?.*runs=many"))
+    assert page.locator("table td", has_text="many").count() == 1
+
+
+def test_all_charts_of_a_run(page: Any, url: str) -> None:
+    """Charts are drawn when they come into sight; all of them are shown in one picture."""
+    page.goto(f"{url}/{RL}/")
+    charts = page.locator("[data-chart]")
+    assert charts.count() >= 12
+    for chart in charts.all():
+        chart.scroll_into_view_if_needed()
+        chart.locator(".main-svg").first.wait_for()
+    shot(page, "overview-whole", whole=True)
+
+
+def drawn(page: Any) -> None:
+    """Waits until nothing is loaded any more, and the first chart is drawn."""
+    page.wait_for_load_state("networkidle")
+    for chart in page.locator("[data-chart]").all()[:1]:
+        chart.locator(".main-svg").first.wait_for()

@@ -1,0 +1,227 @@
+"""Completions in the browser: found, opened, coloured, compared; and text of a model that stays text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import hostile
+import pytest
+from looking import NARROW, Looks, overflow, shot
+from viewer_run import COMMON, PHRASE
+
+from hone.runs import Run
+
+pytestmark = pytest.mark.browser
+
+RL = "run/quickstart~rl"
+SPANS = "[...document.querySelectorAll('#completion pre.tokens span')].map(one => [one.className, one.textContent])"
+
+
+def texts(run: Path, step: int) -> list[str]:
+    return Run(run).rollouts(step, ["text"])["text"].to_pylist()
+
+
+def test_from_the_list_of_runs_to_a_completion(page: Any, url: str, root: Path) -> None:
+    page.goto(f"{url}/")
+    page.click("text=quickstart/rl")
+    page.wait_for_url(re.compile(rf"/{RL}/$"))
+    page.click("nav.tabs a:text-is('samples')")
+    page.wait_for_url(re.compile(rf"/{RL}/step/39/$"))
+    page.locator("li.item a.open").nth(5).click()
+    page.wait_for_url(re.compile(rf"/{RL}/sample/39/5/$"))
+    said = page.locator("#completion").inner_text()
+    assert texts(root / "quickstart" / "rl", 39)[5] in said
+    row = Run(root / "quickstart" / "rl").rollouts(39, ["reward", "detail", "outcome"]).to_pylist()[5]
+    known = page.locator("main").inner_text()
+    assert row["detail"] in known and f"{row['reward']:.4f}" in known and row["outcome"] in known
+    for _ in range(3):
+        page.go_back()
+    assert page.url == f"{url}/"
+
+
+def test_colours_by_each_quantity(looks: Looks, url: str, root: Path) -> None:
+    page = looks.page()
+    page.goto(f"{url}/run/many/sample/150/3/")
+    text = texts(root / "many", 150)[3]
+    seen = {}
+    for name in ("entropy", "gap", "advantage", "none", "logprob"):
+        page.click(f'#colours [data-color="{name}"]')
+        assert page.locator(f'#colours [data-color="{name}"].on').count() == 1
+        seen[name] = page.evaluate(SPANS)
+        assert text in page.evaluate("document.querySelector('#completion').textContent"), "colours change no letter"
+        assert (f"color={name}" in page.url) == (name != "logprob")
+        shot(page, f"sample-by-{name}")
+    levels = {name: {css for css, _ in spans if re.match(r"[lm]\d", css)} for name, spans in seen.items()}
+    assert levels["none"] == set() and len(levels["logprob"]) >= 3
+    page.click('#colours [data-color="advantage"]')
+    other = looks.page()
+    other.goto(page.url)
+    assert other.evaluate(SPANS) == seen["advantage"], "the address holds the colour"
+
+
+def test_a_token_says_what_is_known_of_it(page: Any, url: str) -> None:
+    page.goto(f"{url}/run/many/sample/150/3/")
+    box = page.locator("#completion pre.tokens").first.bounding_box()
+    page.mouse.move(box["x"] + 40, box["y"] + 16)
+    page.wait_for_selector("#tip:not([hidden])")
+    said = page.locator("#tip").inner_text()
+    assert re.search(r"id \d+, place \d+\nprobability [\d.e-]+, logprob -?[\d.]+", said), said
+
+
+def test_a_completion_unfolds_where_it_stands(page: Any, url: str, root: Path) -> None:
+    page.goto(f"{url}/run/many/step/150/")
+    text = max(texts(root / "many", 150), key=len)
+    row = texts(root / "many", 150).index(text)
+    item = page.locator(f"#r{row}")
+    assert text not in item.inner_text()
+    item.locator("a.unfold").click()
+    item.locator(".whole").wait_for()
+    assert text in item.locator(".whole").evaluate("one => one.textContent")
+    item.locator("a.unfold").click()
+    assert item.locator(".whole").count() == 0
+
+
+def test_filters_of_a_step(page: Any, url: str, root: Path) -> None:
+    outcomes = Run(root / "many").rollouts(150, ["outcome"])["outcome"].to_pylist()
+    page.goto(f"{url}/run/many/step/150/")
+    assert page.locator("li.item").count() == len(outcomes)
+    page.locator(".chip", has_text="wrong").first.click()
+    page.wait_for_url(re.compile("outcome=wrong"))
+    assert page.locator("li.item").count() == outcomes.count("wrong")
+    assert set(page.locator("li.item .tag").all_text_contents()) == {"wrong"}
+
+
+def test_keys(page: Any, url: str) -> None:
+    page.goto(f"{url}/run/many/step/150/")
+    page.keyboard.press("]")
+    page.wait_for_url(re.compile("/step/151/$"))
+    page.keyboard.press("[")
+    page.wait_for_url(re.compile("/step/150/$"))
+    for _ in range(3):
+        page.keyboard.press("j")
+    page.keyboard.press("k")
+    assert page.locator(".item.on").get_attribute("id") == "r1"
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/sample/150/1/$"))
+    page.keyboard.press("]")
+    page.wait_for_url(re.compile("/sample/150/2/$"))
+    page.keyboard.press("?")
+    assert page.locator("dialog#keys[open]").count() == 1
+    page.keyboard.press("Escape")
+    page.goto(f"{url}/run/many/search/")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "q"
+    page.keyboard.type("jjt")
+    assert page.input_value("input[name=q]") == "jjt"
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.wait_for_url(f"{url}/")
+
+
+def test_search(looks: Looks, url: str, root: Path) -> None:
+    run = Run(root / "many")
+    every = [text for step in run.rollout_steps() for text in texts(root / "many", step)]
+    page = looks.page()
+    page.goto(f"{url}/run/many/search/")
+    for words, expected in (
+        (COMMON, sum(COMMON in text.lower() for text in every)),
+        (f'"{PHRASE}"', sum(PHRASE in text.lower() for text in every)),
+        (r"/the rema[a-z]+ is 7\d/", sum(bool(re.search(r"the rema[a-z]+ is 7\d", text, re.I)) for text in every)),
+        ("no%thing_like this", 0),
+    ):
+        page.fill("input[name=q]", words)
+        page.keyboard.press("Enter")
+        page.wait_for_function("words => new URL(location).searchParams.get('q') === words", arg=words)
+        found = page.locator("p[aria-live] b").inner_text().replace(",", "")
+        assert int(found) == expected, words
+        assert page.locator("li.item").count() == min(50, expected)
+    page.fill("input[name=q]", f'"{PHRASE}"')
+    page.keyboard.press("Enter")
+    page.wait_for_selector("li.item mark")
+    assert {text.lower() for text in page.locator("li.item mark").all_text_contents()} == {PHRASE}
+    shot(page, "search-results")
+    other = looks.page()
+    other.goto(page.url)
+    assert other.locator("li.item").all_text_contents() == page.locator("li.item").all_text_contents()
+    page.locator("li.item a.open").first.click()
+    page.wait_for_url(re.compile(r"/run/many/sample/\d+/\d+/$"))
+    assert PHRASE in page.locator("#completion").inner_text().lower()
+
+
+def test_the_same_prompt_at_two_steps(looks: Looks, url: str, root: Path) -> None:
+    run = Run(root / "many")
+    example = run.rollouts(0, ["example_id"])["example_id"].to_pylist()[0]
+    seen = [s for s in run.rollout_steps() if example in run.rollouts(s, ["example_id"])["example_id"].to_pylist()]
+    assert len(seen) >= 3
+    page = looks.page()
+    page.goto(f"{url}/run/many/compare/{example}/{seen[0]}/{seen[-1]}/")
+    sides = page.locator(".sides > section")
+    heads = sides.locator("h2").all_text_contents()
+    assert heads[0].startswith(f"Step {seen[0]} ") and heads[1].startswith(f"Step {seen[-1]} ")
+    left, right = (sides.nth(k).bounding_box() for k in range(2))
+    assert left["x"] < right["x"] and left["y"] == right["y"]
+    first = run.rollouts(seen[0], ["example_id", "text"]).to_pylist()
+    assert next(row["text"] for row in first if row["example_id"] == example) in sides.nth(0).inner_text()
+    shot(page, "compare")
+    page.set_viewport_size(NARROW)
+    upper, lower = (sides.nth(k).bounding_box() for k in range(2))
+    assert upper["y"] + upper["height"] <= lower["y"] and overflow(page) <= 0
+
+
+def test_before_and_after(page: Any, url: str) -> None:
+    page.goto(f"{url}/{RL}/")
+    page.click("text=before and after")
+    page.wait_for_url(re.compile(rf"/{RL}/change/0/40/$"))
+    assert "turned right" in page.locator("main").inner_text()
+    shot(page, "before-and-after")
+
+
+def test_what_a_model_wrote_is_only_text(looks: Looks, url: str, root: Path) -> None:
+    """`looks` fails where a dialog was opened, a script refused by the policy, or anything fetched."""
+    base = f"{url}/run/{quote(hostile.NAME, safe='')}"
+    page = looks.page()
+    page.goto(f"{url}/")
+    assert page.locator("a.open", has_text=hostile.NAME).count() == 1
+    page.goto(f"{base}/")
+    assert hostile.SCRIPT in page.locator("main").text_content(), "in the command that began it"
+    page.goto(f"{base}/step/1/")
+    for row, name in zip(range(0, 80, 16), hostile.TEXTS, strict=True):
+        page.goto(f"{base}/sample/1/{row}/")
+        said = page.evaluate("document.querySelector('#completion').textContent")
+        if name == "script":
+            assert hostile.TEXTS[name] in said
+            assert hostile.SCRIPT in page.locator(".why").inner_text()
+        if name == "ends":
+            assert hostile.TEXTS[name] in said and "49" not in said
+        if name == "odd":
+            assert "\x1b" not in said and "\u202e" not in said and "🙂 汉字 é" in said
+        assert page.evaluate("document.querySelectorAll('#completion img, #completion svg, #completion a').length") == 0
+        assert overflow(page) <= 0
+        shot(page, f"hostile-{name}")
+    page.goto(f"{base}/search/?q={quote(hostile.SCRIPT, safe='')}")
+    assert page.input_value("input[name=q]") == hostile.SCRIPT
+
+
+def test_200_000_characters(page: Any, url: str) -> None:
+    page.goto(f"{url}/run/{quote(hostile.NAME, safe='')}/sample/1/32/")
+    assert "the end is here" in page.evaluate("document.querySelector('#completion').textContent")
+    page.click("text=show all")
+    page.wait_for_url(re.compile("all=1"))
+    whole = page.evaluate("document.querySelector('#completion').textContent")
+    assert hostile.TEXTS["long"] in whole
+    page.click('#colours [data-color="entropy"]')
+    assert hostile.TEXTS["long"] in page.evaluate("document.querySelector('#completion').textContent")
+    assert overflow(page) <= 0
+
+
+def test_conversations_with_tools(page: Any, url: str) -> None:
+    page.goto(f"{url}/run/tools/sample/1/0/")
+    turns = page.locator("#completion .turn")
+    assert turns.count() >= 2
+    said = page.locator("#completion").inner_text()
+    assert "calls add" in said and "tool" in said
+    assert page.locator("#completion .turn.policy").count() < turns.count()
+    shot(page, "conversation", whole=True)

@@ -1,0 +1,149 @@
+"""What `hone view` answers, whatever it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from hone.errors import UserError
+from hone.runs.files import write_json
+from hone.viewer.app import create_app
+from hone.viewer.catalog import Catalog
+from hone.viewer.site import Site, json_block
+
+INFO = {
+    "format": "hone-run-1", "id": "id-a", "kind": "rl", "status": "done", "seed": 0, "command": ["rl"], "exact": True,
+    "inexact": [], "started": "2026-01-01T00:00:00+00:00", "resumes": [], "versions": {}, "hardware": {}, "threads": 1,
+}  # fmt: skip
+
+
+def make_run(folder: Path, **facts) -> Path:
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", INFO | facts)
+    (folder / "config.toml").write_text("max_steps = 2\n")
+    (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n{"step": 1, "reward/mean": 0.75}\n')
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    make_run(tmp_path / "runs" / "a" / "rl")
+    make_run(tmp_path / "runs" / 'odd "name" <b>', id="id-b", started="2026-01-02T00:00:00+00:00")
+    make_run(tmp_path / "runs" / "torn", id="id-c")
+    (tmp_path / "runs" / "torn" / "metrics.jsonl").write_text("{torn}\n{}\n")
+    return tmp_path / "runs"
+
+
+def client(root: Path) -> TestClient:
+    return TestClient(create_app(Site(Catalog(root))), base_url="http://127.0.0.1:8600", raise_server_exceptions=True)
+
+
+def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
+    entries = Catalog(root).entries()
+    assert [(entry.slug, entry.name) for entry in entries if not entry.damage] == [
+        ('odd "name" <b>', 'odd "name" <b>'),
+        ("a~rl", "a/rl"),
+    ]
+    (torn,) = [entry for entry in entries if entry.damage]
+    assert torn.name == "torn" and "metrics.jsonl" in torn.damage
+
+
+def test_a_run_may_be_the_root(root) -> None:
+    assert [entry.slug for entry in Catalog(root / "a" / "rl").entries()] == ["rl"]
+
+
+def test_a_run_that_grows_is_read_again(root) -> None:
+    catalog = Catalog(root)
+    first = catalog.entry("a~rl")
+    assert catalog.entry("a~rl") is first
+    with (root / "a" / "rl" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 2, "reward/mean": 1.0}\n')
+    assert catalog.summary("a~rl").progress.done == 3
+    shutil.rmtree(root / "a")
+    with pytest.raises(UserError, match="there is no run 'a~rl'"):
+        catalog.entry("a~rl")
+
+
+def test_pages_have_names_escaped_and_damage_told(root) -> None:
+    page = client(root).get("/")
+    assert page.status_code == 200 and "<b>" not in page.text.replace("<b>RL</b>", "")
+    assert "run/odd%20%22name%22%20%3Cb%3E/" in page.text and "metrics.jsonl" in page.text
+    assert client(root).get("/run/odd%20%22name%22%20%3Cb%3E/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path, status", [("/run/none/", 404), ("/run/torn/", 400), ("/nothing", 404), ("/assets/none.js", 404)]
+)
+def test_what_cannot_be_shown_is_a_sentence(root, path, status) -> None:
+    answer = client(root).get(path)
+    assert answer.status_code == status and "Traceback" not in answer.text and 'class="box warn"' in answer.text
+
+
+def test_only_assets_are_files(root) -> None:
+    for name in ("../app.py", "..%2Fapp.py", "%2e%2e/app.py", "app.py", ""):
+        assert client(root).get(f"/assets/{name}").status_code == 404
+    assert b"Plotly" in client(root).get("/assets/plotly.min.js").content[:5_000_000]
+
+
+def test_only_this_machine_may_ask_and_only_hones_scripts_run(root) -> None:
+    assert client(root).get("/", headers={"Host": "evil.example"}).status_code == 400
+    policy = client(root).get("/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+    assert client(root).post("/").status_code == 405
+
+
+def test_json_in_a_page_ends_no_element() -> None:
+    text = json_block({"a": "</script><script>alert(1)</script>\u2028"})
+    assert "<" not in text and json.loads(text) == {"a": "</script><script>alert(1)</script>\u2028"}
+
+
+def test_halves_of_characters_end_no_page(root) -> None:
+    why = '{"kind": "restart", "step": 0, "why": "half \\ud83d"}\n'
+    why += '{"kind": "alarm", "step": 0, "name": "n \\ud83d", "evidence": "e", "advice": "a"}\n'
+    (root / "a" / "rl" / "events.jsonl").write_text(why)
+    for path in ("/", "/run/a~rl/"):
+        assert "\\ud83d" in client(root).get(path).text
+    assert client(root).get("/data/a~rl/state.json").json()["alarms"] == ["n \ud83d"]
+    assert "half" in client(root).get("/data/a~rl/series.json?charts=1").json()["markers"][-1]["text"]
+
+
+def test_a_folder_may_have_a_name_that_is_no_text(root) -> None:
+    make_run(Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")), id="id-d")
+    page = client(root).get("/").text
+    assert "caf\ufffd" in page and "run/caf%EF%BF%BD/" in page
+    assert client(root).get("/run/caf%EF%BF%BD/").status_code == 200
+    for path in ("/curves/", "/predictions/", "/data/runs.json"):
+        assert client(root).get(path).status_code == 200
+
+
+@pytest.mark.parametrize("log", ["metrics.jsonl", "timings.jsonl"])
+def test_a_line_without_a_step_harms_its_run_only(root, log) -> None:
+    (root / "a" / "rl" / log).write_text("{}\n")
+    page = client(root).get("/")
+    assert page.status_code == 200 and f"{log} is damaged (a line has no step)" in page.text
+
+
+def test_viewing_needs_no_heavy_library_and_writes_nothing(root) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
+    code = (
+        "import sys\n"
+        "from starlette.testclient import TestClient\n"
+        "from hone.viewer.app import create_app\n"
+        "from hone.viewer.catalog import Catalog\n"
+        "from hone.viewer.site import Site\n"
+        f"site = Site(Catalog(__import__('pathlib').Path({str(root)!r})))\n"
+        "client = TestClient(create_app(site), base_url='http://localhost')\n"
+        "for path in ('/', '/run/a~rl/', '/run/a~rl/card/', '/curves/', '/predictions/'):\n"
+        "    assert client.get(path).status_code == 200, path\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'pandas'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before

@@ -1,0 +1,95 @@
+"""Behaviours are counted by step, and begin where a hundredth of the completions shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import row, write_run
+
+from hone.errors import UserError
+from hone.viewer.behaviours import behaviours, turning_points
+from hone.viewer.store import Store
+
+
+def step(size: int, *texts: str) -> list[dict]:
+    return [row(text) for text in (*texts, *["a plain text"] * (size - len(texts)))]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(
+        write_run(
+            tmp_path / "run",
+            {
+                0: step(200, "he was waiting there"),
+                1: step(200, "so. WAIT, no", "two <answer>1</answer> or <answer>2</answer>"),
+                4: step(200, "Hmm…", "let me double-check", "пять is five", "a mistake", "answers <answer>\n<answer>"),
+            },
+        )
+    )
+
+
+def test_shares_and_where_each_begins(store: Store) -> None:
+    found = {one.marker.name: one for one in behaviours(store, "five").found}
+    correction = found["correction"]
+    assert correction.shares.tolist() == [0, 1 / 200, 3 / 200] and correction.begins == 4
+    assert correction.rows == [0, 1, 3] and correction.highest == (4, 0.015)
+    assert found["drafts"].shares.tolist() == [0, 1 / 200, 1 / 200] and found["drafts"].begins is None
+    assert found["mixed"].shares.tolist() == [0, 0, 1 / 200] and found["non_ascii"].shares.tolist() == [0, 0, 2 / 200]
+    assert found["non_ascii"].rows == [0, 2]
+    assert found["phrase"].shares.tolist() == [0, 0, 1 / 200] and found["phrase"].highest == (4, 0.005)
+
+
+def test_lengths_are_percentiles(store: Store) -> None:
+    found = behaviours(store)
+    assert found.steps.tolist() == [0, 1, 4] and found.completions == 600
+    assert found.lengths.tolist() == [[12, 12, 12]] * 3
+
+
+def test_only_files_that_changed_are_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    scan = Store.scan
+
+    def counted(self, sql, values, stamps=None, **kind):
+        if "GROUP BY" in sql:
+            read.append(list(stamps))
+        return scan(self, sql, values, stamps, **kind)
+
+    monkeypatch.setattr(Store, "scan", counted)
+    behaviours(store)
+    write_run(store.run.path, {5: step(100, "wait")})
+    found = behaviours(store)
+    assert read == [[0, 1, 4], [5]] and found.steps.tolist() == [0, 1, 4, 5]
+    assert {one.marker.name: one for one in found.found}["correction"].begins == 4
+    (store.folder / "step_000004.parquet").unlink()
+    found = behaviours(store)
+    assert found.steps.tolist() == [0, 1, 5] and found.found[0].begins == 5
+
+
+def test_damaged_files_and_expressions_cost_a_sentence(store: Store) -> None:
+    (store.folder / "step_000001.parquet").write_bytes(b"nothing")
+    found = behaviours(store)
+    assert found.steps.tolist() == [0, 4] and "step_000001.parquet is left out" in found.skipped[0]
+    with pytest.raises(UserError, match="no regular expression"):
+        behaviours(store, "/(/")
+    phrase = behaviours(store, "' OR true --").found[-1]
+    assert phrase.shares.tolist() == [0, 0] and phrase.begins is None
+
+
+def test_a_run_without_completions(tmp_path: Path) -> None:
+    found = behaviours(Store(write_run(tmp_path / "run", {})))
+    assert found.completions == 0 and found.turning == [] and all(one.begins is None for one in found.found)
+
+
+def test_turning_points_of_the_length() -> None:
+    lengths = np.concatenate([np.linspace(80, 35, 126), np.linspace(35, 90, 100)])
+    (s0, v0), (s1, v1), (s2, v2) = turning_points(np.arange(226), lengths)
+    assert (s0, s2) == (0, 225) and abs(s1 - 125) <= 5 and v1 == pytest.approx(35, abs=3)
+    assert v0 == pytest.approx(80, abs=3) and v2 == pytest.approx(90, abs=3)
+    wobbling = 50 + 3 * np.sin(np.arange(300))
+    assert [s for s, _ in turning_points(np.arange(300), wobbling)] == [0, 299], "small waves are no turns"
+    assert (
+        turning_points(np.array([4]), np.array([7.0])) == [(4, 7.0)] and turning_points(np.zeros(0), np.zeros(0)) == []
+    )

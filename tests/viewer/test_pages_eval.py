@@ -1,0 +1,200 @@
+"""Held-out examples before and after: what turned right or wrong comes first, and nothing is told twice or left out."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import INFO, client, links_of, row, text_of, write_run
+
+from hone.runs.evaluations import write_evaluation
+from hone.runs.files import write_json
+from hone.viewer.pages_eval import paired, read_eval
+
+
+def sample(index: int, text: str, outcome: str, reward: float | None, rollout: int = 0, **changes) -> dict:
+    made = {
+        "example": index,
+        "rollout": rollout,
+        "example_id": f"e{index}",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"question {index}?"}],
+        "completion": [{"role": "assistant", "content": text}],
+        "answer": "4",
+        "info": {},
+        "reward": reward,
+        "components": {"format": 1.0},
+        "outcome": outcome,
+        "detail": f"said {text}",
+        "stop_reason": "stop",
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+    }
+    return made | changes
+
+
+BEFORE = [
+    sample(0, "four <i>", "wrong", 0.1),
+    sample(1, "right all along", "correct", 1.0),
+    sample(2, "lost later", "correct", 1.0),
+    sample(3, "a bit", "wrong", 0.1),
+    sample(4, "same", "wrong", 0.1),
+    sample(5, "only before", "wrong", 0.1),
+    sample(6, "broke", "grader_error", None),
+]
+AFTER = [
+    sample(0, "found <script>alert(1)</script>", "correct", 1.0),
+    sample(1, "right still", "correct", 1.0),
+    sample(2, "lost", "unparsable", 0.0),
+    sample(3, "a bit more", "wrong", 0.4),
+    sample(4, "same", "wrong", 0.1),
+    sample(6, "graded", "wrong", 0.1),
+    sample(7, "only after", "wrong", 0.1),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    run = write_run(tmp_path / "runs" / "a", {0: [row("x")]})
+    write_evaluation(run, 0, BEFORE)
+    write_evaluation(run, 25, AFTER)
+    for name, rows in (("base", BEFORE), ("tuned", AFTER)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir()
+        write_json(folder / "run.json", INFO | {"kind": "eval", "id": name})
+        write_json(
+            folder / "metadata.json", {"env": "sums", "model": "m", "metrics": {}, "num_examples": 7, "date": "x"}
+        )
+        (folder / "config.toml").write_text('env = "sums"\n')
+        (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return tmp_path / "runs"
+
+
+def test_what_turned_comes_first(root: Path) -> None:
+    from hone.runs import Run
+
+    run = Run(root / "a")
+    pairs, lone = paired(read_eval(run, 0), read_eval(run, 25))
+    assert [(pair.after["example"], pair.change) for pair in pairs] == [
+        (0, "right"), (2, "wrong"), (3, "better"), (6, "same"), (1, "same"), (4, "same"),
+    ] and lone == 2  # fmt: skip
+
+
+def test_completions_of_one_example_are_paired_by_their_number(root: Path) -> None:
+    from hone.runs import Run
+
+    write_evaluation(root / "a", 30, [sample(0, "x", "wrong", 0.1, rollout) for rollout in (0, 1)])
+    write_evaluation(
+        root / "a", 35, [sample(0, "x", "correct" if rollout else "wrong", 0.1, rollout) for rollout in (1, 0)]
+    )
+    pairs, lone = paired(*(read_eval(Run(root / "a"), version) for version in (30, 35)))
+    assert [(pair.after["rollout"], pair.change) for pair in pairs] == [(1, "right"), (0, "same")] and lone == 0
+
+
+def test_the_page_of_two_versions(root: Path) -> None:
+    page = client(root).get("/run/a/change/0/25/?diff=1")
+    said = text_of(page.text)
+    assert page.status_code == 200
+    assert (
+        "Right: 2 → 2 of 6" in said
+        and "1 turned right, 1 turned wrong" in said
+        and "McNemar's exact test: p = 1.00" in said
+    )
+    assert "2 completions are in one of the two only" in said and "reward 0.100 → 1.000" in said
+    assert said.index("question 0?") < said.index("question 2?") < said.index("question 3?")
+    assert "<script>alert(1)</script>" in said and "<script>alert" not in page.text
+    assert "fou<mark>r</mark>" in page.text
+    assert "/run/a/eval/0/?one=0" in links_of("/run/a/change/0/25/", page.text)
+    one = text_of(client(root).get("/run/a/change/0/25/?change=better").text)
+    assert "question 3?" in one and "question 0?" not in one
+    assert client(root).get("/run/a/change/0/25/?change=x").status_code == 400
+    gone = client(root).get("/run/a/change/0/7/")
+    assert gone.status_code == 404 and "there are those of 0, 25" in gone.text
+
+
+def test_the_page_of_an_evaluation(root: Path) -> None:
+    ask = client(root)
+    page = ask.get("/run/a/eval/25/")
+    said = text_of(page.text)
+    assert "7 completions, mean reward 0.386" in said and "correct 2" in said and "question 7?" in said
+    assert links_of("/run/a/eval/25/", page.text, "prev") == ["/run/a/eval/0/"]
+    assert said.count("expected 4; said found") == 1
+    only = text_of(ask.get("/run/a/eval/25/?outcome=unparsable").text)
+    assert "question 2?" in only and "question 0?" not in only
+    one = text_of(ask.get("/run/a/eval/25/?one=0").text)
+    assert "Be brief." in one and "Why: said found <script>" in one and "question 2?" not in one
+    missing = ask.get("/run/a/eval/3/")
+    assert missing.status_code == 404 and "there are those of 0, 25" in missing.text
+    assert "is no evaluation" in html.unescape(ask.get("/run/a/eval/").text)
+
+
+def test_what_was_expected_is_said_once(root: Path) -> None:
+    write_evaluation(root / "a", 30, [sample(0, "l x", "wrong", 0.1, answer="l y", detail="expected 'l y', got 'l x'")])
+    said = text_of(client(root).get("/run/a/eval/30/").text)
+    assert "expected 'l y', got 'l x'" in said and said.count("l y") == 1
+    write_evaluation(root / "a", 30, [sample(0, "14", "wrong", 0.1, answer="4", detail="expected a number, got '14'")])
+    assert "expected 4; expected a number" in text_of(client(root).get("/run/a/eval/30/").text)
+
+
+def test_long_lists_have_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hone.viewer.pages_eval.PAGE", 2)
+    for path, second in {"eval/25/": "eval/25/?page=2", "change/0/25/?diff=1": "change/0/25/?diff=1&page=2"}.items():
+        page = client(root).get(f"/run/a/{path}").text
+        assert f"/run/a/{second}" in links_of(f"/run/a/{path}", page), path
+        assert "a bit" not in page and "a bit" in client(root).get(f"/run/a/{second}").text
+
+
+def test_runs_of_hone_eval_have_the_same_pages(root: Path) -> None:
+    ask = client(root)
+    assert "/run/tuned/eval/" in links_of("/run/tuned/", ask.get("/run/tuned/").text)
+    page = ask.get("/run/tuned/eval/").text
+    assert "7 completions" in text_of(page) and '<option value="base">base</option>' in page
+    said = text_of(ask.get("/run/tuned/eval/?against=base").text)
+    assert "What changed from base to tuned" in said and "Right: 2 → 2 of 6" in said
+    assert ask.get("/run/tuned/eval/?against=a").status_code == 404
+    assert ask.get("/run/tuned/eval/?against=none").status_code == 404
+
+
+def test_rows_that_hold_anything(root: Path) -> None:
+    odd = [
+        sample(0, "\ud800 half \x00", "correct", 1.0),
+        {"example": "x", "prompt": 5, "completion": "text", "reward": "high", "components": [1], "outcome": None},
+        sample(2, "", "rollout_failed", None, completion=[], detail="the server said no"),
+    ]
+    (root / "a" / "evals" / "step_000025.jsonl").write_text("".join(json.dumps(one) + "\n" for one in odd))
+    for path in ("eval/25/", "eval/25/?one=1", "change/0/25/?diff=1", "change/25/0/"):
+        answer = client(root).get(f"/run/a/{path}")
+        assert answer.status_code == 200, path
+    said = text_of(client(root).get("/run/a/eval/25/").text)
+    assert r"\ud800 half \x00" in said and "the server said no" in said
+    (root / "a" / "evals" / "step_000025.jsonl").write_text("{torn\n{}\n")
+    broken = client(root).get("/run/a/eval/25/")
+    assert broken.status_code == 400 and "is damaged" in broken.text
+
+
+def test_a_reward_is_the_sum_of_its_components_only_if_their_weights_are_known(root) -> None:
+    parts = {"format": 1.0, "correctness": 0.5}
+    rows = [sample(0, "four", "wrong", 0.55, components=parts), sample(1, "x", "grader_error", None, components=parts)]
+    write_evaluation(root / "a", 30, rows)
+    page = text_of(client(root).get("/run/a/eval/30/").text)
+    assert "0.550 format 1 , correctness 0.5" in page and "= format" not in page
+    write_json(root / "a" / "run.json", INFO | {"reward_weights": {"format": 0.1, "correctness": 0.9}})
+    page = text_of(client(root).get("/run/a/eval/30/").text)
+    assert "0.550 = format 1 × 0.1 + correctness 0.5 × 0.9" in page
+    assert "– format 1 × 0.1 , correctness 0.5 × 0.9" in page, "what has no reward is the sum of nothing"
+
+
+def test_an_example_that_is_asked_twice_is_paired_twice() -> None:
+    twice = {"example_id": "e0"}
+    before = [
+        sample(0, "a", "wrong", 0.1, **twice),
+        sample(1, "b", "correct", 1.0, **twice),
+        sample(2, "c", "wrong", 0.1),
+    ]
+    after = [sample(0, "d", "correct", 1.0, **twice), sample(1, "e", "correct", 1.0, **twice)]
+    pairs, lone = paired(*([{"place": i, **one} for i, one in enumerate(side)] for side in (before, after)))
+    assert [(pair.before["example"], pair.after["example"], pair.change) for pair in pairs] == [
+        (0, 0, "right"), (1, 1, "same"),
+    ]  # fmt: skip
+    assert lone == 1

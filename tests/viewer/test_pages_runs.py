@@ -1,0 +1,498 @@
+"""The pages of runs and curves: what they say is what the runs' files say, whatever those hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from run_folders import held, make_run, write_lines
+from starlette.testclient import TestClient
+
+from hone.runs.files import new_dir, write_file
+from hone.viewer import evaluated
+from hone.viewer.app import create_app
+from hone.viewer.catalog import Catalog
+from hone.viewer.curves import digest_but_seed
+from hone.viewer.site import ASSETS, Site
+
+HOSTILE = """it's "<script>alert(1)</script>" & co"""
+OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
+
+
+def client(root: Path, files: bool = False) -> TestClient:
+    return TestClient(create_app(Site(Catalog(root), files)), base_url="http://127.0.0.1", raise_server_exceptions=True)
+
+
+def step(number: int, **more: Any) -> dict[str, Any]:
+    shares = dict.fromkeys(OUTCOMES, 0.0) | {"correct": number / 10, "wrong": 1 - number / 10}
+    line = {"step": number, "reward/mean": number / 10, "reward/exact/mean": 0.5, "reward/form/mean": 0.2}
+    line |= {f"outcome/{name}": share for name, share in shares.items()}
+    line |= {"completion/length/mean": 20.0 + number, "entropy": 1.0 - number / 10, "tokens/total": 100 * (number + 1)}
+    return line | more
+
+
+def evaluation(reward: float) -> dict[str, float]:
+    return {
+        "eval/t/reward/mean": reward,
+        "eval/t/ci95/low": reward - 0.05,
+        "eval/t/ci95/high": reward + 0.05,
+        "eval/t/exact": reward / 2,
+    }
+
+
+def clock(number: int, **more: float) -> dict[str, Any]:
+    seconds = {"time/sample": 1.0, "time/train": 2.0, "time/step": 4.0, "time/total": 4.0 * (number + 1)}
+    return {"step": number, "tokens/s": 250.0} | seconds | more
+
+
+def rl_run(folder: Path, **facts: Any) -> Path:
+    weights = {"exact": 1.0, "form": 0.5}
+    run = make_run(folder, **({"reward_weights": weights, "steps": 0, "max_steps": 3} | facts))
+    lines = [step(0, **evaluation(0.25)), step(1), step(2), {"step": 3, **evaluation(0.75)}]
+    write_lines(run / "metrics.jsonl", lines)
+    write_lines(
+        run / "timings.jsonl", [clock(0), clock(1), clock(2), {"step": 3, "time/step": 1.0, "time/total": 13.0}]
+    )
+    return run
+
+
+def charts_of(text: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def cells(text: str, slug: str) -> list[str]:
+    (row,) = re.findall(rf'<tr class="item"[^>]*data-slug="{re.escape(slug)}">(.*?)</tr>', text, re.DOTALL)
+    found = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in found]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
+    return [
+        [unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+        for row in rows
+    ]
+
+
+# The list of runs.
+
+
+def test_the_list_says_how_each_run_stands(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a", usd=1.5, seconds=13.0)
+    write_lines(
+        tmp_path / "a" / "events.jsonl",
+        [{"kind": "alarm", "step": 1, "name": "kl", "evidence": "far", "time": None}],
+        "a",
+    )
+    make_run(tmp_path / "b", kind="sft", exact=False, inexact=[{"step": 2, "cause": "a grader"}])
+    text = client(tmp_path).get("/").text
+    assert cells(text, "a") == [
+        "", "a rl · reverse-text", "done", "3 of 3", "reward 0.200", "0.250 → 0.750 95 %: 0.700 to 0.800", "38 %",
+        "yes", "kl", "300", "0:13", "1.50", cells(text, "a")[-1],
+    ]  # fmt: skip
+    assert cells(text, "b")[1:8] == ["b sft · reverse-text", "done", "4 of 4", "loss 2.0000", "", "", "no"]
+    assert text.count('<svg class="spark"') == 2 and 'title="no: from step 2 on, a grader"' in text
+
+
+def test_columns_that_no_run_fills_are_left_out(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    text = client(tmp_path).get("/").text
+    assert 'data-key="tokens"' in text and 'data-key="usd"' not in text and 'data-key="alarms"' not in text
+
+
+def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    rl_run(tmp_path / "a" / ".previous" / "old")
+    make_run(tmp_path / "evals" / "one", kind="eval", steps=0)
+    broken = make_run(tmp_path / "broken")
+    (broken / "config.toml").write_text("= nothing")
+    text = client(tmp_path).get("/").text
+    folded = text[text.index("<details") :]
+    assert 'data-slug="a"' in text[: text.index("<details")]
+    assert 'data-slug="a~.previous~old"' in folded and 'data-slug="evals~one"' in folded
+    assert re.search(r"<strong>broken</strong> cannot be shown: .*config\.toml is damaged", text)
+
+
+def test_a_run_at_work_is_shown_with_its_progress(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a", status="running", max_steps=13)
+    text = client(tmp_path).get("/").text
+    assert "data-live" not in text and 'data-source="data/runs.json"' in text
+    assert charts_of(client(tmp_path).get("/curves/").text)["standing"] == "../data/runs.json"
+    assert charts_of(client(tmp_path).get("/run/a/").text)["standing"] == "../../data/a/state.json"
+    with held(run):
+        text = client(tmp_path).get("/").text
+        assert cells(text, "a")[2] == "running 23 % 0:32 left"  # 10 steps, at 13 s for four
+        assert 'data-live="1"' in text and '<progress max="1" value="0.2308">' in text
+
+
+def test_names_of_runs_are_shown_and_never_obeyed(tmp_path: Path) -> None:
+    name = HOSTILE.replace("/", "-")
+    run = rl_run(tmp_path / name)
+    (run / "config.toml").write_text("max_steps = 3\n")  # the fixture's has its folder in it
+    for address in ("/", f"/run/{quote(name)}/", f"/curves/?runs={quote(name)}"):
+        response = client(tmp_path).get(address)
+        assert response.status_code == 200, (address, response.text[-900:])
+        assert "<script>alert" not in response.text and "alert(1)" in response.text
+    assert client(tmp_path).get(f"/data/{quote(name)}/series.json").json()["name"] == name
+
+
+def test_a_folder_without_runs_says_what_would_fill_it(tmp_path: Path) -> None:
+    assert "No run yet" in client(tmp_path).get("/").text
+    assert "No run yet" in client(tmp_path).get("/curves/").text
+
+
+# The overview.
+
+
+def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a", seconds=13.0)
+    text = client(tmp_path).get("/run/a/").text
+    rows = table_rows(text)
+    assert ["held-out reward, t", "0.250", "0.750", "0.700 to 0.800", "versions 0 and 3"] in rows
+    assert ["held out and correct, t", "12 %", "38 %", "", "versions 0 and 3"] in rows
+    assert ["training reward", "0.000", "0.200", "", "steps 0 and 2"] in rows
+    assert ["length, tokens", "20.0", "22.0", "", "steps 0 and 2"] in rows
+    assert ">last</th>" in text and ">now</th>" not in text, "it is done"
+    assert "Student&#39;s t of a reward" in text and "the bootstrap" in text
+    assert ["entropy", "nats per token", "1", "0.8", "0.8", "1"] in rows  # the table for those without a script
+    assert "some/model by RL on reverse-text, seed 3" in text and "done: 3 of 3 steps in 0:13, 300 tokens" in text
+    assert "rl @ a.toml" in text and f"hone verify {tmp_path / 'a'} --steps 3" in text
+
+
+def test_numbers_of_a_run_that_stopped_name_their_version_and_step(tmp_path: Path) -> None:
+    """Its last evaluation is of a version before its last step."""
+    run = rl_run(tmp_path / "a")
+    write_lines(run / "metrics.jsonl", [{"step": 4, "reward/mean": 0.9}], "a")
+    rows = table_rows(client(tmp_path).get("/run/a/").text)
+    assert ["held-out reward, t", "0.250", "0.750", "0.700 to 0.800", "versions 0 and 3"] in rows
+    assert ["training reward", "0.000", "0.900", "", "steps 0 and 4"] in rows
+
+
+def test_what_an_alarm_said_is_told_as_of_its_step(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a")
+    evidence = "3.9 % of the completions were cut over the last 10 steps"
+    alarm = {"kind": "alarm", "step": 1, "name": "truncation", "evidence": evidence, "advice": "more", "time": None}
+    write_lines(run / "events.jsonl", [alarm], "a")
+    text = client(tmp_path).get("/run/a/").text
+    assert f"<b>Alarm truncation</b> since step 1; then: {evidence}" in text
+
+
+def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    page = charts_of(client(tmp_path).get("/run/a/").text)
+    charts = {chart["id"]: chart for chart in page["charts"]}
+    assert [(line["metric"], line["low"]) for line in charts["reward"]["lines"]] == [
+        ("reward/mean", ""),
+        ("eval/t/reward/mean", "eval/t/ci95/low"),
+    ]
+    assert [(line["label"], line["scale"]) for line in charts["components"]["lines"]] == [
+        ("exact", 1.0),
+        ("form × 0.5", 0.5),
+    ]
+    assert [line["color"] for line in charts["outcomes"]["lines"]] == list(OUTCOMES)
+    assert [line["label"] for line in charts["timings"]["lines"]] == ["sample", "train"]
+    assert charts["timings"]["whole"] == "time/step" and charts["length_reward"]["against"] == "completion/length/mean"
+    assert not {"kl", "pool", "staleness", "turns"} & charts.keys()
+    assert page["series"]["reward/mean"]["y"] == [0.0, 0.1, 0.2, None]
+    assert page["series"]["eval/t/reward/mean"] == {"y": [0.25, None, None, 0.75]}
+    assert page["x"] == {
+        "step": [0, 1, 2, 3], "tokens": [100, 200, 300, 300], "before": [0, 100, 200, 300],
+        "hours": [pytest.approx(value / 3600) for value in (4, 8, 12, 13)],
+    }  # fmt: skip
+
+
+def test_a_click_leads_where_there_are_samples(tmp_path: Path) -> None:
+    from run_folders import rollouts
+
+    run = rl_run(tmp_path / "a")
+    rollouts(run, 1, (0, "x", ["trained"]))
+    (run / "evals").mkdir()
+    write_lines(run / "evals" / "step_000003.jsonl", [{"id": "x"}])
+    text = client(tmp_path).get("/run/a/").text
+    page = charts_of(text)
+    assert (page["steps"], page["evals"]) == ([1], [3])
+    assert page["links"]["step"].replace(page["links"]["token"], "1") == "../../run/a/step/1/"
+    assert 'href="../../run/a/step/1/"' in text and 'href="../../run/a/eval/3/"' in text
+
+
+def test_alarms_and_events_are_marked(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a")
+    alarm = {"kind": "alarm", "step": 1, "name": "kl", "evidence": HOSTILE, "advice": "less", "time": None}
+    over = {"kind": "alarm_over", "step": 2, "name": "kl", "time": None}
+    resume = {"kind": "resume", "step": 2, "time": "2026-01-02T03:04:05+00:00"}
+    write_lines(run / "events.jsonl", [alarm, {"kind": "checkpoint", "step": 1, "time": None}, over, resume], "a")
+    text = client(tmp_path).get("/run/a/").text
+    markers = charts_of(text)["markers"]
+    assert [(one["kind"], one["step"], one["until"]) for one in markers] == [("alarm", 1, 2), ("resume", 2, None)]
+    assert markers[0]["text"] == f"kl: {HOSTILE}" and "<script>alert" not in text
+
+
+def test_a_run_without_evaluations_a_null_and_no_step_at_all(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=0, reward_weights={})
+    assert "No step yet" in client(tmp_path).get("/run/a/").text
+    write_lines(run / "metrics.jsonl", [step(0, entropy=None), step(1, entropy=None), step(2, grad_norm=None)])
+    page = charts_of(client(tmp_path).get("/run/a/").text)
+    assert page["series"]["entropy"]["y"] == [0.8] and page["series"]["entropy"]["rows"] == [2]
+    assert "grad_norm" not in page["series"]
+    assert [len(chart["lines"]) for chart in page["charts"] if chart["id"] == "reward"] == [1]
+
+
+def test_an_sft_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", kind="sft", steps=3)
+    write_lines(run / "metrics.jsonl", [{"step": 3, "val/loss": 1.25}], "a")
+    text = client(tmp_path).get("/run/a/").text
+    charts = {chart["id"]: chart for chart in charts_of(text)["charts"]}
+    assert [line["metric"] for line in charts["loss"]["lines"]] == ["loss", "val/loss"]
+    assert "outcomes" not in charts
+    assert ["training loss, nats per token", "5.000", "3.000", "", "steps 0 and 2"] in table_rows(text)
+    assert "some/model by SFT on reverse-text" in text
+    assert not any(chart["opens"] for chart in charts.values()) and "A click on a point" not in text, (
+        "it has no samples"
+    )
+
+
+def test_areas_that_lie_on_each_other_have_colors_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=1)
+    phases = ("sample", "grade", "train", "publish", "evaluate", "validate", "checkpoint", "export", "record")
+    write_lines(run / "timings.jsonl", [clock(0, **{f"time/{name}": 0.1 for name in phases})])
+    charts = {chart["id"]: chart for chart in charts_of(client(tmp_path).get("/run/a/").text)["charts"]}
+    names = [line["color"] for line in charts["timings"]["lines"]]
+    for theme in re.findall(r"\{\s*color-scheme: .*?\}", (ASSETS / "hone.css").read_text(), re.DOTALL):
+        colors = dict(re.findall(r"--(\w+): (#\w+)", theme))
+        assert len({colors[name] for name in names}) == len(phases)
+
+
+def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=1)
+    split = {"time/wait": 1.0, "time/put": 0.5, "time/update": 0.25, "time/publish": 0.25, "idle/trainer": 2.0}
+    write_lines(run / "timings.jsonl", [clock(0, **split)])
+    charts = {chart["id"]: chart for chart in charts_of(client(tmp_path).get("/run/a/").text)["charts"]}
+    assert [line["label"] for line in charts["timings"]["lines"]] == ["sample", "wait", "put"]
+    assert [line["label"] for line in charts["idle"]["lines"]] == ["trainer"]
+
+
+def test_a_run_of_hone_eval(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", kind="eval", steps=0)
+    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/exact": 0.5}, "seconds": {"sample": 1.0}}))
+    text = client(tmp_path).get("/run/a/").text
+    assert ["correct", "50 %", "eval/t/exact"] in table_rows(text) and "plotly" not in text
+    assert '<b data-text="where">done in 1.00 s</b>' in text
+
+
+def test_numbers_of_an_evaluation_have_words_and_units() -> None:
+    metrics = {
+        "eval/t/reward/mean": 0.5,
+        "eval/t/reward/form/mean": 1.0,
+        "eval/t/ci95/low": 0.25,
+        "eval/t/pass@4": 0.75,
+    }
+    metrics |= {"eval/t/completion/length/mean": 13.42, "eval/t/outcome/grader_error": None, "other": 2.0}
+    assert [(one.words, one.text) for one in evaluated.values(metrics)] == [
+        ("reward, mean", "0.500"), ("form (a component of the reward), mean", "1.000"),
+        ("reward, 95 % interval, low end", "0.250"), ("pass@4 (at least one of 4 completions correct)", "75 %"),
+        ("length, mean", "13.4 tokens"), ("outcome grader error", "–"), ("other", "2"),
+    ]  # fmt: skip
+
+
+def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", kind="eval", steps=0)
+    numbers = {"metrics": {"eval/t/reward/mean": 0.5, "eval/t/exact": 0.25}, "seconds": {"sample": 2.0}}
+    (run / "metadata.json").write_text(json.dumps(numbers))
+    text = client(tmp_path).get("/").text
+    assert cells(text, "a")[2:6] == ["done", "0.500", "25 %", "0:02"] and "before → after" not in text
+    make_run(tmp_path / "s", kind="sft")
+    for slug, why in (("a", "which has one evaluation"), ("s", "is an SFT run")):
+        answer = client(tmp_path).get(f"/run/{slug}/change/0/1/")
+        assert answer.status_code == 404 and why in answer.text
+
+
+def test_predictions_of_the_run_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=2)
+    info = json.loads((run / "run.json").read_text())
+    info["predictions"] = {"entries": [], "made": "x", "settings": "y", "sha256": "z"}
+    write_file(run / "run.json", json.dumps(info))
+    assert "its predictions are not those" in client(tmp_path).get("/run/a/").text
+
+
+# JSON.
+
+
+def test_what_follows_a_run_gets_its_new_steps(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a", status="running", max_steps=9)
+    served = client(tmp_path)
+    first = served.get("/data/a/series.json?charts=1").json()
+    assert first["x"]["step"] == [0, 1, 2, 3] and first["last"] == 3
+    write_lines(run / "metrics.jsonl", [step(4)], "a")
+    more = served.get(f"/data/a/series.json?charts=1&take={first['take']}&after=3").json()
+    assert more["x"]["step"] == [4] and more["series"]["reward/mean"]["y"] == [0.4] and more["take"] == first["take"]
+    assert more["text"]["where"].startswith("killed: 5 of 9 steps") and more["live"] is False
+    assert more["text"]["now training reward"] == "0.400"
+    write_file(run / "metrics.jsonl", json.dumps(step(0)) + "\n")  # a resume from the beginning
+    anew = served.get(f"/data/a/series.json?charts=1&take={first['take']}&after=4").json()
+    assert anew["take"] != first["take"] and anew["x"]["step"][0] == 0
+
+
+def test_metrics_are_named_one_by_one_or_with_commas(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    served = client(tmp_path)
+    for query in ("names=entropy,tokens/s", "names=entropy&names=tokens/s"):
+        found = served.get(f"/data/a/series.json?{query}&after=1").json()
+        assert {"reward/mean", "eval/t/exact", "time/step"} <= set(found["names"])
+        assert found["series"] == {"entropy": {"y": [0.8, None]}, "tokens/s": {"y": [250.0, None]}}
+    assert served.get("/data/a/series.json?names=nothing").json()["series"]["nothing"] == {"rows": [], "y": []}
+    assert served.get("/data/a/series.json?names=nothing,entropy").json()["unknown"] == ["nothing"]
+    wrong = served.get("/data/a/series.json?after=x")
+    assert wrong.status_code == 400 and "after is 'x', which is no step" in wrong.json()["error"]
+    assert served.get("/data/b/series.json").status_code == 404
+
+
+def test_facts_of_runs_for_scripts(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    (make_run(tmp_path / "b") / "metrics.jsonl").write_text("garbage\n")
+    served = client(tmp_path)
+    facts = served.get("/data/a/state.json").json()
+    assert (facts["steps"], facts["max_steps"], facts["tokens"], facts["evaluated_at"]) == (3, 3, 300, 3)
+    assert facts["first_evaluation"]["eval/t/reward/mean"] == 0.25 and facts["evaluation"]["eval/t/reward/mean"] == 0.75
+    both = {one["slug"]: one for one in served.get("/data/runs.json").json()}
+    assert both["a"] == facts and "metrics.jsonl, line 1, is damaged" in both["b"]["damage"]
+    assert served.get("/data/b/state.json").status_code == 400
+
+
+# Curves.
+
+
+def test_curves_are_those_that_the_address_names(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    rl_run(tmp_path / "b,c")
+    query = "runs=b%2Cc&runs=a,gone&metrics=entropy,eval/t/exact&x=tokens&smooth=9&log=1"
+    text = client(tmp_path).get(f"/curves/?{query}").text
+    page = charts_of(text)
+    assert page["chosen"] == ["b,c", "a"] and page["metrics"] == ["entropy", "eval/t/exact"]
+    assert page["numbers"]["a"]["series"]["entropy"]["y"][:3] == [1.0, 0.9, 0.8]
+    checked = set(re.findall(r'name="(?:runs|metrics)" value="([^"]*)" checked', text))
+    assert checked == {"a", "b,c", "entropy", "eval/t/exact"}
+    assert '<option value="tokens" selected>' in text and 'value="9"' in text
+    assert ["a", "0.8", "0.375"] in table_rows(text)
+    assert page["units"]["entropy"] == "nats per token" and '<span class="sub">share of completions</span>' in text
+
+
+def test_curves_of_what_is_not_there_are_not_others(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    ask = client(tmp_path)
+    text = ask.get("/curves/?runs=nosuch").text
+    assert charts_of(text)["chosen"] == [] and "There is no run nosuch here" in text
+    assert "has the metric zzz" in ask.get("/curves/?runs=a&metrics=entropy,zzz").text
+    assert "There is no run" not in ask.get("/curves/?runs=a").text and "has the metric" not in ask.get("/curves/").text
+    for path in ("/curves/", "/run/a/"):
+        for query, why in (("smooth=abc", "smooth is 'abc', which is no number"), ("x=zzz", "x cannot be 'zzz'")):
+            answer = ask.get(f"{path}?{query}")
+            assert answer.status_code == 400 and why in unescape(answer.text)
+
+
+def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> None:
+    for number in range(5):
+        rl_run(tmp_path / f"r{number}", started=f"2026-01-0{number + 1}T00:00:00+00:00")
+    make_run(tmp_path / "e", kind="eval", steps=0, started="2026-02-01T00:00:00+00:00")
+    page = charts_of(client(tmp_path).get("/curves/?metrics=").text)
+    assert page["chosen"] == ["r4", "r3", "r2"] and page["metrics"] == ["reward/mean", "eval/t/reward/mean"]
+
+
+def test_curves_among_files_have_all_metrics_with_them(tmp_path: Path) -> None:
+    rl_run(tmp_path / "a")
+    page = charts_of(client(tmp_path, files=True).get("/curves/").text)
+    assert page["files"] and {"entropy", "time/step", "eval/t/exact"} <= page["numbers"]["a"]["series"].keys()
+    assert charts_of(client(tmp_path, files=True).get("/run/a/").text)["source"] is None
+
+
+def test_curves_among_files_begin_with_the_metrics_of_the_runs_that_are_chosen(tmp_path: Path) -> None:
+    make_run(tmp_path / "s", kind="sft", steps=3, started="2025-01-01T00:00:00+00:00")
+    for number in range(3):
+        rl_run(tmp_path / f"r{number}", started=f"2026-01-0{number + 1}T00:00:00+00:00")
+    page = charts_of(client(tmp_path, files=True).get("/curves/").text)
+    assert page["numbers"].keys() == {"s", "r0", "r1", "r2"} and page["chosen"] == ["r2", "r1", "r0"]
+    assert page["metrics"] == page["usual"]["r0"] == ["reward/mean", "eval/t/reward/mean"]
+    assert page["usual"]["s"] == ["loss"]
+
+
+def test_runs_that_differ_in_their_seed_only_belong_together() -> None:
+    config = {"seed": 1, "output_dir": "a", "model": {"name": "x/1/sft/step_9"}, "trainer": {"optim": {"lr": 1e-3}}}
+    other = config | {"seed": 2, "output_dir": "b", "model": {"name": "x/2/sft/step_9"}}
+    assert digest_but_seed(config) == digest_but_seed(other)
+    assert digest_but_seed(config) != digest_but_seed(config | {"trainer": {"optim": {"lr": 1e-4}}})
+
+
+def test_nothing_that_is_not_a_number_reaches_a_page(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "reward/mean": NaN, "entropy": 1e999, "lr": "x", "clipped": true}\n')
+    found = client(tmp_path).get("/data/a/series.json").json()["series"]
+    assert found["reward/mean"]["y"][4] is None and found["entropy"]["y"][4] is None and found["clipped"]["y"] == [1.0]
+    assert not any(isinstance(y, float) and not math.isfinite(y) for one in found.values() for y in one["y"])
+    assert client(tmp_path).get("/run/a/").status_code == 200 and client(tmp_path).get("/").status_code == 200
+
+
+def test_single_completions_are_drawn_by_length_and_reward(tmp_path: Path) -> None:
+    from hone.runs.rollouts import rollouts_path, write_rollouts
+
+    run = rl_run(tmp_path / "a")
+    (run / "rollouts").mkdir()
+    for number in (1, 2):
+        rows = [
+            {"reward": reward, "outcome": "correct", "token_ids": [1, 2, 3, 4], "sampled_mask": mask}
+            for reward, mask in (
+                (1.0, [False, True, True, True]),
+                (None, [True] * 4),
+                (0.5, [False, False, False, True]),
+            )
+        ]
+        write_rollouts(rollouts_path(run, number), rows)
+    (run / "rollouts" / "step_000000.parquet").write_text("no table")
+    found = client(tmp_path).get("/data/a/completions.json").json()
+    assert found == {
+        "step": [1, 1, 2, 2], "row": [0, 2, 0, 2], "tokens": [3, 1, 3, 1], "reward": [1.0, 0.5, 1.0, 0.5],
+        "outcome": ["correct"] * 4,
+    }  # fmt: skip
+    page = charts_of(client(tmp_path).get("/run/a/").text)
+    assert page["completions"] == "../../data/a/completions.json"
+    assert page["links"]["sample"] == "../../run/a/sample/1000000000/1000000001/"
+    site = Site(Catalog(tmp_path), files=True, steps={"a": [1]})
+    served = TestClient(create_app(site), base_url="http://127.0.0.1")
+    page = charts_of(served.get("/run/a/").text)
+    assert page["steps"] == [1] and page["completions"]["row"] == [0, 2] and page["links"]["sample"] is None
+
+
+# Damage.
+
+
+def test_a_run_that_lost_its_config_is_shown_and_says_so(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a", exact=True)
+    with new_dir(run / "weights" / "step_3") as folder:
+        write_file(folder / "config.json", "{}")
+    assert "config.toml is lost" not in client(tmp_path).get("/run/a/").text
+    (run / "config.toml").unlink()
+    page = client(tmp_path).get("/run/a/")
+    assert page.status_code == 200 and "config.toml is lost" in page.text and "hone eval" in page.text
+    text = client(tmp_path).get("/").text
+    assert cells(text, "a")[2] == "done damaged" and re.search('<td class="status"[^>]*config.toml is lost', text)
+    assert "config.toml is lost" in client(tmp_path).get("/data/a/state.json").json()["damage"]
+
+
+def test_a_broken_line_among_the_events_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a")
+    alarm = {"kind": "alarm", "step": 1, "name": "kl", "evidence": "far", "advice": "less", "time": None}
+    write_lines(run / "events.jsonl", [alarm], "a")
+    with open(run / "events.jsonl", "a") as file:
+        file.write('{"kind": "chec\n')
+    write_lines(run / "events.jsonl", [{"kind": "resume", "step": 2, "time": None}], "a")
+    page = client(tmp_path).get("/run/a/")
+    assert page.status_code == 200, page.text[-700:]
+    assert "events.jsonl, line 3, is damaged" in unescape(page.text)
+    assert [one["kind"] for one in charts_of(page.text)["markers"]] == ["alarm", "resume"] and "Alarm kl" in page.text
+    assert cells(client(tmp_path).get("/").text, "a")[2] == "done damaged"

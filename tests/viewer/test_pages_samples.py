@@ -1,0 +1,339 @@
+"""The pages of completions say what is in the files, and show what a model wrote as text, whatever it is."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+from made_runs import PROMPT, client, encode, links_of, row, text_of, write_run, write_tokens
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</textarea></pre></script><img src=x onerror=alert(1)>",
+    "a\x00b\x1b[31mred\x07",
+    "abc\u202edcba \u2066x\u2069",
+    "{{ 7 * 7 }} {% raw %} ${7*7}",
+    "'\" onmouseover=alert(1) x='",
+    "\u2028\u2029<!-- -->]]>",
+]
+
+
+def right(text: str, **changes) -> dict:
+    return row(text, reward=1.0, outcome="correct", components=[("format", 1.0), ("correctness", 1.0)], **changes)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    second = {"draw": 1, "group": 1, "example_id": "e1", "state": "filtered", "advantage": 0.0}
+    first = [
+        right("<answer>4</answer>", advantage=1.25),
+        row("<answer>5</answer>", advantage=-0.75),
+        row("no idea", reward=0.0, outcome="unparsable", **second),
+        row("long " * 100, stop_reason="length", outcome="truncated", **second),
+    ]
+    write_run(tmp_path / "runs" / "odd 'n' <i>", {0: first, 2: [right("4!")], 9: [row(text) for text in HOSTILE]})
+    return tmp_path / "runs"
+
+
+RUN = "/run/odd%20%27n%27%20%3Ci%3E"
+
+
+def test_a_step_is_shown_group_by_group(root: Path) -> None:
+    page = client(root).get(f"{RUN}/step/0/")
+    assert page.status_code == 200
+    said = text_of(page.text)
+    assert "4 completions" in said and "solved 1 of 2" in said and "solved 0 of 2" in said
+    assert "reward 0.550 ± 0.450" in said and "reward 0.050 ± 0.050" in said
+    assert "1.000 = format 1 × 0.1 + correctness 1 × 0.9 advantage +1.25" in said
+    assert said.index("Group 0") < said.index("<answer>4</answer>") < said.index("Group 1") < said.index("no idea")
+    assert "expected: 4" in said and "What is 2 + 2?" in said
+    assert links_of(f"{RUN}/step/0/", page.text, "next") == [f"{RUN}/step/2/"]
+    assert not links_of(f"{RUN}/step/0/", page.text, "prev")
+    assert "<i>" not in page.text.replace('<i class="dot', "") and "odd 'n' <i>" in html.unescape(page.text)
+
+
+def test_what_became_of_a_group_is_explained(root: Path) -> None:
+    for page in ("step/0", "sample/0/2"):
+        assert 'title="filtered: all rewards of its group are equal' in client(root).get(f"{RUN}/{page}/").text
+
+
+def test_filters_narrow_a_step(root: Path) -> None:
+    ask = client(root)
+    page = ask.get(f"{RUN}/step/0/?outcome=correct").text
+    assert "1 of 4 shown" in text_of(page) and "no idea" not in page and 'id="r0"' in page
+    assert "solved 1 of 2" in text_of(page), "of the whole group"
+    assert 'id="r1"' in ask.get(f"{RUN}/step/0/?advantage=negative").text
+    assert "No completion of this step is of that kind" in ask.get(f"{RUN}/step/0/?outcome=wrong&stop=length").text
+    wrong = ask.get(f"{RUN}/step/0/?outcome=good")
+    assert wrong.status_code == 400 and "outcome cannot be" in html.unescape(wrong.text)
+
+
+def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hone.viewer.pages_samples.ON_A_PAGE", 1)
+    ask = client(root)
+    page = ask.get(f"{RUN}/step/0/?state=trained").text
+    assert f"{RUN}/step/0/?state=trained&page=2" not in links_of(f"{RUN}/step/0/", page), "one group is trained on"
+    page = ask.get(f"{RUN}/step/0/?stop=stop").text
+    assert "no idea" not in page
+    (second,) = {link for link in links_of(f"{RUN}/step/0/", page) if "page=2" in link}
+    assert second == f"{RUN}/step/0/?stop=stop&page=2" and "no idea" in ask.get(second).text
+    assert f"{RUN}/step/2/?stop=stop" in links_of(f"{RUN}/step/0/", page, "next")
+    monkeypatch.setattr("hone.viewer.pieces.TABLE", 3)
+    page = ask.get(f"{RUN}/sample/0/0/?tokens=1").text
+    assert f"{RUN}/sample/0/0/?tokens=2#tokens" in links_of(f"{RUN}/sample/0/0/", page)
+    assert "page 2 of 2" in ask.get(f"{RUN}/sample/0/0/?tokens=9").text
+
+
+def test_a_completion_unfolds_by_a_link_that_needs_no_script(root: Path) -> None:
+    ask = client(root)
+    page = ask.get(f"{RUN}/step/0/").text
+    assert "long " * 60 not in page
+    (link,) = re.findall(r'class="fold unfold" href="([^"]*)" data-text="([^"]*)"', page)
+    assert "long " * 100 in ask.get(f"{RUN}/step/0/{html.unescape(link[0]).split('#')[0]}").text
+    turns = ask.get(f"{RUN}/step/0/{link[1]}").json()["turns"]
+    assert turns == [{"role": "assistant", "name": "", "text": "long " * 100}]
+
+
+def test_steps_and_completions_that_are_not_there(root: Path) -> None:
+    ask = client(root)
+    for path, sentence in {
+        "step/1/": "no completions of step 1: the run has those of 0 to 9",
+        "step/x/": "step is 'x', which is no number: the run has steps 0 to 9",
+        "sample/5/0/": "no completions of step 5",
+        f"sample/0/{'9' * 30}/": f"row is '{'9' * 20}…', which is no number",
+    }.items():
+        answer = ask.get(f"{RUN}/{path}")
+        assert answer.status_code == 404 and sentence in html.unescape(answer.text), path
+        assert f"{RUN}/" in links_of(f"{RUN}/{path}", answer.text), "the way back to the run"
+    answer = ask.get(f"{RUN}/sample/0/77/")
+    assert answer.status_code in (400, 404) and "no completion 77: they are numbered from 0 to 3" in answer.text
+    assert ask.get("/data/odd%20%27n%27%20%3Ci%3E/sample/1/0.json").status_code == 404
+
+
+def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
+    run = root / "odd 'n' <i>"
+    (run / "hashes.jsonl").write_text('{"step": 0, "weights": "abc123", "metrics": "m", "rollouts": "r"}\n')
+    page = client(root).get(f"{RUN}/sample/0/1/").text
+    said = text_of(page)
+    for expected in (
+        "reward 0.1000 = format 1 × 0.1 + correctness 0 × 0.9",
+        "advantage -0.750",
+        "Why: expected '4'",
+        "Expected: 4",
+        "What is 2 + 2?",
+        "<answer>5</answer><|im_end|>",
+        "0-0-1",
+        "weights abc123",
+        "0 (4 tokens)",
+    ):
+        assert expected in said, expected
+    assert links_of(f"{RUN}/sample/0/1/", page, "prev") == [f"{RUN}/sample/0/0/"]
+    assert not links_of(f"{RUN}/sample/0/1/", page, "next"), "neighbours are those of its group"
+
+
+def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
+    write_tokens(root / "odd 'n' <i>", 0, [
+        ("0-0-0", [0.05, 1.5, 2.5, 0.0], [0.0, -0.06, -0.3, -0.15]), ("0-0-1", [0.0] * 4, [0.0] * 4),
+        ("0-1-2", None, None), ("0-1-3", None, None),
+    ])  # fmt: skip
+    ask = client(root)
+    page = ask.get(f"{RUN}/sample/0/0/?color=entropy").text
+    assert (
+        '<pre class="said tokens by-entropy" data-from="0" data-to="4">&lt;answer&gt;<span class="l4">4</span>' in page
+    )
+    assert '<span class="l5">&lt;/answer&gt;</span><span class="sp">&lt;|im_end|&gt;</span></pre>' in page
+    page = ask.get(f"{RUN}/sample/0/0/?color=gap").text
+    assert '<span class="m2">4</span><span class="m4">&lt;/answer&gt;</span>' in page, "-0.01 and -0.2"
+    found = re.search(r'<script type="application/json" id="token-data">(.*?)</script>', page)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["values"]["gap"] == [0.0, -0.01, -0.2, 0.0] and data["values"]["logprob"] == [0.0, -0.05, -0.1, -0.15]
+    assert data["length"] == [len("<answer>"), 1, len("</answer>"), len("<|im_end|>")]
+    assert "Not here: it was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
+    wrong = ask.get(f"{RUN}/sample/0/0/?color=%3Cb%3E")
+    assert wrong.status_code == 400 and "<b>" not in wrong.text
+
+
+def test_tokens_as_a_table(root: Path) -> None:
+    said = text_of(client(root).get(f"{RUN}/sample/0/0/?tokens=1").text)
+    assert re.search(r"4 \d+ -0.0500 0.951 – – policy", said) and "</answer>" in said
+
+
+@pytest.mark.parametrize("index", range(len(HOSTILE)))
+def test_hostile_text_is_only_text(root: Path, index: int) -> None:
+    ask = client(root)
+    pages = [
+        f"step/9/?open={index}",
+        f"sample/9/{index}/",
+        f"sample/9/{index}/?ws=1&tokens=1",
+        "search/?q=",
+        f"compare/e0/0/9/?j={index}",
+    ]
+    for path in pages:
+        answer = ask.get(f"{RUN}/{path}")
+        assert answer.status_code == 200, path
+        scripts = re.findall(r"<script\b[^>]*>", answer.text)
+        assert all(' src="' in one or 'type="application/json"' in one for one in scripts), scripts
+        assert not re.search(r"<img|onerror=alert\(1\)>|\son\w+=", re.sub(r">[^<]*<", "><", answer.text)), path
+        assert not set(answer.text) & set("\x00\x1b\x07\u202e\u2066\u2069"), path
+
+
+def test_hostile_text_is_there_to_be_read(root: Path) -> None:
+    ask = client(root)
+    assert "{{ 7 * 7 }} {% raw %} ${7*7}" in text_of(ask.get(f"{RUN}/step/9/").text)
+    assert "<script>alert(1)</script><|im_end|>" in text_of(ask.get(f"{RUN}/sample/9/0/").text)
+    assert r"a\x00b\x1b[31mred\x07" in text_of(ask.get(f"{RUN}/sample/9/2/").text)
+    assert r"abc\u202edcba \u2066x\u2069" in text_of(ask.get(f"{RUN}/step/9/").text)
+    assert ask.get("/data/odd%20%27n%27%20%3Ci%3E/sample/9/2.json").json()["text"] == HOSTILE[2]
+
+
+def test_white_space_is_shown_on_demand(root: Path) -> None:
+    page = client(root).get(f"{RUN}/sample/0/2/?ws=1&color=none").text
+    assert "no·idea" in page and "no idea" not in page
+
+
+def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None:
+    text = "".join(f"{i} " for i in range(40_000))
+    write_run(tmp_path / "runs" / "a", {0: [row(text)]})
+    ask = client(tmp_path / "runs")
+    page = ask.get("/run/a/sample/0/0/").text
+    hidden = re.search(r"… ([\d,]+) characters …", page)
+    assert hidden and int(hidden[1].replace(",", "")) == pytest.approx(len(text) - 20_000, abs=20)
+    said = text_of(page)
+    assert "0 1 2 3 4" in said and "39998 39999" in said and "20000 20001" not in said and len(page) < 1_500_000
+    everything = ask.get("/run/a/sample/0/0/?all=1&color=none").text
+    assert "20000 20001" in everything and "characters …" not in everything and len(everything) < 12_000_000
+    assert len(ask.get("/run/a/step/0/").text) < 20_000
+
+
+def test_without_a_tokenizer_the_text_is_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", {0: [row("some text")]}, with_tokenizer=False)
+    page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
+    assert '<pre class="said">some text</pre>' in page and "there is no tokenizer" in page and "token-data" not in page
+
+
+def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
+    parts = [("system\nTools: <b>multiply(a, b)\nuser\n", False), ("4", True)]
+    ids = [encode(text) for text, _ in parts]
+    mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
+    flat = [token for some in ids for token in some]
+    one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
+    write_run(tmp_path / "runs" / "a", {0: [one]})
+    said = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
+    assert f"as the policy read it, with template and tools: {len(ids[0])} tokens" in said
+    assert "system Tools: <b>multiply(a, b) user" in said
+
+
+def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "multiply", "arguments": '{"a": 46, "b": "<b>60"}'}}
+    messages = [
+        {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+        {"role": "tool", "name": "multiply", "content": "2760 <script>"},
+        {"role": "assistant", "content": "2760"},
+    ]
+    parts = [("user\n", False), ("let me see", True), ("TOOL", False), ("2760", True)]
+    ids = [encode(text) for text, _ in parts]
+    mask = [sampled for (_, sampled), some in zip(parts, ids, strict=True) for _ in some]
+    flat = [token for some in ids for token in some]
+    one = row("let me see\n\n2760", completion=json.dumps(messages), token_ids=flat, sampled_mask=mask)
+    one |= {"logprobs": [-1.5 if m else 0.0 for m in mask], "versions": [3 if m else -1 for m in mask]}
+    write_run(tmp_path / "runs" / "a", {0: [one, row("plain")]})
+    page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
+    said = text_of(page)
+    assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60" in said
+    assert '<span class="l3">let me see</span>' in page and '<span class="l3">2760</span>' in page
+    assert (
+        '<section class="turn other">\n<h3>tool <code>multiply</code></h3>\n<pre class="said">2760 &lt;script&gt;</pre>'
+        in page
+    )
+    assert "TOOL" not in said and "3 (14 tokens)" in said
+    torn = row("let me see", completion=json.dumps(messages[:2] * 2))
+    write_run(tmp_path / "runs" / "a", {1: [torn]})
+    assert "its turns are not those that were sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
+
+
+def test_pages_while_a_run_is_rolled_back(root: Path) -> None:
+    ask = client(root)
+    assert ask.get(f"{RUN}/search/?q=answer").status_code == 200
+    (root / "odd 'n' <i>" / "rollouts" / "step_000000.parquet").unlink()
+    assert ask.get(f"{RUN}/sample/0/0/").status_code == 404 and ask.get(f"{RUN}/step/0/").status_code == 404
+    (root / "odd 'n' <i>" / "rollouts" / "step_000002.parquet").write_bytes(b"PAR1")
+    broken = ask.get(f"{RUN}/step/2/")
+    assert broken.status_code == 400 and "is damaged" in broken.text
+    page = ask.get(f"{RUN}/search/?q=alert").text
+    assert "step_000002.parquet is left out" in html.unescape(page) and 'data-hits="3"' in page
+
+
+def test_search_shows_what_it_found_where(root: Path) -> None:
+    ask = client(root)
+    page = ask.get(f"{RUN}/search/?q=%22%3Canswer%3E4%22").text
+    assert (
+        'data-hits="1"' in page
+        and "<mark>&lt;answer&gt;4</mark>&lt;/answer&gt;" in page
+        and f"{RUN}/sample/0/0/" in links_of(f"{RUN}/search/", page)
+    )
+    assert 'value="&#34;&lt;answer&gt;4&#34;"' in page, "the words stay in their field"
+    wrong = ask.get(f"{RUN}/search/?q=/(/&outcome=wrong")
+    assert wrong.status_code == 200 and "is no regular expression" in wrong.text and 'value="/(/"' in wrong.text
+    assert "reward_min is 'x'" in html.unescape(ask.get(f"{RUN}/search/?reward_min=x").text)
+    assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
+
+
+def test_the_same_prompt_at_two_steps(root: Path) -> None:
+    ask = client(root)
+    page = ask.get(f"{RUN}/compare/e0/0/0/?diff=1").text
+    said = text_of(page)
+    assert "The same prompt at steps 0 and 9" in said and "solved 1 of 2" in said and "seen at 3 steps" in said
+    page = ask.get(f"{RUN}/compare/e0/0/2/?i=1&j=0&diff=1").text
+    assert "<mark>" in page and "Step 2 solved 1 of 1, mean reward 1.000" in text_of(page)
+    once = ask.get(f"{RUN}/compare/e1/0/0/").text
+    assert "was seen at step 0 only" in once and "The same prompt at step 0 " in text_of(once)
+    assert "no idea" in once and "long long" in once, "its two completions, not one of them twice"
+    assert ask.get(f"{RUN}/compare/none/0/0/").status_code == 404
+    assert "step 3 has not seen this example: steps 0, 2, 9 have" in ask.get(f"{RUN}/compare/e0/0/3/").text
+
+
+def test_behaviours_link_to_examples(root: Path) -> None:
+    page = client(root).get(f"{RUN}/behaviours/?phrase=idea").text
+    assert {f"{RUN}/sample/0/2/", f"{RUN}/step/0/"} <= set(links_of(f"{RUN}/behaviours/", page))
+    assert "is no regular expression" in client(root).get(f"{RUN}/behaviours/?phrase=/(/").text
+
+
+def test_a_run_without_completions_says_what_would_fill_the_pages(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", {})
+    ask = client(tmp_path / "runs")
+    assert (
+        "No completions yet" in ask.get("/run/a/search/").text
+        and "No completions yet" in ask.get("/run/a/behaviours/").text
+    )
+    assert "an RL run has them" in ask.get("/run/a/step/0/").text
+
+
+def test_the_prompt_of_the_rows_is_that_of_the_made_run() -> None:
+    assert json.loads(row("x")["prompt"]) == PROMPT
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    broken = row("x", reward=None, outcome="grader_error", components=[("ratio", float("nan"))])
+    write_run(tmp_path / "a", {0: [broken]})
+    assert client(tmp_path).get("/data/a/sample/0/0.json").json()["components"] == {"ratio": None}
+    assert client(tmp_path).get("/run/a/sample/0/0/").status_code == 200
+
+
+def test_what_is_chosen_stays_on_the_page_of_tokens(root: Path) -> None:
+    path = f"{RUN}/sample/0/1/"
+    links = links_of(path, client(root).get(f"{path}?color=entropy").text)
+    assert f"{path}?tokens=1&color=entropy#tokens" in links and f"{path}?tokens=1#tokens" not in links
+    british = client(root).get(f"{path}?colour=advantage").text
+    assert '<a class="chip on" data-color="advantage"' in british
+    assert client(root).get(f"{path}?colour=zzz").status_code == 400
+
+
+def test_a_torn_phrase_is_told_and_search_is_one_key_away(root: Path) -> None:
+    ask = client(root)
+    assert "without a second one" in ask.get(f'{RUN}/search/?q="no such').text
+    assert "without a second one" not in ask.get(f'{RUN}/search/?q="no such"').text
+    assert links_of(f"{RUN}/step/0/", ask.get(f"{RUN}/step/0/").text, "search") == [f"{RUN}/search/"]

@@ -1,0 +1,177 @@
+"""The numbers of a run as columns: what was written, line by line, whatever happens to the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import write_lines
+
+from hone.errors import UserError
+from hone.runs.files import write_file
+from hone.viewer.series import Series, SeriesStore, axes, extremes, to_json
+
+
+def line(step: int, **more: float | None) -> dict:
+    return {"step": step, "reward/mean": step / 10, "tokens/total": 100 * (step + 1)} | more
+
+
+def clock(step: int) -> dict:
+    return {"step": step, "time/step": 36.0, "time/total": 36.0 * (step + 1)}
+
+
+def folder_of(path: Path, metrics: list[dict], timings: list[dict]) -> Path:
+    path.mkdir(exist_ok=True)
+    write_lines(path / "metrics.jsonl", metrics)
+    write_lines(path / "timings.jsonl", timings)
+    return path
+
+
+def series_of(folder: Path) -> Series:
+    series = Series(folder)
+    series.refresh()
+    return series
+
+
+def test_both_logs_are_one_table_with_what_is_missing_as_nan(tmp_path: Path) -> None:
+    held_out = {"eval/t/reward/mean": 0.25, "entropy": None}
+    folder = folder_of(tmp_path / "a", [line(0, **held_out), line(1), line(2, entropy=0.5)], [clock(0), clock(1)])
+    series = series_of(folder)
+    assert series.steps().tolist() == [0, 1, 2] and len(series) == 3 and series.last_step == 2
+    assert series.column("reward/mean").tolist() == [0.0, 0.1, 0.2]
+    assert np.isnan(series.column("entropy")).tolist() == [True, True, False]
+    assert series.column("time/step").tolist()[:2] == [36.0, 36.0] and math.isnan(series.column("time/step")[2])
+    assert np.isnan(series.column("nothing")).all() and "nothing" not in series.names
+    assert (series.first("reward/mean"), series.latest("entropy"), series.latest("nothing")) == (0.0, 0.5, None)
+    steps, values = series.points("eval/t/reward/mean")
+    assert (steps.tolist(), values.tolist()) == ([0], [0.25])
+
+
+def test_a_metric_that_is_null_throughout_is_none_of_its_metrics(tmp_path: Path) -> None:
+    assert "kl" not in series_of(folder_of(tmp_path / "a", [line(0, kl=None)], [])).names
+
+
+def test_only_new_lines_are_read_and_a_torn_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path / "a", [line(0), line(1)], [clock(0)])
+    series, take = series_of(folder), series_of(folder).take
+    read: list[int] = []
+    add = Series._add
+    monkeypatch.setattr(Series, "_add", lambda self, step, record: (read.append(step), add(self, step, record)))
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line(2)) + '\n{"step": 3, "rew')
+    series.refresh()
+    assert read == [2] and series.steps().tolist() == [0, 1, 2]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('ard/mean": 0.75}\n')
+    write_lines(folder / "timings.jsonl", [clock(1)], "a")
+    series.refresh()
+    assert read == [2, 3, 1] and series.column("reward/mean")[3] == 0.75 and series.take == take
+    assert series.column("time/total")[1] == 72.0
+
+
+def test_a_roll_back_begins_anew(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", [line(step) for step in range(5)], [clock(step) for step in range(5)])
+    series = series_of(folder)
+    take = series.take
+    kept = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
+    write_file(folder / "metrics.jsonl", "".join(kept))
+    write_lines(folder / "metrics.jsonl", [{"step": 2, "reward/mean": 0.9}], "a")
+    series.refresh()
+    assert series.column("reward/mean")[:3].tolist() == [0.0, 0.1, 0.9] and series.take != take
+    assert np.isnan(series.column("tokens/total")[2])
+
+
+def test_a_damaged_line_is_told_each_time(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", [line(0)], [])
+    series = series_of(folder)
+    for damage, said in (("{torn}\n", r"metrics\.jsonl, line 2, is damaged"), ('{"loss": 1}\n', "a line has no step")):
+        write_file(folder / "metrics.jsonl", json.dumps(line(0)) + "\n" + damage)
+        for _ in range(2):
+            with pytest.raises(UserError, match=said):
+                series.refresh()
+
+
+def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
+    series = series_of(tmp_path)
+    assert (len(series), series.names, series.last_step) == (0, [], -1)
+    assert to_json(series, ["loss"])["series"] == {"loss": {"y": []}}
+
+
+def test_tokens_of_a_version_are_those_before_its_step_and_hours_are_of_work(tmp_path: Path) -> None:
+    last = {"step": 3, "eval/t/reward/mean": 0.5}
+    folder = folder_of(tmp_path / "a", [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)])
+    found = axes(series_of(folder))
+    assert found["step"].tolist() == [0, 1, 2, 3]
+    assert found["tokens"].tolist() == [100, 200, 300, 300]  # the evaluation after the last step trains on nothing
+    assert found["before"].tolist() == [0, 100, 200, 300]
+    assert found["hours"] == pytest.approx([0.01, 0.02, 0.03, 0.03])
+
+
+def test_json_has_null_for_what_is_missing_and_few_points_with_their_rows(tmp_path: Path) -> None:
+    metrics = [
+        line(0, **{"eval/t/reward/mean": 0.25}),
+        line(1, entropy=None),
+        *(line(s, entropy=0.5) for s in (2, 3, 4)),
+    ]
+    made = to_json(series_of(folder_of(tmp_path / "a", metrics, [])), ["reward/mean", "entropy", "eval/t/reward/mean"])
+    assert made["series"]["reward/mean"] == {"y": [0.0, 0.1, 0.2, 0.3, 0.4]}
+    assert made["series"]["entropy"] == {"y": [None, None, 0.5, 0.5, 0.5]}
+    assert made["series"]["eval/t/reward/mean"] == {"rows": [0], "y": [0.25]}
+    assert made["x"]["step"] == [0, 1, 2, 3, 4] and made["last"] == 4
+    json.dumps(made, allow_nan=False)
+
+
+def test_json_after_a_step_has_the_rows_above_it(tmp_path: Path) -> None:
+    series = series_of(folder_of(tmp_path / "a", [line(step) for step in range(5)], []))
+    made = to_json(series, ["reward/mean"], after=2)
+    assert made["x"]["step"] == [3, 4] and made["series"]["reward/mean"] == {"y": [0.3, 0.4]}
+    assert made["x"]["before"] == [300, 400]
+    assert to_json(series, ["reward/mean"], after=9)["x"]["step"] == []
+
+
+def test_many_points_are_thinned_out_to_their_extremes() -> None:
+    values = np.sin(np.arange(10_000) / 50)
+    values[[777, 5001]] = 9.0, -9.0
+    values[0] = np.nan
+    chosen = extremes(values, 200)
+    assert 150 < len(chosen) <= 200 and {1, 777, 5001, 9999} <= set(chosen.tolist())
+    assert np.all(np.diff(chosen) > 0) and not np.isnan(values[chosen]).any()
+    assert extremes(values[:150], 200).tolist() == list(range(1, 150))
+
+
+def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(tmp_path: Path) -> None:
+    metrics = [line(step, a=step % 7, b=-(step % 5)) | ({"c": 1.0} if step % 1000 == 0 else {}) for step in range(5000)]
+    metrics[1234]["reward/mean"] = 1e6
+    series = series_of(folder_of(tmp_path / "a", metrics, []))
+    made = to_json(series, ["reward/mean", "a", "b", "c"], points=300, stacks=[["a", "b"]])
+    one, steps = made["series"]["reward/mean"], made["x"]["step"]
+    assert len(one["y"]) <= 300 and len(steps) < 900
+    at = {steps[row]: y for row, y in zip(one["rows"], one["y"], strict=True)}
+    assert at[1234] == 1e6 and at[0] == 0.0 and at[4999] == 499.9
+    assert made["series"]["a"]["rows"] == made["series"]["b"]["rows"]
+    assert [steps[row] for row in made["series"]["c"]["rows"]] == [0, 1000, 2000, 3000, 4000]
+
+
+def test_the_store_keeps_the_runs_that_were_looked_at_last(tmp_path: Path) -> None:
+    store = SeriesStore(size=2)
+    folders = [folder_of(tmp_path / name, [line(0)], []) for name in "abc"]
+    with store.read(folders[0]) as first:
+        assert len(first) == 1
+    write_lines(folders[0] / "metrics.jsonl", [line(1)], "a")
+    with store.read(folders[0]) as again:
+        assert again is first and len(again) == 2
+    for folder in folders[1:]:
+        with store.read(folder):
+            pass
+    with store.read(folders[0]) as anew:
+        assert anew is not first
+
+
+def test_ten_thousand_steps_that_grow_by_one_cost_one(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", [line(step) for step in range(10_000)], [])
+    series = series_of(folder)
+    write_lines(folder / "metrics.jsonl", [line(10_000)], "a")
+    assert [record["step"] for record in series._tails[0].new()] == [10_000]

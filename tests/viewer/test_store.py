@@ -1,0 +1,226 @@
+"""Completions are found by words and filters, whatever they hold, while files come and go."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import row, write_run
+
+from hone.errors import UserError
+from hone.viewer.duck import TooSlow, duck, literal_path
+from hone.viewer.query import PAGE, Query
+from hone.viewer.store import Store, matches
+
+HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    steps = {
+        0: [
+            row(
+                "Wait, let me check that.", reward=1.0, outcome="correct", advantage=1.5,
+                components=[("format", 1.0), ("correctness", 1.0)],
+            ),
+            row("waiting room"),
+            row(HOSTILE, outcome="unparsable", reward=0.0, components=[("format", 0.0)], advantage=0.0),
+        ],
+        3: [
+            row("x" * 400, stop_reason="length", outcome="truncated", draw=1, group=0, example_id="e1"),
+            row("ÄPFEL und wait\nlet me check", draw=1, group=0, example_id="e1"),
+            row("it broke", reward=None, outcome="grader_error", state="failed", components=[], draw=2, group=1),
+        ],
+        7: [row("100 percent", state="filtered", advantage=0.0), row("a-b 10% aXb")],
+    }  # fmt: skip
+    return Store(write_run(tmp_path / "odd [a]*' ?" / "run", steps))
+
+
+def found(store: Store, **asked) -> list[tuple[int, int]]:
+    return [(one["step"], one["row"]) for one in store.search(Query(**asked)).rows]
+
+
+def test_a_step_has_its_rows_with_counts_of_sampled_tokens(store: Store) -> None:
+    rows = store.rows(0)
+    assert [one["row"] for one in rows] == [0, 1, 2] and rows[1]["tokens"] == len("waiting room") + 1
+    assert rows[0]["components"] == {"format": 1.0, "correctness": 1.0} and "sampled_mask" not in rows[0]
+    assert store.steps() == [0, 3, 7]
+    one = store.sample(3, 1)
+    assert (
+        one["text"] == "ÄPFEL und wait\nlet me check"
+        and one["row"] == 1
+        and len(one["logprobs"]) == len(one["token_ids"])
+    )
+    with pytest.raises(UserError, match="no completion 3: they are numbered from 0 to 2"):
+        store.sample(3, 3)
+    with pytest.raises(UserError, match="no rollouts of step 4"):
+        store.rows(4)
+
+
+def test_all_words_must_occur_in_any_case(store: Store) -> None:
+    assert found(store, q="WAIT") == [(3, 1), (0, 0), (0, 1)]
+    assert found(store, q="wait check") == [(3, 1), (0, 0)]
+    assert found(store, q='"let me check"') == [(3, 1), (0, 0)]
+    assert found(store, q="äpfel") == [(3, 1)]
+    assert found(store, q=r"/\bwait\b/") == [(3, 1), (0, 0)]
+    assert found(store, q=r"/^it .*ke$/") == [(3, 2)]
+    assert found(store, q="nowhere") == [] and found(store, q="")[0] == (7, 0)
+    assert found(store, q="what is", column="prompt", last=0) == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "text", ["100%", "a_b", "' OR", "\\", "\x00", "</textarea>", "\u202e", "DROP TABLE", ".*\\", "\U0001f600", "--"]
+)
+def test_words_are_taken_literally(store: Store, text: str) -> None:
+    expected = [(0, 2)] if text in HOSTILE else []
+    assert found(store, q=f'"{text}"') == expected, "neither SQL nor LIKE nor an expression"
+
+
+def test_filters_choose_by_value(store: Store) -> None:
+    assert found(store, outcome="truncated") == [(3, 0)]
+    assert found(store, advantage="positive") == [(0, 0)] and found(store, advantage="zero") == [(7, 0), (0, 2)]
+    assert found(store, stop="length") == [(3, 0)] and found(store, state="failed") == [(3, 2)]
+    assert found(store, component="correctness", component_min=0.5) == [(0, 0)]
+    assert found(store, component="correctness", last=0) == [(0, 0), (0, 1)], "where it abstained it is not"
+    assert found(store, component="format' OR '1'='1") == []
+    assert found(store, reward_max=0.05) == [(0, 2)] and found(store, reward_min=0.5) == [(0, 0)]
+    assert found(store, length_min=200) == [(3, 0)] and found(store, length_max=10) == [(3, 2)]
+    assert found(store, first=1, last=3) == [(3, 0), (3, 1), (3, 2)]
+
+
+def test_results_are_sorted(store: Store) -> None:
+    assert found(store, sort="oldest")[:2] == [(0, 0), (0, 1)]
+    assert found(store, sort="-reward")[0] == (0, 0) and found(store, sort="-reward")[-1] == (3, 2), "none is last"
+    assert found(store, sort="reward")[0] == (0, 2) and found(store, sort="reward")[-1] == (3, 2)
+    assert found(store, sort="-length")[0] == (3, 0) and found(store, sort="-advantage")[0] == (0, 0)
+
+
+def test_results_have_pages_and_a_count(tmp_path: Path) -> None:
+    store = Store(write_run(tmp_path / "run", {0: [row(f"number {i}") for i in range(PAGE + 7)]}))
+    first, second = (store.search(Query(q="number", page=page)) for page in (1, 2))
+    assert first.total == second.total == PAGE + 7 and len(second.rows) == 7
+    assert [one["row"] for one in (*first.rows, *second.rows)] == list(range(PAGE + 7))
+    assert store.search(Query(q="number", page=9)).rows == []
+
+
+def test_an_expression_that_is_none_costs_a_sentence(store: Store) -> None:
+    with pytest.raises(UserError, match=r"/\(/ is no regular expression .*missing \)"):
+        store.search(Query(q="/(/"))
+
+
+def test_what_was_found_is_told(store: Store) -> None:
+    assert matches(Query(q="WAIT"), ["So Wait, then", "nothing"]) == ["Wait", ""]
+    assert matches(Query(), ["a"]) == [""]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1" + b"x" * 100, None])
+def test_a_damaged_file_is_left_out_and_named(store: Store, content: bytes | None) -> None:
+    path = store.folder / "step_000003.parquet"
+    path.write_bytes(path.read_bytes()[:1000] if content is None else content)
+    result = store.search(Query(q="wait"))
+    assert [(one["step"], one["row"]) for one in result.rows] == [(0, 0), (0, 1)]
+    (sentence,) = result.skipped
+    assert "step_000003.parquet is left out: it is damaged" in sentence
+    with pytest.raises(UserError, match="damaged"):
+        store.rows(3)
+
+
+def test_a_file_damaged_in_its_middle_is_left_out(store: Store) -> None:
+    path = store.folder / "step_000003.parquet"
+    content = bytearray(path.read_bytes())
+    content[4 : len(content) // 2] = os.urandom(len(content) // 2 - 4)
+    path.write_bytes(bytes(content))
+    result = store.search(Query(q="wait"))
+    assert [(one["step"], one["row"]) for one in result.rows] == [(0, 0), (0, 1)]
+    assert len(result.skipped) == 1 and "step_000003.parquet is left out" in result.skipped[0]
+
+
+def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store) -> None:
+    stamps = store.stamps()
+    (store.folder / "step_000000.parquet").unlink()
+    sql = "SELECT step, count(*) FROM read_parquet($files) GROUP BY step ORDER BY step"
+    rows, skipped = store.scan(sql, {}, stamps)
+    assert rows == [(3, 3), (7, 2)] and "it has gone meanwhile" in skipped[0]
+    for path in store.folder.iterdir():
+        path.unlink()
+    assert store.scan(sql, {}, stamps)[0] == [] and store.search(Query(q="a")).total == 0
+
+
+def test_what_has_gone_since_it_was_found_is_told(store: Store) -> None:
+    query = Query(q="wait")
+    steps, rows, _ = store._hits(query)
+    (store.folder / "step_000000.parquet").unlink()
+    shown, gone = store._at(steps, rows)
+    assert [(one["step"], one["row"]) for one in shown] == [(3, 1)] and "no rollouts of step 0" in gone[0]
+
+
+def test_what_is_left_of_a_file_keeps_its_places(store: Store) -> None:
+    write_run(store.run.path, {0: [row("one"), row("two")]})
+    shown, gone = store._at(np.array([0, 0, 0]), np.array([5, 1, 0]))
+    assert [(one["row"], one["text"]) for one in shown] == [(1, "two"), (0, "one")] and gone == []
+
+
+def test_values_that_are_missing_are_no_components(store: Store) -> None:
+    write_run(store.run.path, {0: [row("one", components=[("format", None), ("other", 0.5)])]})
+    assert store.rows(0)[0]["components"] == {"other": 0.5}
+
+
+def test_new_and_changed_files_are_seen(store: Store) -> None:
+    assert found(store, q="fresh") == []
+    folder = store.run.path
+    write_run(folder, {9: [row("fresh")]})
+    assert found(store, q="fresh") == [(9, 0)]
+    write_run(folder, {9: [row("another text")]})
+    assert found(store, q="fresh") == [] and found(store, q="another") == [(9, 0)]
+
+
+def test_files_of_older_runs_lack_a_column(store: Store) -> None:
+    import pyarrow.parquet as pq
+
+    path = store.folder / "step_000000.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["completion"]), path)
+    assert found(store, q="wait") == [(3, 1), (0, 0), (0, 1)]
+    assert store.rows(0)[0]["completion"] is None
+
+
+def test_steps_at_which_an_example_was_seen(store: Store) -> None:
+    seen, _ = store.seen("e1")
+    assert [(one.step, one.row, one.completions, one.reward, one.solved) for one in seen] == [(3, 0, 2, 0.1, 0)]
+    seen, _ = store.seen("e0")
+    assert [(one.step, one.completions, one.solved) for one in seen] == [(0, 3, 1), (3, 1, 0), (7, 2, 0)]
+    assert store.seen("\ud800' OR 1=1 --") == ([], [])
+
+
+def test_a_question_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(TooSlow, match=r"more than 0\.2 s"):
+        duck().rows(
+            "SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2
+        )
+    assert duck().rows("SELECT $n + 1", {"n": 1}) == [(2,)], "others are answered after it"
+
+
+def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
+    settings = "'temp_directory', 'autoinstall_known_extensions', 'lock_configuration', 'memory_limit'"
+    said = dict(duck().rows(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {}))
+    assert said["temp_directory"] == "" and said["autoinstall_known_extensions"] == "false"
+    assert said["lock_configuration"] == "true" and "MiB" in said["memory_limit"]
+
+
+def test_questions_of_several_threads_are_answered(store: Store) -> None:
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda i=i: answers.append(store.search(Query(q=f"/wait{'.?' * i}/")).total))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [3] * 8
+
+
+def test_paths_are_no_patterns() -> None:
+    assert literal_path("/a/[b]*?c") == "/a/[[]b][*][?]c"
