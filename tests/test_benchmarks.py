@@ -14,6 +14,7 @@ import sampling
 import serving
 import tasks
 import torch
+import viewer
 from gpu import sampling as gpu_sampling
 from limits import sampling_limits
 
@@ -108,6 +109,18 @@ def test_serving(run) -> None:
     figures = run(serving.main, *flags)["medians"]["hone"]
     assert figures["tokens_per_second"] > 0
     assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]
+
+
+def test_viewer(run, tmp_path: Path) -> None:
+    result = run(viewer.main, "--run", str(tmp_path / "run"), "--steps", "8", "--completions", "16", "--rounds", "1")
+    workload, seconds = result["workload"], result["seconds"]
+    assert (workload["steps"], workload["completions"]) == (8, 16) and workload["tokens"] > 8 * 16 * 100
+    assert min(workload["bytes"].values()) > 0
+    assert {"first_page", "launch", "run", "curves", "step", "sample", "behaviours"} <= set(seconds)
+    assert all(0 < one["least"] <= one["median"] <= one["most"] for one in seconds.values())
+    assert seconds["first_page"]["most"] < seconds["launch"]["least"]
+    assert result["hits"]["absent"] == 0 < result["hits"]["common"] <= 8 * 16
+    assert 0 < result["peak_memory_bytes"]["start"] <= result["peak_memory_bytes"]["end"]
 
 
 def test_sampling_on_a_gpu_on_the_cpu(run) -> None:

@@ -8,6 +8,10 @@ import json
 from pathlib import Path
 from statistics import median
 
+import alarms
+
+from hone.runs.alarm_rules import RULES
+
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
@@ -176,6 +180,20 @@ def test_three_processes_against_one():
     assert 0 < variants["split_2"]["staleness"] <= 2
 
 
+def test_a_large_run_is_shown_at_once():
+    """The slowest of each kind, in any round; a page of a step or a sample includes its first, cold, one."""
+    result = json.loads((RESULTS / "viewer.json").read_text())
+    workload, seconds = result["workload"], result["seconds"]
+    assert (workload["steps"], workload["completions"]) == (1000, 512) and result["rounds"] >= 3
+    assert workload["tokens"] > 2e8 and workload["bytes"]["tokens"] > 0
+    assert seconds["first_page"]["most"] < 1
+    assert seconds["sample"]["most"] < 0.5
+    searches = {name: one["most"] for name, one in seconds.items() if name.startswith(("search_", "filter_"))}
+    assert len(searches) >= 8 and max(searches.values()) < 2
+    assert result["peak_memory_bytes"]["end"] < 500e6
+    assert result["hits"]["rare"] >= 10 and result["hits"]["common"] > 250_000
+
+
 def test_a_weight_update_through_the_transport():
     """Of 0.6B parameters: no more than twice what it takes to copy and sync them; the sampler goes on meanwhile."""
     result = json.loads((RESULTS / "transport.json").read_text())
@@ -187,3 +205,56 @@ def test_a_weight_update_through_the_transport():
         assert measured["bytes"] >= size and len(measured["rounds"]) == result["workload"]["rounds"]
         assert measured["ratio"] <= 2.0
         assert measured["standstill"] <= 1 / 3
+
+
+def test_each_alarm_is_raised_on_a_run_made_to_raise_it_and_none_on_healthy_ones():
+    """The rules of today, on the recorded metrics of runs that fall ill at a known step, and of the quickstart over
+    20 healthy seeds. One seed fell ill by itself, writing on after its answers, and is told of.
+    """
+    recorded = json.loads((RESULTS / "alarms.json").read_text())
+    found = alarms.recorded(RESULTS / "alarms.parquet")
+    assert found == {name: value for name, value in recorded.items() if name != "machine"}
+    assert found["healthy"]["seeds"] == 20 and found["healthy"]["steps"] == 20 * 150
+    assert found["healthy"]["false_alarms"] == {}
+    assert list(found["healthy"]["ill_by_themselves"].values()) == [{"truncation": 57}]
+    latest = {case: max(one["delays"].values()) for case, one in found["sick"].items()}
+    assert len(latest) == 12 and latest.pop("one answer pays whatever is asked") <= 60
+    assert max(latest.values()) <= 25
+    raised = {name for one in found["sick"].values() for name in one["raised"]}
+    assert raised == set(RULES) - {"ratio"}, "the ratio, which is 1 in lock-step, is in tests/runs/test_alarm_rules.py"
+
+
+def test_a_calibration_predicts_the_run():
+    """Peak memory within 15 %, wall seconds of the whole run within 30 %, in at most a minute or little more."""
+    cases = json.loads((RESULTS / "plan.json").read_text())["cases"]
+    assert {"quickstart", "long_completions", "85m_parameters"} <= set(cases)
+    for name, case in cases.items():
+        assert 0.85 <= case["memory_ratio"] <= 1.15, name
+        assert 0.7 <= case["seconds_ratio"] <= 1.3, name
+        assert all(row["calibration_seconds"] <= 75 for row in case["rounds"]), name
+    assert cases["85m_parameters"]["parameters"] > 7e7
+
+
+def test_a_budget_is_used_but_not_crossed():
+    """Of each limit 95 % or more, counted from outside: from the start of the process to its end."""
+    budget = json.loads((RESULTS / "plan.json").read_text())["budget"]
+    assert set(budget) == {"hours", "usd", "tokens"}
+    for name, found in budget.items():
+        assert found["status"] == "budget" and 0.95 <= found["share"] <= 1.0, name
+
+
+def test_plan_of_one_and_two_processes_against_what_they_did():
+    """Bytes within 3 % (rollouts, which are compressed, within 15 %), a train step's seconds within 50 %."""
+    result = json.loads((RESULTS / "scaling.json").read_text())
+    assert result["workload"]["parameters"] == 59_166_336
+    for precision in ("bf16_linear", "bf16"):
+        one, two = (result["ranks"][precision][world] for world in ("1", "2"))
+        assert one["measured"]["step"]["bytes"] == 0 and two["measured"]["step"]["bytes"] > 1e9
+        for found in (one, two):
+            ratio = found["ratio"]
+            assert ratio["micro_batches"] == 1 and 2 / 3 <= ratio["step"]["seconds"] <= 1.5
+            assert all(abs(ratio[name] - 1) <= 0.03 for name in ("weights_bytes", "checkpoint_bytes"))
+        assert all(abs(two["ratio"][name]["bytes"] - 1) <= 0.03 for name in ("step", "publish"))
+    split = result["split"]["ratio"]
+    assert all(abs(split[name] - 1) <= 0.03 for name in ("batch_bytes", "weights_bytes", "http_bytes"))
+    assert abs(split["rollouts_bytes"] - 1) <= 0.15
