@@ -12,15 +12,19 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hone.cli import main
+from hone.config.alarms import AlarmsConfig
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.environments import load_environment
 
@@ -73,13 +77,34 @@ def stand_in(folder: Path, named: str) -> None:
         (folder / named).symlink_to("step_2")
 
 
+def look(argv: list[str], *paths: str) -> int:
+    """Runs `hone view` until it has answered `/` and `paths` as it should; the exit code after Ctrl-C."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [word for i, word in enumerate(argv[1:]) if "--port" not in argv[i : i + 2]]
+    command = [sys.executable, "-m", "hone.cli", *words, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            assert f"http://127.0.0.1:{port}/" in server.stdout.readline()
+            for path in ("/", *paths):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as page:
+                    assert "<h1>" in page.read().decode()
+        finally:
+            server.send_signal(signal.SIGINT)
+        return server.wait(20)
+
+
 def run(argv: list[str], extra: list[str]) -> int:
+    if argv[:2] == ["hone", "view"] and "--static" not in argv:
+        return look(argv)
     command = argv if argv[0] == "hone" else ["hone", "eval" if argv[0] == "vf-eval" else argv[0], *argv[1:]]
     return main([*command[1:], *extra])
 
 
 def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"item {i}", "completion": f"{i:03d}"}) + "\n" for i in range(10)))
@@ -125,6 +150,60 @@ def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, t
     assert json.loads(Path("outputs/b/run.json").read_text())["parent"]["step"] == 2
 
 
+def test_every_command_on_planning_runs_and_prints_what_the_page_says(monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "plan.md").read_text()
+    said = ""
+    for argv in shell_commands(ROOT / "docs" / "plan.md"):
+        short = ["--on", "cpu"] if "--calibrate" in argv else []  # measured in tests/planning/test_calibration.py
+        argv = [word for word in argv if word != "--calibrate"]
+        assert run(argv, short) == (1 if "48gb" in argv else 0), (argv, capfd.readouterr().err)
+        said += capfd.readouterr().out
+    told = [line for body in blocks(ROOT / "docs" / "plan.md", "") for line in body.splitlines()]
+    lines = [line for line in told if line.strip() not in ("...", "")]
+    assert len(lines) > 12 and page.count("--on") > 2
+    for line in lines:
+        assert line in said, line
+
+
+def test_every_command_on_looking_at_runs_and_every_address(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    short = ["--max-steps", "2", "--model.name", str(tiny_model_dir), "--orchestrator.eval.num-examples", "4"]
+    assert run(["rl", "@", "examples/reverse_text/tiny.toml", "--display", "none"], short) == 0
+    page = (ROOT / "docs" / "view.md").read_text()
+    addresses = [
+        text.replace("SLUG", "tiny-rl").replace("N", "1").replace("I", "3").replace("/A/B/", "/0/2/")
+        for text in re.findall(r"`(/(?:[a-z][\w/]*/)?)`", page)
+    ]
+    assert {"/", "/curves/", "/run/tiny-rl/sample/1/3/", "/run/tiny-rl/change/0/2/"} <= set(addresses)
+    for argv in shell_commands(ROOT / "docs" / "view.md"):
+        if argv == ["hone", "view"]:
+            assert look(argv, *addresses) == 0
+        else:
+            assert run(argv, []) == 0, (argv, capfd.readouterr().err)
+    assert "tiny-rl" in Path("site/index.html").read_text()
+
+
+def test_every_command_on_the_run_card_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    few = {
+        "rl": ["--max-steps", "2", "--display", "plain", "--model.name", str(tiny_model_dir)],
+        "eval": ["-n", "8", "-r", "2", "-t", "8"],
+    }
+    for argv in shell_commands(ROOT / "docs" / "report.md"):
+        stand_in(tmp_path / "outputs/a/weights", "step_150")
+        extra = few.get(argv[0]) or few.get(argv[1], [])
+        words = argv[: argv.index("-n")] + argv[argv.index("-r") + 2 :] if "-n" in argv else argv
+        assert run(words, extra) == 0, (argv, capfd.readouterr().err)
+    said = capfd.readouterr().out
+    assert said.count("Wrote ") == 3 and '"format": "hone-card-1"' in said and (tmp_path / "cards/a/card.md").is_file()
+    (block,) = blocks(ROOT / "docs" / "report.md", "python")
+    exec(block, {})
+    assert capfd.readouterr().out == "True 256\n"
+
+
 def test_every_command_on_regrading_runs_in_order(tmp_path, monkeypatch, capfd):
     """In a copy of the folder that the page names; two steps, in which nothing falls."""
     folder = shutil.copytree(ROOT / "benchmarks" / "counting_aloud", tmp_path / "counting_aloud")
@@ -164,6 +243,55 @@ def test_every_command_on_the_gap_runs_in_order(tmp_path, monkeypatch, tiny_mode
     assert "gap.max=0.01" in capfd.readouterr().out
 
 
+def test_every_command_of_the_doctor_runs(tmp_path, monkeypatch):
+    """Each in a process of its own, for it looks at the variables that it was started with."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for argv in shell_commands(ROOT / "docs" / "doctor.md"):
+        program = [sys.executable, "-m", "hone.cli", *argv[1:], "--offline"]
+        done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Ready" in done.stdout.splitlines()[-2 if "--json" in argv else -1]
+
+
+def test_every_command_on_alarms_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for argv in shell_commands(ROOT / "docs" / "alarms.md"):
+        few = [*substitutes(argv, tmp_path, tmp_path), "--model.name", str(tiny_model_dir)]
+        assert run(argv, few if argv[0] == "rl" else []) == 0, (argv, capfd.readouterr().err)
+
+
+def test_the_alarms_on_the_page_are_those_of_the_config_and_its_figures_those_recorded():
+    lines = [line.split("|")[1:-1] for line in (ROOT / "docs" / "alarms.md").read_text().splitlines()]
+    rows = {cells[0].strip(" `"): cells[-1].strip() for cells in lines if len(cells) == 3 and cells[0].startswith(" `")}
+    settings = {name: AlarmsConfig().of(name).threshold for name in AlarmsConfig.model_fields if name in rows}
+    assert len(rows) == 17 and rows == {name: "" if t is None else f"{t:g}" for name, t in settings.items()}
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "alarms.json").read_text())["sick"].values()
+    figures = [{alarm: step - one["onset"] for alarm, step in one["raised"].items()} for one in recorded]
+    told = [
+        dict(re.findall(r"`(\w+)` (\d+)", cells[1]))
+        for cells in lines
+        if len(cells) == 2 and re.search(r"` \d", cells[1])
+    ]
+    assert len(told) == len(figures) == 12
+    for row in told:
+        assert any(row.items() <= {name: str(step) for name, step in one.items()}.items() for one in figures), row
+
+
+def test_every_command_on_predictions_runs(tmp_path, monkeypatch, capfd):
+    """In 41 steps of few completions, the fewest of which there is a step 40."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    few = ["--max-steps", "41", "--display", "plain", "--model.name", "hone/tiny", "--model.init.layers", "1"]
+    small = ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+    small += ["--orchestrator.eval.num-examples", "4"]
+    for argv in shell_commands(ROOT / "docs" / "predictions.md"):
+        extra = few + (small if argv[0] == "rl" else ["--data.batch-size", "4"]) if argv[0] in ("rl", "sft") else []
+        assert run(argv, extra) == 0, (argv, capfd.readouterr().err)
+    said = capfd.readouterr().out
+    assert said.count("reward/mean@40 > 0.6") == 4 and "Brier score of 3 decided" in said
+
+
 def test_every_command_on_the_order_of_prompts_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -197,6 +325,26 @@ def test_the_settings_on_the_grading_page_are_those_of_the_config():
     told = {name.strip(" `"): default.strip().removesuffix(" s") for name, default in rows}
     defaults = {name: field.default for name, field in GradingConfig.model_fields.items()}
     assert told == {n: "one per core" if d is None else f"{d:g}" for n, d in defaults.items()}
+
+
+def test_every_command_on_monitors_runs_in_order(tmp_path, monkeypatch, capfd):
+    """With the real clients; what they write is looked at in tests/runs/monitors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for argv in shell_commands(ROOT / "docs" / "monitors.md"):
+        stand_in(tmp_path / "outputs/tiny-sft/weights", "step_900")
+        assert run(argv, substitutes(argv, tmp_path, tmp_path)) == 0, (argv, capfd.readouterr().err)
+        said = capfd.readouterr().out
+        shown = "trackio show --project hone" if "--trackio.project" in argv else "wandb sync outputs/tiny-"
+        assert shown in said and "failed" not in said
+    page = (ROOT / "docs" / "monitors.md").read_text()
+    from hone.runs.monitors import background, samples
+
+    assert f"waits {background.FINISH_SECONDS:.0f} seconds" in page and f"{samples.TEXT:,} characters" in page
+    assert (tmp_path / "trackio" / "hone.db").is_file()
 
 
 def test_every_command_on_tasks_of_mathematics_runs(tmp_path, monkeypatch, capfd):
