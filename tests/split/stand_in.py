@@ -6,7 +6,8 @@
 PLAN is JSON: for each role (`trainer 1`: of rank 1) what its starts do, the last of them standing for all that follow:
 `after` so many seconds (else on SIGUSR1) `end` with an exit code or a signal's name, `say` a line first, on signals
 `deaf`; a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl once it hears signals.
-Seconds count from when all roles are there, and each of `starts` so often, so that no slow start of one matters.
+Seconds count from when all roles are there, and each of `starts` so often, and the launcher has said `ready` times that
+the server is ready: so no slow start of one matters.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ ROLES = ["inference", "trainer", "orchestrator"]
 
 def launch(folder: Path, plan: dict) -> int:
     from hone import cli
+    from hone.orchestrator import launch as launching
     from hone.orchestrator.launch import Launch, Role, Words
 
+    launching._FOLLOWING = plan.get("following", launching._FOLLOWING)
     names = plan.get("roles", ROLES)
 
     def role(name: str) -> Role:
@@ -44,6 +47,8 @@ def launch(folder: Path, plan: dict) -> int:
 
     def say(text: str) -> None:
         print(text, flush=True)
+        with open(folder / "said", "a") as file:
+            file.write(f"{text}\n")
 
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -64,8 +69,7 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
     rank = os.environ.get("RANK")
     name = f"{role} {rank}" if rank and f"{role} {rank}" in plan else role
     notes = folder / "starts.jsonl"
-    before = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
-    count = sum(note["role"] == role and note["rank"] == rank for note in before)
+    count = sum(note["role"] == role and note["rank"] == rank for note in noted(notes))
     told = json.loads(os.environ.get("HONE_RESTARTED", "null"))
     note = {"role": role, "rank": rank, "pid": os.getpid(), "words": words, "told": told}
     note |= {"meeting": os.environ.get("MASTER_PORT"), "world": os.environ.get("WORLD_SIZE")}
@@ -97,12 +101,21 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
     wanted = {name: ranks if name == "trainer" else 1 for name in plan.get("roles", ROLES)} | do.get("starts", {})
     while any(count > of_role for count, of_role in ((wanted[name], started(notes, name)) for name in wanted)):
         time.sleep(0.01)
+    said = folder / "said"
+    while do.get("ready") and not (said.exists() and said.read_text().count("The server is ready") >= do["ready"]):
+        time.sleep(0.01)
     time.sleep(do["after"])
     finish(do.get("end", 0))
 
 
+def noted(notes: Path) -> list[dict]:
+    """The starts so far: the lines that are whole."""
+    lines = notes.read_text().splitlines(keepends=True) if notes.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def started(notes: Path, role: str) -> int:
-    return sum(json.loads(line)["role"] == role for line in notes.read_text().splitlines())
+    return sum(note["role"] == role for note in noted(notes))
 
 
 def finish(end: int | str) -> None:

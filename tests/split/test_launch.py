@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from stand_in import ROLES, noted
 
 pytestmark = pytest.mark.split
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
-SECONDS = 180
+SECONDS = 600
 """What counts as hung."""
 
 
@@ -30,12 +31,12 @@ class Launched:
     folder: Path
 
     def starts(self, role: str) -> list[dict]:
-        notes = self.folder / "starts.jsonl"
-        lines = notes.read_text().splitlines() if notes.exists() else []
-        return [note for note in map(json.loads, lines) if note["role"] == role]
+        return [note for note in noted(self.folder / "starts.jsonl") if note["role"] == role]
 
     def log(self, role: str) -> str:
-        return (self.folder / "out" / "logs" / f"{role}.log").read_text()
+        """What is in its log; nothing as long as that is not in the run's directory."""
+        path = self.folder / "out" / "logs" / f"{role}.log"
+        return path.read_text() if path.exists() else ""
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + SECONDS
@@ -44,14 +45,23 @@ class Launched:
             time.sleep(0.02)
 
     def at_work(self) -> None:
-        """Returns when the run has begun, and all roles are there."""
-        self.until(lambda: (self.folder / "out" / "logs" / "trainer.log").exists())
-        self.until(lambda: all(self.starts(role) for role in ("inference", "trainer", "orchestrator")))
+        """Returns when the run has begun, all roles are there, and their first lines in the run's logs."""
+        self.until(lambda: all(self.starts(role) and "start" in self.log(role) for role in ROLES))
+
+    def again(self, role: str, count: int) -> None:
+        """Returns when a role was started so often, and all of these have said and noted it."""
+        self.until(lambda: len(self.starts(role)) == self.log(role).count("start") == count)
+
+    def stop(self) -> None:
+        """SIGSTOP to the launcher while it waits: not between two of its looks at who has died."""
+        self.until(lambda: state(self.process.pid) == "S")
+        self.process.send_signal(signal.SIGSTOP)
+        self.until(lambda: state(self.process.pid) == "T")
 
     def ended(self) -> tuple[int, str, str]:
-        """Exit code, output, errors; nothing is left."""
+        """Exit code, output, errors; nothing is left, once the kernel has ended what was killed."""
         out, err = self.process.communicate(timeout=SECONDS)
-        assert alive(self.folder) == []
+        self.until(lambda: alive(self.folder) == [])
         return self.process.returncode, out, err
 
 
@@ -107,8 +117,9 @@ def test_an_error_of_the_user_is_shown_and_nothing_is_started_again(launch):
 
 
 def test_the_server_is_started_again_alone(launch):
-    first = {"after": 1.0, "end": "SIGKILL"}
-    run = launch(orchestrator=[{"starts": {"inference": 2}, "after": 2.0, "end": 0}], inference=[first, {}])
+    first = {"ready": 1, "after": 0.2, "end": "SIGKILL"}
+    driver = {"starts": {"inference": 2}, "ready": 2, "after": 0.2, "end": 0}
+    run = launch(orchestrator=[driver], inference=[first, {}])
     code, out, _ = run.ended()
     (first, _again), (driver,) = run.starts("inference"), run.starts("orchestrator")
     assert code == 0 and driver["told"] == [] and len(run.starts("trainer")) == 1
@@ -131,7 +142,7 @@ def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
 
 def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
     ranks = {"trainer 0": [{}], "trainer 1": [{"after": 0.6, "end": "SIGKILL"}, {}]}
-    run = launch(ranks=2, orchestrator=[{}, {"after": 0.5, "end": 0}], **ranks)
+    run = launch(ranks=2, orchestrator=[{}, {"starts": {"trainer": 4}, "after": 0.5, "end": 0}], **ranks)
     code, out, _ = run.ended()
     starts = run.starts("trainer")
     assert code == 0 and sorted(start["rank"] for start in starts) == ["0", "0", "1", "1"]
@@ -163,7 +174,7 @@ def test_a_role_that_a_user_has_to_mend_is_not_started_again(launch):
 
 
 def test_a_server_that_dies_while_it_loads_is_told_with_its_log(launch):
-    run = launch(inference=[{"load": 60, "after": 0.5, "end": 1}], orchestrator=[{"open": False}])
+    run = launch(inference=[{"load": 600, "after": 0.5, "end": 1}], orchestrator=[{"open": False}])
     code, _, err = run.ended()
     log = run.folder / "scratch" / "inference.log"
     assert code == 2 and f"exited with code 1 (RuntimeError: no more) while it loaded; its log: {log}\n" in err
@@ -172,7 +183,8 @@ def test_a_server_that_dies_while_it_loads_is_told_with_its_log(launch):
 
 def test_what_is_wrong_for_several_is_said_once(launch):
     wrong = [{"open": False, "after": 0.3, "end": 2}]
-    code, _, err = launch(trainer=wrong, inference=[{"load": 9, "after": 0.5, "end": 2}], orchestrator=wrong).ended()
+    server = [{"load": 600, "after": 0.5, "end": 2}]
+    code, _, err = launch(trainer=wrong, inference=server, orchestrator=wrong, following=60.0).ended()
     assert (code, err) == (2, "error: set --this to that\n")
 
 
@@ -221,9 +233,10 @@ def test_a_trainer_that_dies_while_the_run_is_stopped_is_not_started_again(launc
 
 
 def test_a_process_that_a_role_leaves_behind_is_ended(launch):
-    run = launch(trainer=[{"child": True}], orchestrator=[{"after": 1, "end": 0}])
+    run = launch(trainer=[{"child": True}])
     run.at_work()
-    run.until(lambda: any("sleep(600)" in command for command in alive(run.folder)))
+    assert any("sleep(600)" in command for command in alive(run.folder))
+    os.kill(run.starts("orchestrator")[0]["pid"], signal.SIGUSR1)
     assert run.ended()[0] == 0
 
 
@@ -238,7 +251,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(launch):
 
 def both_at_once(run: Launched, first: int, second: int) -> None:
     """SIGKILL to both, of which the launcher learns in the same moment."""
-    run.process.send_signal(signal.SIGSTOP)
+    run.stop()
     os.kill(first, signal.SIGKILL)
     os.kill(second, signal.SIGKILL)
     run.until(lambda: all(state(pid) == "Z" for pid in (first, second)))
@@ -259,7 +272,7 @@ def test_a_server_and_another_that_die_in_the_same_moment_are_both_started_again
     run.until(lambda: all(len(run.starts(role)) == count for role, count in starts.items()))
     told = [entry["role"] for entry in run.starts("orchestrator")[1]["told"]]
     assert told == (["trainer"] if other == "trainer" else ["inference", "orchestrator"]), "the server's it saw itself"
-    run.until(lambda: run.log("orchestrator").count("start") == 2)
+    run.again("orchestrator", 2)
     run.process.send_signal(signal.SIGINT)
     code, out, _ = run.ended()
     assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" in out
@@ -269,7 +282,7 @@ def test_what_a_user_has_to_mend_is_told_though_another_role_died_in_the_same_mo
     run = launch(trainer=[{"end": 2}])
     run.at_work()
     (server,), (trainer,) = run.starts("inference"), run.starts("trainer")
-    run.process.send_signal(signal.SIGSTOP)
+    run.stop()
     os.kill(server["pid"], signal.SIGKILL)
     os.kill(trainer["pid"], signal.SIGUSR1)
     run.until(lambda: all(state(pid) == "Z" for pid in (server["pid"], trainer["pid"])))
@@ -284,9 +297,10 @@ def test_a_trainer_that_ends_with_an_orchestrator_that_died_is_started_for_the_n
     run.at_work()
     (first,), (trainer,) = run.starts("orchestrator"), run.starts("trainer")
     os.kill(first["pid"], signal.SIGKILL)
-    run.until(lambda: run.log("orchestrator").count("start") == 2)
+    run.again("orchestrator", 2)
     os.kill(trainer["pid"], signal.SIGTERM)  # the stand-in exits with 0
-    run.until(lambda: len(run.starts("trainer")) == 2 and run.log("orchestrator").count("start") == 3)
+    run.again("trainer", 2)
+    run.again("orchestrator", 3)
     (told,) = run.starts("orchestrator")[2]["told"]
     assert told["pid"] == first["pid"], "the second one ended before it could note that"
     run.process.send_signal(signal.SIGINT)
