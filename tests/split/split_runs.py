@@ -17,8 +17,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300
+SECONDS = 900
 """What counts as hung."""
+HELD_AT = 6
+"""Steps after which a run waits while it is held: it can't come to its end before a test has done to it what it means
+to, however late that is."""
+HOLD = f'''
+def wait_while_held():
+    """For graders: until FOLDER/held is removed, once so many steps of FOLDER/out are recorded."""
+    import time
+    from pathlib import Path
+
+    held, metrics = Path(FOLDER, "held"), Path(FOLDER, "out", "metrics.jsonl")
+    while held.exists() and metrics.exists() and metrics.read_text().count("\\n") >= {HELD_AT}:
+        time.sleep(0.02)
+'''
 
 
 def free_port() -> int:
@@ -83,6 +96,8 @@ class Command:
     def says(self, text: str) -> None:
         """Returns once it has said this."""
         until(lambda: text in self.said or self.process.poll() is not None)
+        if self.process.poll() is not None:
+            self._reader.join(60)
         assert text in self.said, self.said
 
     def signal(self, signum: int) -> None:
@@ -91,9 +106,9 @@ class Command:
     def ended(self, leaves: bool = False) -> int:
         """Its exit code; but for `leaves`, nothing that it started is left."""
         code = self.process.wait(SECONDS)
-        self._reader.join(10)
+        self._reader.join(60)
         if not leaves:
-            until(lambda: not alive(self.mark), 60)
+            until(lambda: not alive(self.mark))
         return code
 
     def kill(self) -> None:
@@ -115,6 +130,13 @@ class Run(Command):
         self.says("To end all of them")
         (line,) = re.findall(rf"^    {role} +pid ([\d ]+):", self.said, re.MULTILINE)
         return [int(pid) for pid in line.split()]
+
+    def hold(self) -> None:
+        """Makes a run whose graders `wait_while_held` wait before its end, until `let_go`."""
+        (self.out.parent / "held").touch()
+
+    def let_go(self) -> None:
+        (self.out.parent / "held").unlink()
 
     def steps(self) -> int:
         metrics = self.out / "metrics.jsonl"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import Run, draws, free_port, records
+from split_runs import HOLD, Run, draws, free_port, records, until
 
 pytestmark = pytest.mark.split
 
@@ -31,6 +31,7 @@ from hone.environments import Rubric
 
 
 def similarity(completion, answer, parser):
+    wait_while_held()
     if Path(FOLDER, "broken").exists():
         raise ValueError("the grader is broken")
     if Path(FOLDER, "slow").exists():
@@ -48,7 +49,7 @@ def load_environment():
 @pytest.fixture
 def begin(warm: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts a run in `tmp_path`, two versions apart, whose processes are all gone after the test."""
-    (tmp_path / "moody.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{TASK}")
+    (tmp_path / "moody.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{HOLD}\n{TASK}")
     begun: list[Run] = []
 
     def start(*argv: str) -> Run:
@@ -87,8 +88,10 @@ def evaluated(out: Path) -> list[int]:
 
 def test_ctrl_c_saves_what_was_on_its_way_and_a_resume_makes_the_rest(begin, ahead):
     run = begin(*ahead)
+    run.hold()
     run.at_step(2)
     run.signal(signal.SIGINT)
+    run.let_go()
     assert run.ended() == 130, run.said
     (stopped,) = map(int, re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE))
     assert [line["step"] for line in records(run.out / "metrics.jsonl")] == list(range(stopped))
@@ -104,8 +107,10 @@ def test_ctrl_c_saves_what_was_on_its_way_and_a_resume_makes_the_rest(begin, ahe
 def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, ahead, tmp_path):
     """All that is on its way then fails as well; the run still ends at once, and goes on once that is mended."""
     run = begin(*ahead)
+    run.hold()
     run.at_step(2)
     (tmp_path / "broken").touch()
+    run.let_go()
     assert run.ended() == 2, run.said
     (step,) = map(int, re.findall(r"every completion of step (\d+) failed in the grader", run.said)[-1:])
     (saved,) = re.findall(r"Saved: out/checkpoints/step_(\d+);", run.said)
@@ -119,14 +124,21 @@ def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, ahead, tm
 
 def test_who_is_slow_shows_as_idle_time_of_the_others(begin, ahead, tmp_path):
     (tmp_path / "slow").touch()
-    run = begin(*ahead, "--transport.max-tokens", "1")
+    run = begin(*ahead, "--transport.max-tokens", "1", "--orchestrator.grading.workers", "2")
+    run.hold()
     run.at_step(4)
-    (tmp_path / "slow").unlink()
     (trainer,) = run.pids("trainer")
     os.kill(trainer, signal.SIGSTOP)
-    waiting, until = set(), time.monotonic() + 3
-    while time.monotonic() < until:
-        waiting.add(len(list((run.out / ".transport").glob("*/orders/step_*"))))
+    (tmp_path / "slow").unlink()
+    run.let_go()
+
+    def orders() -> int:
+        return len(list((run.out / ".transport").glob("*/orders/step_*")))
+
+    until(orders)
+    waiting, end = set(), time.monotonic() + 3
+    while time.monotonic() < end:
+        waiting.add(orders())
         time.sleep(0.02)
     os.kill(trainer, signal.SIGCONT)
     assert run.ended() == 0, run.said

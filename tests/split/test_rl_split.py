@@ -17,16 +17,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import Command, Run, alive, draws, free_port, hone, records, until
+from split_runs import HOLD, Command, Run, alive, draws, free_port, hone, records, until
 
 pytestmark = pytest.mark.split
 
 STEPS, PROMPTS = 8, 3
+TASK = '''
+"""reverse-text, with a grader that can be held."""
+
+import reverse_text
+from hone.environments import Rubric
+
+
+def similarity(completion, answer, parser):
+    wait_while_held()
+    return reverse_text.similarity(completion, answer, parser)
+
+
+def load_environment():
+    env = reverse_text.load_environment()
+    env.rubric = Rubric([similarity])
+    return env
+'''
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts a run in `tmp_path`, whose processes are all gone after the test."""
+    (tmp_path / "held_task.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{HOLD}\n{TASK}")
     begun: list[Command] = []
 
     def start(*argv: object, out: str = "out") -> Run:
@@ -49,7 +67,7 @@ def small_run(warm: Path) -> list[str]:
         *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--precision", "fp32", "--no-audit"),
         *("--seq-len", "96", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain"),
         *("--orchestrator.batch-size", str(4 * PROMPTS), "--orchestrator.rollouts-per-example", "4"),
-        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "reverse-text"),
+        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "held-task"),
     ]
 
 
@@ -63,9 +81,11 @@ def consumed_once(out: Path) -> None:
 
 def test_a_server_that_is_killed_is_started_again(begin, small):
     run = begin(*small)
+    run.hold()
     run.at_step(3)
     (pid,) = run.pids("inference")
     os.kill(pid, signal.SIGKILL)
+    run.let_go()
     assert run.ended() == 0, run.said
     assert (
         f"The inference server (pid {pid}) was ended by SIGKILL: starting the server again (restart 1 of 3)."
@@ -79,9 +99,11 @@ def test_a_server_that_is_killed_is_started_again(begin, small):
 
 def test_an_orchestrator_that_is_killed_goes_on_from_the_last_checkpoint(begin, small):
     run = begin(*small)
+    run.hold()
     run.at_step(3)
     (pid,) = run.pids("orchestrator")
     os.kill(pid, signal.SIGKILL)
+    run.let_go()
     assert run.ended() == 0, run.said
     assert f"The orchestrator (pid {pid}) was ended by SIGKILL: starting orchestrator again from the last" in run.said
     consumed_once(run.out)
@@ -93,9 +115,11 @@ def test_an_orchestrator_that_is_killed_goes_on_from_the_last_checkpoint(begin, 
 
 def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):
     run = begin(*small, "--trainer.ranks", 2)
+    run.hold()
     run.at_step(3)
     first, second = run.pids("trainer")
     os.kill(second, signal.SIGKILL)
+    run.let_go()
     assert run.ended() == 0, run.said
     cause = (
         f"The trainer's rank 1 (pid {second}) was ended by SIGKILL: starting trainer and orchestrator again from the"
@@ -109,8 +133,10 @@ def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, 
 
 def test_ctrl_c_saves_and_a_resume_makes_the_rest(begin, small):
     run = begin(*small)
+    run.hold()
     run.at_step(3)
     run.signal(signal.SIGINT)
+    run.let_go()
     assert run.ended() == 130, run.said
     assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said and "Stopped after" in run.said
     (stopped,) = re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE)
@@ -139,7 +165,8 @@ def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_pa
     said = hone(tmp_path, "runs", "stop", "out")
     assert f"Asked process {launcher} to end" in said and "stopped by a signal" in said
     assert watch.ended() == 0 and "stopped by a signal" in watch.said
-    assert not alive(run.mark) and not (run.out / ".hone.launcher.lock").exists()
+    until(lambda: not alive(run.mark))
+    assert not (run.out / ".hone.launcher.lock").exists()
 
 
 def test_a_run_that_is_stopped_now_leaves_nothing(begin, small, tmp_path):
@@ -151,9 +178,11 @@ def test_a_run_that_is_stopped_now_leaves_nothing(begin, small, tmp_path):
 
 def test_a_launcher_that_is_killed_leaves_nothing_and_the_run_goes_on(begin, small):
     run = begin(*small)
+    run.hold()
     run.at_step(3)
     assert len(alive(run.mark)) >= 4
     run.signal(signal.SIGKILL)
+    run.let_go()
     assert run.ended() == -signal.SIGKILL
     again = begin("@", "out/config.toml", "--resume")
     assert again.ended() == 0, again.said

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import ROOT, Command, free_port, hone, records
+from split_runs import ROOT, Command, free_port, hone, records, until
 
 pytestmark = pytest.mark.split
 
@@ -86,13 +86,9 @@ def test_tmux_shows_three_panes_that_follow_the_logs(place: Path, tmp_path: Path
         assert "Session hone follows outputs/tiny-split/logs" in said
         titles = shown("tmux", "list-panes", "-t", "hone:RL", "-F", "#{pane_title}").split()
         assert titles == ["Trainer", "Orchestrator", "Inference"]
+        capture = ("capture-pane", "-p", "-J", "-t")
         for pane, expected in enumerate(("Done: the run has come to version", "Done: 16 steps", "Stopped.")):
-            text = ""
-            for _ in range(200):
-                text = shown("tmux", "capture-pane", "-p", "-J", "-t", f"hone:RL.{pane}")
-                if expected in text:
-                    break
-            assert expected in text
+            until(lambda pane=pane, text=expected: text in shown("tmux", *capture, f"hone:RL.{pane}"))
         assert shown(*tmux, "-d", "-s", "other").startswith("Session other")
     finally:
         subprocess.run(["tmux", "kill-server"], env=env, check=False)
