@@ -12,8 +12,9 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether this process ends, or waits as a zombie for its parent, within ten seconds."""
-    for _ in range(1000):
+    """Whether this process ends, or waits as a zombie for its parent, within two minutes."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
                 return True

@@ -38,6 +38,7 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     ways = Ways()
 
     def answer(question: Any) -> Any:
+        Ways.begun += 1
         way = getattr(ways, question.replace(" ", "_"), None) if isinstance(question, str) else None
         said = None if way is None else way()
         return question if said is None else said
@@ -49,6 +50,8 @@ class Ways:
     """The ways; what they return, if anything, is the answer."""
 
     pids: Path
+    begun = 0
+    """How many questions were begun."""
     threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def spin(self) -> NoReturn:
@@ -238,8 +241,15 @@ class Ways:
         threading.Thread(target=self.spin, daemon=True).start()
 
     def leave_an_end(self) -> None:
-        """Ends the process soon, but not before it has answered."""
-        threading.Thread(target=lambda: (time.sleep(0.2), os._exit(5)), daemon=True).start()
+        """Ends the process as soon as it is at another question."""
+        begun = Ways.begun
+
+        def end() -> None:
+            while Ways.begun == begun:
+                time.sleep(0.01)
+            os._exit(5)
+
+        threading.Thread(target=end, daemon=True).start()
 
     def keep_a_pool(self) -> int:
         """Threads that wait for more; the id of the process."""
@@ -248,7 +258,7 @@ class Ways:
         return os.getpid()
 
     def spin_a_while(self) -> None:
-        end = time.thread_time() + 0.4
+        end = time.thread_time() + 1.0
         while time.thread_time() < end:
             pass
 

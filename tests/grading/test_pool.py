@@ -38,10 +38,19 @@ def pool(pids: Path) -> Iterator[Pool]:
         yield pool
 
 
+def both_ready(pool: Pool) -> list[tuple[int, int]]:
+    """(keeper, process) of two workers that have answered or can: one alone may have answered all that came first."""
+    while len(pool._workers) < 2 or not all(worker.ready for worker in pool._workers):
+        pool.ask_all(["sleep a little"] * 2, 5.0, 60.0)
+    pairs = [(keeper, process) for keeper in pool.pids for process in children(keeper)]
+    assert [keeper for keeper, _ in pairs] == pool.pids
+    return pairs
+
+
 FAILURES = [
     ("spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
-    ("sleep", TIMEOUT, "testing took 2 seconds"),
-    ("spin without heed", TIMEOUT, "testing took 2 seconds"),
+    ("sleep", TIMEOUT, "testing took 5 seconds"),
+    ("spin without heed", TIMEOUT, "testing took 5 seconds"),
     ("exit at once", ERROR, "the process that was testing ended with 0"),
     ("raise system exit", ERROR, "SystemExit: enough"),
     ("raise interrupt", ERROR, "KeyboardInterrupt"),
@@ -75,18 +84,21 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize(("question", "outcome", "said"), FAILURES, ids=[question for question, *_ in FAILURES])
-def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, said, pool, pids):
-    first, second, failure, third, fourth = pool.ask_all([1, "2", question, [3], None], 0.5, 2.0)
+def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, said, pool, pids, monkeypatch):
+    if said.endswith("closed its output"):
+        monkeypatch.setattr("hone.grading.pool._CLOSING_SECONDS", 1.0)
+    clock = 5.0 if said.endswith("took 5 seconds") else 120.0
+    first, second, failure, third, fourth = pool.ask_all([1, "2", question, [3], None], 0.5, clock)
     assert [first, second, third, fourth] == [1, "2", [3], None]
     assert isinstance(failure, GraderFailure) and failure.outcome is outcome
     assert said in failure.detail
     assert all(map(gone, map(int, pids.read_text().split())))
-    assert pool.ask_all([5], 0.5, 2.0) == [5]
+    assert pool.ask_all([5], 0.5, 120.0) == [5]
 
 
 @pytest.mark.parametrize("question", ANSWERED)
 def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
-    answers = pool.ask_all([1, question, 2, question, 3], 5.0, 20.0)
+    answers = pool.ask_all([1, question, 2, question, 3], 5.0, 60.0)
     assert answers == [1, ANSWERED[question], 2, ANSWERED[question], 3]
     forked = list(map(int, pids.read_text().split()))
     assert len(forked) == 2 * question.startswith(("fork", "leave a child", "leave a daemon"))
@@ -94,15 +106,19 @@ def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
 
 
 def test_what_is_about_to_end_is_not_left_behind(pids):
-    """As what a sandbox ends: the process answers the next question, too (but for one on a busy machine)."""
+    """As what a sandbox ends: the process answers the next question, too.
+
+    On a busy machine what is about to end may take too long for that, but not each time.
+    """
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
-        assert len(set(pool.ask_all(["leave what is about to end"] * 5, 5.0, 20.0))) <= 2
+        rounds = (len(set(pool.ask_all(["leave what is about to end"] * 5, 5.0, 60.0))) for _ in range(20))
+        assert any(processes <= 2 for processes in rounds)
 
 
 def test_each_answer_is_told_as_it_comes(pids):
     heard = []
     with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
-        answers = pool.ask_all(["a", "raise system exit", "b"], 5.0, 20.0, heard=lambda *of_one: heard.append(of_one))
+        answers = pool.ask_all(["a", "raise system exit", "b"], 5.0, 60.0, heard=lambda *of_one: heard.append(of_one))
     assert [done for done, _ in heard] == [1, 2, 3]
     assert sorted(map(str, answers)) == sorted(str(answer) for _, answer in heard)
 
@@ -110,33 +126,33 @@ def test_each_answer_is_told_as_it_comes(pids):
 def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
     """Its own answer comes or not, whichever is faster."""
     questions = [1, "kill its parent and answer", 2, "kill its parent and answer", 3, 4]
-    for question, answer in zip(questions, pool.ask_all(questions, 5.0, 20.0), strict=True):
+    for question, answer in zip(questions, pool.ask_all(questions, 5.0, 60.0), strict=True):
         assert answer == question or (isinstance(question, str) and answer.detail.endswith("was killed"))
 
 
 def test_a_process_that_keeps_half_of_its_memory_is_replaced(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1, memory_bytes=512 * 2**20) as pool:
-        assert pool.ask_all(["keep 300 mib"] * 4, 5.0, 20.0) == ["keep 300 mib"] * 4
+        assert pool.ask_all(["keep 300 mib"] * 4, 5.0, 60.0) == ["keep 300 mib"] * 4
 
 
 def test_a_process_whose_thread_goes_on_is_replaced(pids):
     """The thread would take the time of the next question, or end it."""
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
         questions = ["leave a thread", "spin a while", "leave an end", "sleep a little", "spin a while"]
-        assert pool.ask_all(questions, 0.7, 20.0) == questions
+        assert pool.ask_all(questions, 1.7, 60.0) == questions
 
 
 def test_what_is_said_of_a_crash_does_not_depend_on_what_ran_before(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
-        [alone] = pool.ask_all(["crash"], 5.0, 20.0)
-        _, after_others, left = pool.ask_all(["import numpy", "crash", "exit at once"], 5.0, 20.0)
+        [alone] = pool.ask_all(["crash"], 5.0, 60.0)
+        _, after_others, left = pool.ask_all(["import numpy", "crash", "exit at once"], 5.0, 60.0)
     assert alone == after_others and alone.detail.splitlines()[2].startswith("Stack (most recent call first)")
     assert left.detail == "the process that was testing ended with 0"
 
 
 def test_threads_that_wait_for_work_stay(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
-        assert len(set(pool.ask_all(["keep a pool"] * 20, 5.0, 20.0))) == 1
+        assert len(set(pool.ask_all(["keep a pool"] * 20, 5.0, 60.0))) == 1
 
 
 def test_failures_leave_no_file_open(pids):
@@ -146,14 +162,14 @@ def test_failures_leave_no_file_open(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
-            answers = pool.ask_all(["leave a child", "close everything"] * 30, 5.0, 20.0)
+            answers = pool.ask_all(["leave a child", "close everything"] * 30, 5.0, 60.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert answers[::2] == ["leave a child"] * 30 and all(isinstance(answer, GraderFailure) for answer in answers[1::2])
 
 
 def test_deep_recursion_ends_its_process_or_itself(pool):
-    answers = pool.ask_all([1, "recurse", 2], 0.5, 20.0)
+    answers = pool.ask_all([1, "recurse", 2], 0.5, 60.0)
     assert answers[::2] == [1, 2]
     assert answers[1] == "recurse" or answers[1].outcome in (ERROR, TIMEOUT)
 
@@ -161,7 +177,7 @@ def test_deep_recursion_ends_its_process_or_itself(pool):
 def test_what_a_question_changes_is_put_back_for_the_next(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
         before, changed, after, spun = pool.ask_all(
-            ["tell all there is", "change all there is", "tell all there is", "spin"], 0.5, 5.0
+            ["tell all there is", "change all there is", "tell all there is", "spin"], 0.5, 120.0
         )
         assert before == [os.getcwd(), os.environ.get("LANG"), [0, 0, 0], 0, True, True]
         assert (changed, after) == ("change all there is", before)
@@ -170,20 +186,21 @@ def test_what_a_question_changes_is_put_back_for_the_next(pids):
 
 def test_the_kernel_holds_the_limits_and_each_question_has_its_own(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1, memory_bytes=2**30) as pool:
-        pool.ask_all(["take 8 gib"], 5.0, 20.0)
+        pool.ask_all(["take 8 gib"], 5.0, 60.0)
         for (timer, used, cpu, memory, core), seconds in (
-            (pool.ask_all(["tell its limits"], 0.5, 20.0)[0], 0.5),
-            (pool.ask_all(["tell its limits"], 30.0, 20.0)[0], 30.0),
+            (pool.ask_all(["tell its limits"], 0.5, 60.0)[0], 0.5),
+            (pool.ask_all(["tell its limits"], 30.0, 60.0)[0], 30.0),
         ):
-            assert seconds - 0.1 < timer < seconds + 0.1 and used + seconds + 1 <= cpu < used + seconds + 2.1
+            # A little was used between the limits and this look at them.
+            assert seconds - 0.1 < timer < seconds + 0.1 and used + seconds + 0.9 <= cpu < used + seconds + 2.1
             assert 2**30 < memory < 2 * 2**30 and core == 0
-        timer, _, cpu, *_ = pool.ask_all(["tell its limits"], None, 20.0)[0]
+        timer, _, cpu, *_ = pool.ask_all(["tell its limits"], None, 60.0)[0]
         assert timer == 0 and cpu == -1
 
 
 def test_answers_come_in_the_order_of_their_questions_whatever_comes_first(pool):
     questions = [n if n % 7 else "exit at once" for n in range(1, 200)]
-    answers = pool.ask_all(questions, 5.0, 20.0)
+    answers = pool.ask_all(questions, 5.0, 60.0)
     wrong = [n for n, (question, answer) in enumerate(zip(questions, answers, strict=True)) if question != answer]
     assert wrong == [n for n, question in enumerate(questions) if question == "exit at once"]
     assert all(isinstance(answers[n], GraderFailure) for n in wrong)
@@ -191,16 +208,15 @@ def test_answers_come_in_the_order_of_their_questions_whatever_comes_first(pool)
 
 def test_no_more_processes_than_questions_and_than_workers(pool):
     assert pool.pids == []
-    pool.ask_all([1], 5.0, 20.0)
+    pool.ask_all([1], 5.0, 60.0)
     assert len(pool.pids) == 1
-    pool.ask_all(["sleep a little"] * 3, 5.0, 20.0)
+    pool.ask_all(["sleep a little"] * 3, 5.0, 60.0)
     assert len(pool.pids) == 2
-    assert pool.ask_all([], 5.0, 20.0) == []
-    keepers = pool.pids
-    processes = [pid for keeper in keepers for pid in children(keeper)]
+    assert pool.ask_all([], 5.0, 60.0) == []
+    pairs = both_ready(pool)
     pool.close()
-    assert pool.pids == [] and len(processes) == 2 and all(map(gone, keepers + processes))
-    assert pool.ask_all([4], 5.0, 20.0) == [4]
+    assert pool.pids == [] and len(pairs) == 2 and all(gone(pid) for pair in pairs for pid in pair)
+    assert pool.ask_all([4], 5.0, 60.0) == [4]
 
 
 def test_long_questions_and_answers_do_not_stand_in_each_others_way(pool):
@@ -209,16 +225,15 @@ def test_long_questions_and_answers_do_not_stand_in_each_others_way(pool):
 
 
 def test_a_process_that_died_between_two_rounds_is_replaced(pool):
-    pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
-    for keeper in pool.pids:
-        os.kill(children(keeper)[0], signal.SIGKILL)
+    for keeper, process in both_ready(pool):
+        os.kill(process, signal.SIGKILL)
         assert gone(keeper)
-    assert pool.ask_all([3, 4, 5], 5.0, 20.0) == [3, 4, 5]
+    assert pool.ask_all([3, 4, 5], 5.0, 60.0) == [3, 4, 5]
 
 
 def test_a_keeper_that_is_stopped_is_ended_with_its_process(pool, monkeypatch):
     monkeypatch.setattr("hone.grading.process._END_SECONDS", 0.2)
-    failure, other = pool.ask_all(["stop its parent and sleep", 1], 5.0, 0.5)
+    failure, other = pool.ask_all(["stop its parent and sleep", 1], 5.0, 5.0)
     assert (failure.outcome, other) == (TIMEOUT, 1)
 
 
@@ -235,36 +250,41 @@ def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, said,
         Pool(SCRIPT, [str(pids), broken], "testing", workers=2) as pool,
         pytest.raises(UserError, match="the process for testing could not start") as error,
     ):
-        pool.ask_all(list(range(1000)), 5.0, 20.0)
+        pool.ask_all(list(range(1000)), 5.0, 60.0)
     assert str(error.value).endswith(said) and pool.pids == []
 
 
 def test_a_forked_process_has_processes_of_its_own(pool):
     """Its answers would else be taken for those of the process that it was forked from."""
-    pool.ask_all([1, 2], 5.0, 20.0)
+    pool.ask_all([1, 2], 5.0, 60.0)
     keepers = pool.pids
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            right = pool.pids == [] and pool.ask_all(list(range(300)), 5.0, 20.0) == list(range(300))
+            right = pool.pids == [] and pool.ask_all(list(range(300)), 5.0, 60.0) == list(range(300))
             pool.close()
             os._exit(0 if right else 1)
         os._exit(2)
-    assert pool.ask_all(list(range(1000, 1300)), 5.0, 20.0) == list(range(1000, 1300))
+    assert pool.ask_all(list(range(1000, 1300)), 5.0, 60.0) == list(range(1000, 1300))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert pool.pids == keepers and pool.ask_all([3], 5.0, 20.0) == [3]
+    assert pool.pids == keepers and pool.ask_all([3], 5.0, 60.0) == [3]
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):
-    pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
+    pool.ask_all(["sleep a little"] * 2, 5.0, 60.0)
     keepers = pool.pids
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt() -> None:
+        while not all(worker.given for worker in pool._workers):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pool.ask_all(["sleep"] * 4, 5.0, 60.0)
-    assert time.monotonic() - began < 30 and pool.pids == [] and all(map(gone, keepers))
-    assert pool.ask_all([3], 5.0, 20.0) == [3]
+        threading.Thread(target=interrupt, daemon=True).start()
+        pool.ask_all(["sleep"] * 4, 5.0, 600.0)
+    assert time.monotonic() - began < 300 and pool.pids == [] and all(map(gone, keepers))
+    assert pool.ask_all([3], 5.0, 60.0) == [3]
 
 
 KILLED = """
@@ -273,7 +293,8 @@ from pathlib import Path
 from hone.grading.pool import Pool
 
 pool = Pool(Path(sys.argv[1]), [sys.argv[2]], "testing", workers=2)
-pool.ask_all(["sleep a little"] * 2, 5.0, 20.0)
+while len(pool.pids) < 2 or not all(worker.ready for worker in pool._workers):
+    pool.ask_all(["sleep a little"] * 2, 5.0, 60.0)
 print(*pool.pids, flush=True)
 pool.ask_all(["sleep", "fork and spin"], 600.0, 600.0)
 """
@@ -285,7 +306,9 @@ def test_what_was_started_ends_when_hone_is_killed(pids):
         assert process.stdout is not None
         keepers = list(map(int, process.stdout.readline().split()))
         processes = [pid for keeper in keepers for pid in children(keeper)]
-        while not (forked := list(map(int, pids.read_text().split()))):
+        while not (said := pids.read_text()).endswith("\n") and process.poll() is None:
             time.sleep(0.01)
+        forked = list(map(int, said.split()))
         process.kill()
+    assert forked
     assert len(keepers) == len(processes) == 2 and all(map(gone, keepers + processes + forked))

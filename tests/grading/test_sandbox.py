@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,14 @@ from hone.errors import UserError
 from hone.grading import Limits, Sandbox
 from hone.grading import sandbox_bubblewrap as bubblewrap
 
+PATIENCE = {"cpu_seconds": 60, "clock_seconds": 300}
+"""For code that is not to meet these limits, however busy the machine."""
 FEW = Limits(cpu_seconds=1, clock_seconds=3, memory_mib=256, processes=6, output_bytes=1000, scratch_mib=4)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Sandbox:
-    return Sandbox(FEW, isolation="none")
+    return Sandbox(replace(FEW, **PATIENCE), isolation="none")
 
 
 def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +99,7 @@ def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
         ("import os; os.abort()", "error", "\nended by SIGABRT\n"),
         ("import os; print(sorted(os.environ), os.listdir('.'))", "ok", "'TMPDIR', 'USER'] ['main.py']\n"),
         ("while True: pass", "timeout", ""),
-        ("import time; time.sleep(60)", "timeout", ""),
+        ("import time; time.sleep(600)", "timeout", ""),
         (
             ("import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(24, signal.SIG_IGN)\nwhile 1: 1"),
             "timeout",
@@ -104,14 +107,14 @@ def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
         ),
         ("x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
         (
-            ("import os, time\nfor _ in range(3):\n if not os.fork(): break\nb = bytearray(100 << 20); time.sleep(9)"),
+            ("import os, time\nfor _ in range(3):\n if not os.fork(): break\nb = bytearray(100 << 20); time.sleep(99)"),
             "memory",
             "",
         ),
         ("while True: print('x' * 99)", "output", "xxx"),
         ("f = open('f', 'wb')\nwhile True: f.write(bytes(10**6))", "error", "OSError"),
         (
-            ("import os, time\nfor _ in range(40):\n if not os.fork(): time.sleep(60)\ntime.sleep(1)"),
+            ("import os, time\nfor _ in range(40):\n if not os.fork(): time.sleep(600)\ntime.sleep(1)"),
             "error processes",
             "",
         ),
@@ -122,7 +125,7 @@ def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
 )
 def test_a_plain_process_has_limits(code: str, status: str, text: str, plain: Sandbox) -> None:
     began = time.monotonic()
-    ran = plain.run(code, "hello\n")
+    ran = (Sandbox(FEW, isolation="none") if status == "timeout" else plain).run(code, "hello\n")
     assert ran.status in status.split() and text in ran.output + ran.errors, ran
     assert len(ran.output) <= 1000 and time.monotonic() - began < 20
 
@@ -138,8 +141,14 @@ def test_a_daemon_of_a_plain_process_ends_with_it(plain: Sandbox) -> None:
         "os.wait(); time.sleep(0.3)"
     )
     pid = int(plain.run(code).output)
-    state = Path("/proc", str(pid), "stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not runs(pid)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_the_folder_of_a_plain_process_is_removed(plain: Sandbox) -> None:

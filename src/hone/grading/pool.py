@@ -33,8 +33,9 @@ START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
 Heard = Callable[[int, Any], None]
 """Is told how many questions have their answer, and the latest of these."""
-_CLOSING_SECONDS = 1.0
-"""How long a process that has closed its output may live on."""
+_CLOSING_SECONDS = 10.0
+"""How long a process that has closed its output may live on. One that ends has closed it, too, and on a busy machine it
+may be a while until that is told."""
 _RETRIES = 3
 """How often a question is asked again whose process was killed from outside: it need not be what did that."""
 _QUICK_SECONDS = 0.1
@@ -306,7 +307,8 @@ class _Round:
         """A process has let its time go by."""
         self.let_go(worker)
         if not worker.ready:
-            raise _start_failure(self.doing, f"it was not ready after {START_SECONDS:.0f} seconds")
+            late = f"it was not ready after {START_SECONDS:.0f} seconds"
+            raise _start_failure(self.doing, "it closed its output" if worker.closing else late)
         if worker.closing:
             self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
         else:
