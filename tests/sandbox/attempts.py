@@ -45,7 +45,7 @@ def _call(*arguments: object) -> str:
 
 
 NETWORK = [
-    Attempt("tcp to the host", "socket.create_connection(('127.0.0.1', {port}), 2); escaped()"),
+    Attempt("tcp to the host", "socket.create_connection(('127.0.0.1', {port}), 60); escaped()"),
     Attempt(
         "tcp by raw system calls",
         """
@@ -55,7 +55,7 @@ address = struct.pack('=H', 2) + struct.pack('!HI', {port}, 0x7f000001) + bytes(
 if s >= 0 and call('connect', s, ctypes.c_char_p(address), 16) == 0: escaped()
 """,
     ),
-    Attempt("http by urllib", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=2)"),
+    Attempt("http by urllib", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=60)"),
     Attempt(
         "udp to the host",
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('127.0.0.1', {port})); escaped()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -111,8 +112,8 @@ def _answer(listener: socket.socket, reached: list[str]) -> None:
                 listener.recv(1)
             else:
                 guest = listener.accept()[0]
-                guest.sendall(f"HTTP/1.0 200 OK\r\n\r\n{SECRET} ESCAPED".encode())
-                guest.close()
+                with guest, contextlib.suppress(OSError):  # it may have left
+                    guest.sendall(f"HTTP/1.0 200 OK\r\n\r\n{SECRET} ESCAPED".encode())
         except OSError:
             return
         reached.append(f"a socket of {listener.family.name}")

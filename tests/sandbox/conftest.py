@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import canaries as planting
 import pytest
 
-from hone.grading import Sandbox
+from hone.grading import Limits, Sandbox
 
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    return Sandbox()
+    """With time enough for whatever is not meant to take too much of it, however busy the machine."""
+    return Sandbox(Limits(cpu_seconds=60, clock_seconds=300))
 
 
 @pytest.fixture(scope="session")

@@ -47,9 +47,9 @@ def test_no_attempt_succeeds(attempt: Attempt, sandbox: Sandbox, canaries: Canar
 
 
 @pytest.mark.parametrize("attempt", PLAIN, ids=lambda attempt: attempt.name)
-def test_the_attempt_succeeds_in_a_plain_process(attempt: Attempt, canaries: Canaries) -> None:
+def test_the_attempt_succeeds_in_a_plain_process(attempt: Attempt, sandbox: Sandbox, canaries: Canaries) -> None:
     """So the tests above would see it."""
-    ran = tried(Sandbox(isolation="none"), attempt, canaries)
+    ran = tried(Sandbox(sandbox.limits, isolation="none"), attempt, canaries)
     assert "ESCAPED" in ran.output or canaries.harmed(), ran
 
 
@@ -63,9 +63,9 @@ def test_every_denied_system_call_is_refused(sandbox: Sandbox) -> None:
     assert len(got) > 100 and set(got.values()) == {-1}, got
 
 
-def test_without_the_filter_the_namespaces_still_keep_the_host_from_harm(canaries: Canaries) -> None:
+def test_without_the_filter_the_namespaces_still_keep_the_host_from_harm(sandbox: Sandbox, canaries: Canaries) -> None:
     """Each layer holds by itself: what is found open then is within the sandbox."""
-    other = Sandbox()
+    other = Sandbox(sandbox.limits)
     other._place = replace(other._place, filter=struct.pack("=HBBI", 0x06, 0, 0, seccomp.ALLOW))
     for attempt in ATTEMPTS:
         ran = tried(other, attempt, canaries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from hone.grading import Limits, Sandbox, sandbox, sandbox_start, sandbox_watch
 
 pytestmark = pytest.mark.sandbox
+PATIENCE = {"cpu_seconds": 60, "clock_seconds": 300}
+"""For code that is not to meet these limits, however busy the machine."""
 SMALL = Limits(cpu_seconds=2, clock_seconds=4, memory_mib=256, processes=8, output_bytes=10_000, scratch_mib=16)
 DEAF = (
     "import signal\n"
@@ -104,7 +107,7 @@ GREEDY = [
     ),
     ("memory", "x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
     ("memory at once", "bytearray(10**9)", "memory", "MemoryError"),
-    ("memory of many", CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(9)", "memory", ""),
+    ("memory of many", CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(99)", "memory", ""),
     (
         "memory that is shared",
         ("import mmap, time\nm = [mmap.mmap(-1, 50 << 20) for _ in range(9)]"),
@@ -165,42 +168,46 @@ def small() -> Sandbox:
     return Sandbox(SMALL)
 
 
-def left_over() -> list[str]:
-    """Children of this process, and their children."""
+@pytest.fixture(scope="module")
+def patient() -> Sandbox:
+    """As small, but for its time."""
+    return Sandbox(replace(SMALL, **PATIENCE))
+
+
+def left_over() -> set[str]:
+    """Children of this process."""
     with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
-        return [open(f"/proc/{pid}/cmdline").read() for pid in file.read().split()]
+        return set(file.read().split())
 
 
 @pytest.mark.parametrize(("code", "statuses", "text"), [row[1:] for row in GREEDY], ids=[row[0] for row in GREEDY])
-def test_greedy_code_is_ended(code: str, statuses: str, text: str, small: Sandbox) -> None:
+def test_greedy_code_is_ended(code: str, statuses: str, text: str, small: Sandbox, patient: Sandbox) -> None:
     before, began = left_over(), time.monotonic()
-    ran = small.run(code)
+    ran = (small if "timeout" in statuses else patient).run(code)
     assert ran.status in statuses.split(), ran
     assert text in ran.output + ran.errors
     assert len(ran.output) <= 10_000 and len(ran.errors) <= 10_000 + 100
     assert ran.seconds < 20 and time.monotonic() - began < 40, "the clock's limit is 4 s; what it waits for, 99"
-    assert left_over() == before
+    assert left_over() <= before
 
 
-def test_memory_that_a_fork_shares_counts_once(small: Sandbox) -> None:
-    ran = small.run("b = bytearray(150 << 20)\n" + CHILDREN + "import time; time.sleep(0.5)\nprint(1)")
+def test_memory_that_a_fork_shares_counts_once(patient: Sandbox) -> None:
+    ran = patient.run("b = bytearray(150 << 20)\n" + CHILDREN + "import time; time.sleep(0.5)\nprint(1)")
     assert ran.status == "ok" and ran.output.count("1") == 6, ran
 
 
 def test_a_tree_is_found_also_where_the_kernel_does_not_list_children(
-    small: Sandbox, monkeypatch: pytest.MonkeyPatch
+    patient: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_watch, "_KERNEL_KNOWS_CHILDREN", False)
-    ran = small.run(CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(9)")
+    ran = patient.run(CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(99)")
     assert ran.status == "memory", ran
 
 
-def test_the_verdict_does_not_depend_on_how_soon_the_tree_is_looked_at(
-    small: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verdict_does_not_depend_on_how_soon_the_tree_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that hears no signal comes to the kernel's last limit then."""
-    monkeypatch.setattr(sandbox_watch, "INTERVAL", 99)
-    ran = small.run(DEAF)
+    monkeypatch.setattr(sandbox_watch, "INTERVAL", 999)
+    ran = Sandbox(replace(SMALL, clock_seconds=300)).run(DEAF)
     assert (ran.status, ran.exit_code) == ("timeout", None), ran
 
 

@@ -34,8 +34,8 @@ OWN_TASKS = 3
 """Process and threads of `sandbox_main.py` itself."""
 _START_SECONDS = 60.0
 """How long a sandbox may take to be made, on a machine that is busy."""
-_REAP_SECONDS = 1.0
-"""How long bubblewrap may take to end after its child."""
+_REAP_SECONDS = 10.0
+"""How long bubblewrap may take to end after its child, on a machine that is busy."""
 _BACKSTOP_SECONDS = 5
 """How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
