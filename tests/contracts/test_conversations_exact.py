@@ -93,7 +93,7 @@ def test_an_answer_that_never_comes_costs_its_own_sample_or_is_told_to_the_model
     out, log = tmp_path / "run", tmp_path / "log"
     args = json.dumps({"endless": "3", "patience": patience})
     words = ["--max-steps", "1", "--no-orchestrator.eval", "--orchestrator.env.args", args]
-    words += ["--orchestrator.grading.timeout", "0.3", "--orchestrator.grading.max-failed", "1"]
+    words += ["--orchestrator.grading.timeout", "1", "--orchestrator.grading.max-failed", "1"]
     assert trials.run(recipe.argv(out, *words), log) == 0, log.read_text()
     rows, wanted = (Run(run).rollouts(0).to_pylist() for run in (out, recipe.unbroken))
     hit = 0

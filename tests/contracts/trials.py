@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import traps
@@ -35,7 +36,7 @@ context.set_forkserver_preload(
 KILLED = -9
 _lock = threading.Lock()
 """Starting a process polls all others, and an exit code can be fetched once: not by two threads at a time."""
-_LIMIT = 300
+_LIMIT = 900
 """Seconds after which a trial counts as hung."""
 
 
@@ -59,7 +60,8 @@ def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
     for signum in signums or (signal.SIGKILL,):
         if process.exitcode is None:
             assert process.pid
-            os.kill(process.pid, signum)
+            with suppress(ProcessLookupError):  # it has ended, which the fork server was not yet told of
+                os.kill(process.pid, signum)
             time.sleep(0.01)
     return _exit_code(process, argv, log)
 

@@ -26,7 +26,7 @@ def rank_variables(world: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
-def on_ranks(world: int, function: str, folder: Path, timeout: float = 170) -> None:
+def on_ranks(world: int, function: str, folder: Path, timeout: float = 900) -> None:
     """Calls `function` of rank_worker.py as `function(ranks, folder)` on each of `world` ranks."""
     code = (
         "import os, sys, traceback; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"

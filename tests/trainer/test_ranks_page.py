@@ -34,7 +34,7 @@ def test_the_commands_on_ranks_print_what_the_page_says(tmp_path: Path) -> None:
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=900,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         said.append(done.stdout)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from graders import gone
 from rank_launcher import ROOT, TORCHRUN
 
 from hone.cli import main
@@ -39,7 +40,7 @@ def environment() -> dict[str, str]:
 
 def torchrun(world: int, *words: str) -> subprocess.CompletedProcess:
     command = [*TORCHRUN, "--nproc-per-node", str(world), SCRIPT, *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=170)
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)
 
 
 def trained(world: int, *words: str) -> str:
@@ -158,9 +159,11 @@ class Started:
             text=True,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (out / "checkpoints" / "step_4").exists():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                pytest.fail(self.process.communicate()[0])
             time.sleep(0.05)
         found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True)
         self.pids = {self._rank(int(pid)): int(pid) for pid in found.stdout.split()}
@@ -171,9 +174,9 @@ class Started:
         return int(next(v for v in variables if v.startswith("RANK=")).removeprefix("RANK="))
 
     def ended(self) -> str:
-        said = self.process.communicate(timeout=60)[0]
+        said = self.process.communicate(timeout=600)[0]
         assert self.process.returncode != 0
-        assert not any(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
+        assert all(map(gone, self.pids.values()))
         return said
 
 

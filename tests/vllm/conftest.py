@@ -89,4 +89,4 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Served(process, said, f"http://127.0.0.1:{port}/v1", folder, ENDINGS[request.param])
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)

@@ -84,7 +84,7 @@ def test_a_run_starts_vllm_gives_it_every_version_and_ends_it(tmp_path, tiny_mod
     (command,) = re.findall(r"^rl (.*)$", (ROOT / "docs/vllm.md").read_text(), re.MULTILINE)
     argv = [*command.split(), "--orchestrator.eval.num-examples", "4", "--orchestrator.sampling.temperature", "0.7"]
     assert run(tmp_path / "out", tiny_model_dir, *argv) == 0
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
     check_run(tmp_path / "out")
     assert (tmp_path / "out/logs/vllm.log").stat().st_size > 0
     assert Run(tmp_path / "out").info["inexact"] == [{"step": 0, "cause": "completions are sampled by vLLM"}]

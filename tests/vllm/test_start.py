@@ -28,4 +28,4 @@ def test_the_cause_is_named_and_the_log(tmp_path: Path, tiny_model_dir: Path) ->
     )
     assert words.endswith(f"(log: {log})") and "\n" not in words
     assert said[0] == f"Starting vLLM 0.32.0 (log: {log}) ..."
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
