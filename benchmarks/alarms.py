@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from quickstart_seeds import cpu_model
+from recording import cpu_model, keep
 
 from hone.config.alarms import AlarmsConfig
 from hone.runs.alarms import Alarms
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save(earlier, kept + rows)
     result = recorded(earlier) | {"machine": machine()}
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, args.out)
     print(json.dumps({name: found["delays"] for name, found in result["sick"].items()}, indent=2))
 
 

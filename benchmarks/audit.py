@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from quickstart_seeds import cpu_model
+from recording import cpu_model, keep
 
 BIN = Path(sys.executable).parent
 TASKS = {
@@ -71,8 +71,7 @@ def main(argv: list[str] | None = None) -> None:
         "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
         "hone": version("hone-rl"),
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, args.out)
     for task, row in result["tasks"].items():
         failing = ", ".join(row["failures"]) or "nothing"
         print(f"{task:<14} fast {row['fast_seconds']:.2f} s  full {row['full_seconds']:.1f} s  fails: {failing}")

@@ -12,7 +12,6 @@ fingerprint of the weights, which every step takes in all three variants, is tim
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 import tomli_w
 import torch
+from recording import show
 
 from hone.model.hf import load_model
 from hone.runs import Run
@@ -175,10 +175,7 @@ def main() -> None:
         result = measure(args, recipe(weights.resolve(), work), work)
         result["workload"]["parameters"] = load_model(weights).num_parameters
         result["fingerprint_milliseconds"] = fingerprint_milliseconds(weights)
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 def measure(args: argparse.Namespace, config: Path, work: Path) -> dict[str, Any]:

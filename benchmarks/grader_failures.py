@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
-from quickstart_seeds import cpu_model
+from recording import cpu_model, keep
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -68,8 +68,7 @@ def main() -> None:
         "always_raising": broken(args),
         "machine": {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")},
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, args.out)
     print(json.dumps({name: result[name] for name in ("means", "seed_std", "difference", "always_raising")}, indent=2))
 
 

@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any
 
 import grading_peer
+from recording import show
 
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, load_environment
@@ -344,10 +345,7 @@ def main(argv: list[str] | None = None) -> None:
         print("Pebble is left out: it is not installed (pip install 'hone-rl[bench]' brings it)")
     with tempfile.TemporaryDirectory() as folder:
         result = run(args, Path(folder))
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from quickstart_seeds import cpu_model
+from recording import cpu_model, keep
 from tasks import cpu_seconds
 
 RECIPES = Path(__file__).resolve().parent / "counting_aloud"
@@ -42,8 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     for seed in args.seeds:
         runs.append(drift(seed, args.work.resolve() / str(seed), args.max_steps))
         result = {"machine": machine, "runs": sorted(runs, key=lambda run: run["seed"])}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        keep(result, args.out)
         print(runs[-1]["regrade"]["verdict"]["sentence"])
 
 

@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from recording import keep, show
+
 from hone.runs.files import read_lines
 from hone.runs.provenance import hardware
 
@@ -181,9 +183,8 @@ def main(argv: list[str] | None = None) -> None:
             else:
                 result.setdefault("cases", {})[name] = compared(CASES[name], weights, args.rounds, work)
             if args.out:
-                args.out.parent.mkdir(parents=True, exist_ok=True)
-                args.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+                keep(result, args.out)
+    show(result)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from recording import cpu_model, keep
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -41,8 +43,7 @@ def main() -> None:
         "medians": {name: medians(runs, name) for name in ("after SFT", "after SFT + RL")},
         "machine": {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")},
     }
-    (ROOT / args.out).parent.mkdir(parents=True, exist_ok=True)
-    (ROOT / args.out).write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, ROOT / args.out)
     print(json.dumps(result["medians"], indent=2))
 
 
@@ -55,11 +56,6 @@ def medians(runs: list[dict], name: str) -> dict[str, float]:
 
 
 KEYS = ("reward/mean", "exact")
-
-
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

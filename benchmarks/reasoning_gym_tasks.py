@@ -11,7 +11,6 @@ are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from recording import show
 
 from hone.environments.adapters.reasoning_gym_tasks import EVALUATES, REFUSED, SCORED
 from hone.environments.adapters.reasoning_gym_worker import start
@@ -104,9 +105,7 @@ def main(argv: list[str] | None = None) -> None:
             passes.append(list(pool.map(observed, args.tasks, [args.rows] * len(args.tasks))))
     tasks = {task: summary(*seen) for task, *seen in zip(args.tasks, *passes, strict=True)}
     result = {"reasoning_gym": version("reasoning-gym"), "rows": args.rows, "tasks": tasks}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    show(result, args.out)
 
 
 if __name__ == "__main__":

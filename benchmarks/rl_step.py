@@ -12,7 +12,6 @@ measured in the same run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import tempfile
@@ -20,6 +19,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+
+from recording import show
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -188,10 +189,7 @@ def main() -> None:
         folder = Path(tmp) / "model"
         init_model.run(InitModelConfig(out=folder, init=InitConfig(layers=args.layers)))
         result = measure(args, folder, Path(tmp))
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:

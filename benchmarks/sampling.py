@@ -38,6 +38,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from limits import gemm_gflops, read_gigabytes, sampling_limits
+from recording import show
 
 from hone import rng
 from hone.commands.machine import configure
@@ -319,10 +320,7 @@ def main(argv: list[str] | None = None) -> None:
     configure(1, 0, deterministic=False)  # as the commands do; transformers runs in this process too
     with tempfile.TemporaryDirectory() as tmp:
         result = run(args, Path(tmp))
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 def run(args: argparse.Namespace, tmp: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ threads. Latencies are in milliseconds, from before the process is started until
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -21,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+from recording import show
 
 from hone.grading import Sandbox
 from hone.grading.sandbox_bubblewrap import executable
@@ -94,10 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "calls_per_second": {str(n): calls_per_second(sandbox, n, args.calls) for n in args.at_once},
         "machine": {**hardware(), **versions()},
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from statistics import mean, median
 from typing import Any
 
 from exactness import EXAMPLES, command
+from recording import show
 
 from hone.config.rl import RLConfig
 from hone.planning.devices import Device
@@ -264,10 +265,7 @@ def main(argv: list[str] | None = None) -> None:
             result["split"] = split_part(work)
     result["versions"] = {"python": platform.python_version(), "torch": version("torch")}
     result["hardware"] = hardware()
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import socket
@@ -33,6 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import openai
+from recording import show
 
 from hone import rng
 from hone.model.hf import load_model, save_model
@@ -150,10 +150,7 @@ def main(argv: list[str] | None = None) -> None:
         save_tokenizer(folder)
         urls = {name: ends.enter_context(server(folder, Path(tmp), *flags[name])) for name in args.servers}
         result = measure(args, urls)
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 def measure(args: argparse.Namespace, urls: dict[str, str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 from exactness import EXAMPLES, ROOT, command, recipe, step_seconds, timings
+from recording import show
 
 from hone.inference.vllm.server import free_port
 from hone.runs import Run
@@ -129,10 +130,7 @@ def main() -> None:
             result["learned"] = learned(config, work)
     result["versions"] = {"python": platform.python_version(), "torch": version("torch")}
     result["hardware"] = hardware()
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":

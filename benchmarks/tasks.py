@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from quickstart_seeds import cpu_model
+from recording import cpu_model, keep, show
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ("char_count", "countdown", "scramble", "calculator")
@@ -46,11 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     for seed in range(args.seeds):
         for task in args.tasks:
             result["runs"].append(run(task, seed, args.work / f"{task}-{seed}", args.examples, args.max_steps))
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=2) + "\n")
+            keep(result, args.out)
     if args.docs:
         args.docs.write_text(with_table(args.docs.read_text(), result))
-    print(json.dumps(result, indent=2))
+    show(result)
 
 
 def run(task: str, seed: int, folder: Path, examples: int, max_steps: int | None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ included; `step` what it is otherwise; `swap` what the engine's thread does betw
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -28,6 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from recording import keep, show
 from sampling import QWEN3_06B
 
 from hone.commands.machine import configure
@@ -197,8 +197,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as work:
             result[precision] = measure(precision, args.rounds, Path(work))
         if args.out:
-            args.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+            keep(result, args.out)
+    show(result)
 
 
 if __name__ == "__main__":

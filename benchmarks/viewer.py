@@ -16,7 +16,6 @@ Beside it, in the same rounds: what it takes to import the libraries, and to cou
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -35,6 +34,7 @@ from urllib.parse import quote
 
 import httpx
 import viewer_run
+from recording import show
 from viewer_run import ABSENT, COMMON, PHRASE, RARE
 
 from hone.runs import Run
@@ -218,10 +218,7 @@ def main(argv: list[str] | None = None) -> None:
     names = ("duckdb", "pyarrow", "fastapi", "jinja2")
     result["versions"] = {name: version(name) for name in names} | {"python": platform.python_version()}
     result["machine"] = hardware()
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":

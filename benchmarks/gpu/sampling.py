@@ -11,7 +11,6 @@ figures are medians of the rounds. The gap is that of contract 3, on the sampled
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the benchma
 import numpy as np
 import torch
 from limits import gemm_gflops, read_gigabytes, sampling_limits
+from recording import show
 from sampling import QWEN3_06B, HoneSide, Prompts, Side, TransformersSide, Workload, make_model, speedups, take_turns
 
 from hone.config.shared import InitConfig
@@ -120,10 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as tmp:
         print("Making Qwen3-0.6B's shape with random weights", flush=True)
         result = measure(args, make_model(Path(tmp) / "model", config, "bf16"))
-    print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    show(result, args.out)
 
 
 if __name__ == "__main__":
