@@ -44,6 +44,17 @@ def test_smoothing_is_over_steps_whether_all_of_them_have_a_value() -> None:
     assert value("columns.smoothed([0, 3, 6, 9], 5, [0, 2, 10, 12])") == [1.5, 1.5, 7.5, 7.5]
 
 
+def test_what_is_held_out_stands_where_its_step_began() -> None:
+    payload = {
+        "x": {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "tokens_before": [0, 10], "hours_before": [0, 1]},
+        "series": {"loss": {"y": [3, 2]}, "eval/t/reward/mean": {"rows": [1], "y": [0.5]}},
+    }
+    assert value(f"[...columns.expand({json.dumps(payload)})]") == [
+        ["loss", {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "y": [3, 2]}],
+        ["eval/t/reward/mean", {"step": [1], "tokens": [10], "hours": [1], "y": [0.5]}],
+    ]
+
+
 def test_an_interval_belongs_to_the_evaluation_of_its_step() -> None:
     rest = "tokens: [], hours: []"
     data = (

@@ -203,8 +203,9 @@ def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
     assert page["series"]["reward/mean"]["y"] == [0.0, 0.1, 0.2, None]
     assert page["series"]["eval/t/reward/mean"] == {"y": [0.25, None, None, 0.75]}
     assert page["x"] == {
-        "step": [0, 1, 2, 3], "tokens": [100, 200, 300, 300], "before": [0, 100, 200, 300],
+        "step": [0, 1, 2, 3], "tokens": [100, 200, 300, 300], "tokens_before": [0, 100, 200, 300],
         "hours": [pytest.approx(value / 3600) for value in (4, 8, 12, 13)],
+        "hours_before": [pytest.approx(value / 3600) for value in (0, 4, 8, 12)],
     }  # fmt: skip
 
 

@@ -100,14 +100,15 @@ def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
     assert to_json(series, ["loss"])["series"] == {"loss": {"y": []}}
 
 
-def test_tokens_of_a_version_are_those_before_its_step_and_hours_are_of_work(tmp_path: Path) -> None:
+def test_tokens_and_hours_of_a_version_are_those_before_its_step(tmp_path: Path) -> None:
     last = {"step": 3, "eval/t/reward/mean": 0.5}
     folder = folder_of(tmp_path / "a", [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)])
     found = axes(series_of(folder))
     assert found["step"].tolist() == [0, 1, 2, 3]
     assert found["tokens"].tolist() == [100, 200, 300, 300]  # the evaluation after the last step trains on nothing
-    assert found["before"].tolist() == [0, 100, 200, 300]
+    assert found["tokens_before"].tolist() == [0, 100, 200, 300]
     assert found["hours"] == pytest.approx([0.01, 0.02, 0.03, 0.03])
+    assert found["hours_before"] == pytest.approx([0, 0.01, 0.02, 0.03])
 
 
 def test_json_has_null_for_what_is_missing_and_few_points_with_their_rows(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_json_after_a_step_has_the_rows_above_it(tmp_path: Path) -> None:
     series = series_of(folder_of(tmp_path / "a", [line(step) for step in range(5)], []))
     made = to_json(series, ["reward/mean"], after=2)
     assert made["x"]["step"] == [3, 4] and made["series"]["reward/mean"] == {"y": [0.3, 0.4]}
-    assert made["x"]["before"] == [300, 400]
+    assert made["x"]["tokens_before"] == [300, 400]
     assert to_json(series, ["reward/mean"], after=9)["x"]["step"] == []
 
 

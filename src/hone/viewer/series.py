@@ -154,18 +154,24 @@ class SeriesStore:
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """What rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on by its end; `before`, those by
-    its beginning, which the version of its evaluation had seen; `hours` of work by its end.
+    """What rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of work by its end;
+    `tokens_before` and `hours_before`, those by its beginning, which the version of its evaluation had seen.
 
     Where a row lacks them (the evaluation after the last step trains on nothing) those of the row before hold.
     """
-    tokens = _held(series.column("tokens/total"))
+    tokens, hours = _held(series.column("tokens/total")), _held(_seconds(series)) / 3600
     return {
         "step": series.steps(),
         "tokens": tokens,
-        "before": np.concatenate([[0.0], tokens])[: len(tokens)],
-        "hours": _held(_seconds(series)) / 3600,
+        "hours": hours,
+        "tokens_before": _by_beginning(tokens),
+        "hours_before": _by_beginning(hours),
     }
+
+
+def _by_beginning(ends: np.ndarray) -> np.ndarray:
+    """What a row began with, of what there was at the end of each."""
+    return np.concatenate([[0.0], ends])[: len(ends)]
 
 
 def _seconds(series: Series) -> np.ndarray:

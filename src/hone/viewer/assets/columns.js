@@ -2,7 +2,7 @@
 "use strict";
 
 const columns = (() => {
-  const HELD_OUT = /^(eval|val|canary)\//; // of the version before the step, so against the tokens before it
+  const HELD_OUT = /^(eval|val|canary)\//; // of the version before the step, so against what there was before it
   const NONE = { step: [], tokens: [], hours: [], y: [] };
 
   // What `hone.viewer.series.to_json` made, as columns.
@@ -11,11 +11,11 @@ const columns = (() => {
     const { x } = payload;
     for (const [name, one] of Object.entries(payload.series)) {
       const rows = one.rows || one.y.map((_, index) => index);
-      const tokens = HELD_OUT.test(name) ? x.before : x.tokens;
+      const [tokens, hours] = HELD_OUT.test(name) ? [x.tokens_before, x.hours_before] : [x.tokens, x.hours];
       found.set(name, {
         step: rows.map((row) => x.step[row]),
         tokens: rows.map((row) => tokens[row]),
-        hours: rows.map((row) => x.hours[row]),
+        hours: rows.map((row) => hours[row]),
         y: one.y,
       });
     }
