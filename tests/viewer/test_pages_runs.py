@@ -197,7 +197,8 @@ def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
         ("form × 0.5", 0.5),
     ]
     assert [line["color"] for line in charts["outcomes"]["lines"]] == list(OUTCOMES)
-    assert [line["label"] for line in charts["timings"]["lines"]] == ["sample", "train"]
+    phases = [(line["label"], line["color"]) for line in charts["timings"]["lines"]]
+    assert phases == [("sample", "s1"), ("train", "s2")]
     assert charts["timings"]["whole"] == "time/step" and charts["length_reward"]["against"] == "completion/length/mean"
     assert not {"kl", "pool", "staleness", "turns"} & charts.keys()
     assert page["series"]["reward/mean"]["y"] == [0.0, 0.1, 0.2, None]
@@ -275,7 +276,8 @@ def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path:
     split = {"time/wait": 1.0, "time/put": 0.5, "time/update": 0.25, "time/publish": 0.25, "idle/trainer": 2.0}
     write_lines(run / "timings.jsonl", [clock(0, **split)])
     charts = {chart["id"]: chart for chart in charts_of(client(tmp_path).get("/run/a/").text)["charts"]}
-    assert [line["label"] for line in charts["timings"]["lines"]] == ["sample", "wait", "put"]
+    phases = [(line["label"], line["color"]) for line in charts["timings"]["lines"]]
+    assert phases == [("sample", "s1"), ("wait", "s2"), ("put", "s3")], "a phase has its colour in every run"
     assert [line["label"] for line in charts["idle"]["lines"]] == ["trainer"]
 
 

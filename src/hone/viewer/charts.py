@@ -14,10 +14,23 @@ from hone.viewer.series import Series
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
 """Also the names of their colours in hone.css."""
 _PALETTE = ("s1", "s2", "s3", "s4", "s5", "s6")
-_AREAS = ("s1", "s4", "s2", "s3", "s9", "s8", "s7", "s10", "s6")
-"""Colours of areas that lie on each other: as many as a step has phases, neighbours far apart."""
-_PHASES = ("sample", "grade", "train", "publish", "evaluate", "validate", "checkpoint", "export", "record")
-"""Phases of a step in the order in which they are stacked; others follow."""
+_PHASES = {
+    "data": "s5",
+    "sample": "s1",
+    "grade": "s4",
+    "train": "s2",
+    "wait": "s2",
+    "publish": "s3",
+    "put": "s3",
+    "evaluate": "s9",
+    "validate": "s8",
+    "checkpoint": "s7",
+    "export": "s10",
+    "record": "s6",
+}
+"""Colours of the phases of a step, in the order in which they are stacked; others follow. In several processes the
+orchestrator waits for the trainer and puts batches in its place: no run shows two of one colour.
+"""
 _SHARE = "share of the completions"
 
 
@@ -222,8 +235,9 @@ def _of_time(found: _Found, names: Sequence[str]) -> None:
     phases += [name for name in there if name not in (*_PHASES, "step", "total")]
     if "wait" in phases:  # of several processes: what trainer and server did meanwhile is no part of the step
         phases = [name for name in phases if name not in ("train", "publish", "update")]
-    colors = [_AREAS[index % len(_AREAS)] for index in range(len(phases))]
-    lines = [Line(f"time/{name}", name, color) for name, color in zip(phases, colors, strict=True)]
+    others = zip((name for name in phases if name not in _PHASES), _PALETTE * len(phases), strict=False)
+    colors = _PHASES | dict(others)
+    lines = [Line(f"time/{name}", name, colors[name]) for name in phases]
     note = "Other: what belongs to no phase."
     found.add("timings", "Seconds of a step", "s", lines, stack=True, whole="time/step", note=note, opens=False)
     found.add("speed", "Speed", "tokens per second", [Line("tokens/s", "tokens/s", "s2")], opens=False)
