@@ -21,7 +21,7 @@ from hone.trainer.agreement import shared_values
 from hone.trainer.wire import to_arrays
 from hone.transport import FileTransport, Order, Result, Session
 
-LIMIT = 120
+LIMIT = 600
 """Seconds after which the trainer counts as hung."""
 CANARY = tuple(range(5, 25))
 

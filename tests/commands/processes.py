@@ -35,7 +35,7 @@ def alive(pids: set[int]) -> set[int]:
     return pids & parents().keys()
 
 
-def wait_until_gone(pids: set[int], seconds: float = 60.0) -> None:
+def wait_until_gone(pids: set[int], seconds: float = 300.0) -> None:
     """Fails if one of the processes still runs after that time, which is far longer than they need."""
     deadline = time.monotonic() + seconds
     while left := alive(pids):

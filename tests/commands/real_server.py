@@ -39,7 +39,7 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
     def slow(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.005) -> None:
         """Makes each step take so many seconds at least, so that something can happen while a request runs."""
@@ -48,8 +48,8 @@ class Served:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits until the condition holds; fails after half a minute."""
-    deadline = time.monotonic() + 30
+    """Waits until the condition holds; fails after five minutes."""
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.005)

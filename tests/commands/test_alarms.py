@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from refusals import fails
 
 from hone.cli import main
+from hone.commands import runs_continue
 from hone.runs import Run
 from hone.runs.summary import summarize
 
@@ -19,7 +21,8 @@ CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.trunc
 """Nearly all completions of two tokens are cut: the alarm is raised at step 1."""
 PAUSING = ("rl", "@", "warned-of-cuts/config.toml", "--alarms.truncation.action", "pause")
 PAUSE = ("--alarms.truncation.action", "pause", "--display", "none")
-DEADLINE = 120
+DEADLINE = 600
+"""Seconds after which a run counts as hung."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,15 @@ def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     assert kinds(run).count("alarm") == 1
 
 
-def test_a_pause_waits_to_be_continued(bench, warned, capsys):
+def wait_for_the_pause(run: Path, process: subprocess.Popen) -> None:
+    """Until all that a pause begins with is written: the mark, the status, and last of all the event."""
+    deadline = time.monotonic() + DEADLINE
+    while not ((run / "paused.json").exists() and summarize(run).status == "paused" and "paused" in kinds(run)):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+
+
+def test_a_pause_waits_to_be_continued(bench, warned, monkeypatch, capsys):
     pausing = subprocess.Popen(
         [sys.executable, "-m", "hone.cli", *PAUSING, "--output-dir", "pausing", "--display", "plain"],
         cwd=bench.folder,
@@ -77,13 +88,10 @@ def test_a_pause_waits_to_be_continued(bench, warned, capsys):
         stdout=subprocess.PIPE,
         text=True,
     )
-    run, deadline = bench.folder / "pausing", time.monotonic() + DEADLINE
+    run = bench.folder / "pausing"
+    monkeypatch.setattr(runs_continue, "PATIENCE", DEADLINE)
     try:
-        while not (run / "paused.json").exists():
-            assert time.monotonic() < deadline and pausing.poll() is None
-            time.sleep(0.1)
-        while summarize(run).status != "paused":
-            assert time.monotonic() < deadline
+        wait_for_the_pause(run, pausing)
         assert main(["runs", "list", str(bench.folder)]) == 0 and "paused" in capsys.readouterr().out
         assert main(["runs", "show", str(run)]) == 0
         said = capsys.readouterr().out
@@ -107,11 +115,9 @@ def test_a_run_that_was_killed_in_its_pause_goes_on_by_a_resume(bench, warned, c
         cwd=bench.folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    run, deadline = bench.folder / "killed", time.monotonic() + DEADLINE
+    run = bench.folder / "killed"
     try:
-        while not (run / "paused.json").exists():
-            assert time.monotonic() < deadline and pausing.poll() is None
-            time.sleep(0.1)
+        wait_for_the_pause(run, pausing)
     finally:
         pausing.kill()
         pausing.wait()
@@ -127,11 +133,9 @@ def test_a_pause_can_be_ended(bench):
         cwd=bench.folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    run, deadline = bench.folder / "ended", time.monotonic() + DEADLINE
+    run = bench.folder / "ended"
     try:
-        while not (run / "paused.json").exists():
-            assert time.monotonic() < deadline and pausing.poll() is None
-            time.sleep(0.1)
+        wait_for_the_pause(run, pausing)
         assert main(["runs", "stop", str(run)]) == 0
         assert pausing.wait(DEADLINE) == 143
     finally:

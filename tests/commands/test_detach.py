@@ -24,7 +24,10 @@ from hone.runs.summary import summarize
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
 HONE = str(Path(sys.executable).parent / "hone")
-DEADLINE = 60
+DEADLINE = 300
+"""Seconds after which something counts as hung."""
+STEPS = 100_000
+"""Of a run that is still at work when it is stopped, however late that is."""
 FOREVER = """
 import time
 from hone.environments import Rubric, SingleTurnEnv
@@ -48,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def flags(model: Path, *more: str, steps: int = 1000) -> list[str]:
+def flags(model: Path, *more: str, steps: int = STEPS) -> list[str]:
     return [
         *("rl", "--detach", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "64"),
         *("--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "out"),
@@ -134,7 +137,7 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
         with terminal([HONE, *flags(tiny_model_dir)], folder) as first:
             said = first.read_until("End it, saved: hone runs stop out")
             assert first.process.wait(DEADLINE) == 0
-            assert "RL: " in said and "1000 steps x 2 prompts x 2 completions" in said
+            assert "RL: " in said and f"{STEPS} steps x 2 prompts x 2 completions" in said
             assert "Its output: out/logs/rl.out" in said and "Watch it: hone runs attach out" in said
             pid = holder(run)
             assert f"Process {pid} goes on in the background" in said and pid != first.process.pid
@@ -160,15 +163,15 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
             stopped = hone(folder, "runs", "stop", "out")
             assert stopped.returncode == 0, stopped.stderr
             ended = summarize(run).progress.done
-            assert f"out: stopped by a signal after {ended} of 1000 steps, and saved\n" in stopped.stdout
+            assert f"out: stopped by a signal after {ended} of {STEPS} steps, and saved\n" in stopped.stdout
             assert f"To go on from step {ended}:\n  hone rl @ out/config.toml --resume --detach\n" in stopped.stdout
             rest, _ = watching.communicate(timeout=DEADLINE)
-            assert watching.returncode == 0 and f"stopped by a signal after {ended} of 1000 steps" in rest
+            assert watching.returncode == 0 and f"stopped by a signal after {ended} of {STEPS} steps" in rest
         finally:
             watching.kill()
         assert Run(run).info["status"] == "stopped" and holder(run) is None
         log = (run / "logs" / "rl.out").read_text()
-        assert log.startswith("RL: ") and "SIGTERM" in log and f"Stopped after {ended} of 1000 steps" in log
+        assert log.startswith("RL: ") and "SIGTERM" in log and f"Stopped after {ended} of {STEPS} steps" in log
 
         before = snapshot(run)
         for words in (["list", "."], ["show", "out"], ["ledger", "out"], ["attach", "out"], ["list", ".", "--all"]):
@@ -204,7 +207,7 @@ def test_an_sft_run_can_be_detached_and_ends_by_itself(folder: Path, tiny_model_
 
 
 def test_ctrl_c_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path) -> None:
-    (folder / "environments" / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    (folder / "environments" / "slow.py").write_text("import time\ntime.sleep(600)\n")
     with terminal([HONE, *flags(tiny_model_dir)], folder) as one:
         child = None
         until(lambda: children(one.process.pid), "no process was started")

@@ -40,5 +40,5 @@ def test_an_evaluation_over_http_gives_the_rows_of_one_in_process(task, tiny_mod
         assert main(["eval", task, "-b", url, *flags, "--output-dir", str(tmp_path / "served")]) == 0
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(300)
     assert rows(tmp_path / "served") == rows(tmp_path / "local") and len(rows(tmp_path / "local")) == 8

@@ -210,7 +210,7 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
     def script(body):
         if next(came) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            left.wait(10)
+            left.wait(300)
         return Say(tag(question(body)[::-1]))
 
     with FakeOpenAI(script) as server:
@@ -227,7 +227,7 @@ def test_ctrl_c_before_anything_came_leaves_nothing(here: Path, interruptible):
 
     def script(body):
         os.kill(os.getpid(), signal.SIGINT)
-        left.wait(10)
+        left.wait(300)
         return Say("late")
 
     with FakeOpenAI(script) as server:

@@ -157,7 +157,7 @@ def test_hf_upload_sends_the_weights_folder_as_it_is(hub, weights_folder, tmp_pa
         "NO_PROXY": "127.0.0.1",
     }
     command = [str(hf), "upload", "someone/warm-up", str(weights_folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert hub.repos == {"warm-up"}
     check_received(hub, weights_folder)

@@ -109,5 +109,5 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
         stream = client.completions.create(model=str(tiny_model_dir), prompt="a", max_tokens=50, stream=True)
         next(stream)
         server.send_signal(signal.SIGINT)
-        rest, errors = server.communicate(timeout=30)
+        rest, errors = server.communicate(timeout=300)
         assert (server.returncode, rest.splitlines()[-1], errors) == (0, "Stopped.", "")

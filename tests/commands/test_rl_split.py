@@ -144,7 +144,7 @@ def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
     pid = int(launcher.stdout.readline())
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while _runs(pid):
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)

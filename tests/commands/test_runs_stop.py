@@ -20,6 +20,7 @@ from hone.commands import runs_stop
 @pytest.fixture(autouse=True)
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs_stop, "TELL", 600.0)  # a process that is slow to end is nothing to tell of
     run = make_run(Path("outputs"), "running", steps=3)
     checkpoint(run, 2)
     return run
@@ -79,7 +80,7 @@ def test_waiting_can_be_given_up_and_an_overdue_end_is_told(
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
         info = json.loads((run / "run.json").read_text()) | {"pid": bystander.pid}
         (run / "run.json").write_text(json.dumps(info))

@@ -86,7 +86,7 @@ def test_hours_count_over_resumes(command, tmp_path, capsys):
     flags = ("--resume", "--max-steps", "40", "--budget.usd", "1", "--budget.usd-per-hour", str(3600 / spent))
     assert main(command("rl", "out", *flags)) == 0
     assert re.search(
-        r"The budget is used up \(\d\.\d\d of 1\.00 US dollars\): .* --budget\.usd ", capsys.readouterr().out
+        r"The budget is used up \(\d+\.\d\d of 1\.00 US dollars\): .* --budget\.usd ", capsys.readouterr().out
     )
     assert Run(tmp_path / "out").timings() == lines, "no step was taken"
 
@@ -94,7 +94,7 @@ def test_hours_count_over_resumes(command, tmp_path, capsys):
 def wait_for_the_alarm() -> None:
     """SIGTERM, and a step that never ends by itself."""
     os.kill(os.getpid(), signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         pass
     raise AssertionError("the step was not given up")
@@ -232,7 +232,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) in (0, 141)
+    assert process.wait(600) in (0, 141)
     run = Run(tmp_path / "out")
     assert run.info["status"] == "done" and list(run.weights()) == [4]
 
