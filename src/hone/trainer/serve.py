@@ -52,9 +52,9 @@ class TrainerLoop:
 
     def serve(self, hello: Hello) -> int:
         """Says hello, and takes part in one session after the other; returns the version at the end of the run."""
-        self.transport.say_hello(hello)
         last = None
         try:
+            self.transport.say_hello(hello)
             while True:
                 self._patience.starts("the orchestrator")
                 session = self.transport.session(last)

@@ -178,8 +178,8 @@ class FileTransport:
         """Tells that a trainer is there."""
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
+            self._hello = hello  # before it can be read: `leave` takes it away, however soon it is called
             write(self.path / HELLO, to_json(hello))
-        self._hello = hello
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
         """The session of now, if its id isn't `other_than`; None if there is none and it is not to be waited for.
