@@ -92,7 +92,7 @@ def look(argv: list[str], *paths: str) -> int:
                     assert "<h1>" in page.read().decode()
         finally:
             server.send_signal(signal.SIGINT)
-        return server.wait(20)
+        return server.wait(300)
 
 
 def run(argv: list[str], extra: list[str]) -> int:
@@ -329,6 +329,10 @@ def test_the_settings_on_the_grading_page_are_those_of_the_config():
 
 def test_every_command_on_monitors_runs_in_order(tmp_path, monkeypatch, capfd):
     """With the real clients; what they write is looked at in tests/runs/monitors."""
+    from hone.runs.monitors import background, samples
+
+    seconds = background.FINISH_SECONDS
+    monkeypatch.setattr(background, "FINISH_SECONDS", 300.0)  # they may be slow to load
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
@@ -341,9 +345,7 @@ def test_every_command_on_monitors_runs_in_order(tmp_path, monkeypatch, capfd):
         shown = "trackio show --project hone" if "--trackio.project" in argv else "wandb sync outputs/tiny-"
         assert shown in said and "failed" not in said
     page = (ROOT / "docs" / "monitors.md").read_text()
-    from hone.runs.monitors import background, samples
-
-    assert f"waits {background.FINISH_SECONDS:.0f} seconds" in page and f"{samples.TEXT:,} characters" in page
+    assert f"waits {seconds:.0f} seconds" in page and f"{samples.TEXT:,} characters" in page
     assert (tmp_path / "trackio" / "hone.db").is_file()
 
 

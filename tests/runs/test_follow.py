@@ -89,7 +89,7 @@ def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(
             time.sleep(0.01)
         process.kill()
         process.wait()
-        watcher.join(10)
+        watcher.join(300)
     assert not watcher.is_alive()
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("step 2/4  reward 0.100  100 tokens/s  0.50 s/step")

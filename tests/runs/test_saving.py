@@ -29,7 +29,7 @@ class Loop:
         self.saver = Saver(self.run, self.stop, ckpt, self.export, self.snapshot)
 
     def export(self, folder, step, parameters) -> None:
-        assert self.gate.wait(10)
+        assert self.gate.wait(300)
         self.exported.append(step)
         (folder / "model.txt").write_text(str(parameters["w"].tolist()))
 

@@ -70,7 +70,7 @@ def nobody_calls(monkeypatch) -> Iterator[None]:
             raise AssertionError(f"something called: {connection.recv(200)!r}")
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Until the condition holds."""
     until = time.monotonic() + seconds
     while not condition():
@@ -79,15 +79,17 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def below(pid: int) -> dict[int, str]:
-    """The processes that `pid` started, and those that they did: pid → command line."""
+    """The processes that `pid` started, and those that they did, as far as they run: pid → command line."""
     found: dict[int, str] = {}
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             except OSError:
                 continue
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
     for child in parents:
         above = parents[child]
         while above > 1 and above != pid:

@@ -19,11 +19,15 @@ class Faulty:
     name = "wandb"
 
     def __init__(self, fails_in, fault):
-        self.fails_in, self.fault, self.calls, self.abandoned = fails_in, fault, [], threading.Event()
+        self.fails_in, self.fault, self.calls = fails_in, fault, []
+        self.reached, self.abandoned = threading.Event(), threading.Event()
 
     def _call(self, name):
         self.calls.append(name)
-        return self.fault(self) if name == self.fails_in else None
+        if name != self.fails_in:
+            return None
+        self.reached.set()
+        return self.fault(self)
 
     def start(self, folder, info, config):
         self.info = info
@@ -61,12 +65,12 @@ def blocks_for_ever(monitor):
     threading.Event().wait()
 
 
-def run_with(monitor, folder, monkeypatch, pause=0.0):
+def run_with(monitor, folder, monkeypatch, after_step=lambda: None):
     monkeypatch.setattr("hone.runs.writer.make_monitors", lambda config: [monitor])
     with RunWriter.start(config(folder), "rl", []) as run:
         for step in range(3):
             steps(run, step, step + 1)
-            time.sleep(pause)
+            after_step()
         run._monitors.alarm(2, "zero_std", "text", "warn")
 
 
@@ -87,10 +91,14 @@ def test_one_that_raises_is_reported_once_and_left_out(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize("fails_in", ["start", "log", "finish"])
 def test_one_that_hangs_is_left_behind_at_the_end(tmp_path, monkeypatch, capsys, fails_in, fault):
     monkeypatch.setattr(background, "FINISH_SECONDS", 0.3)
-    began = time.monotonic()
-    monitor = Faulty(fails_in, fault)
-    run_with(monitor, tmp_path / "run", monkeypatch)
-    assert time.monotonic() - began < 20
+    monitor, wait = Faulty(fails_in, fault), background.Background.wait
+
+    def wait_for_the_hang(self, until):
+        assert monitor.reached.wait(300)
+        wait(self, time.monotonic() + background.FINISH_SECONDS)
+
+    monkeypatch.setattr(background.Background, "wait", wait_for_the_hang)
+    run_with(monitor, tmp_path / "run", monkeypatch)  # and comes to an end
     assert monitor.abandoned.is_set() and monitor.calls[-1] == fails_in
     assert [name for name, _ in failures(tmp_path / "run")] == ["wandb"]
     assert "s after the end of the run" in failures(tmp_path / "run")[0][1]
@@ -99,9 +107,14 @@ def test_one_that_hangs_is_left_behind_at_the_end(tmp_path, monkeypatch, capsys,
 
 
 def test_one_that_hangs_is_noticed_while_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(background, "SILENT_SECONDS", 0.05)
     monitor = Faulty("log", blocks)
-    run_with(monitor, tmp_path / "run", monkeypatch, pause=0.2)
+
+    def hang():
+        assert monitor.reached.wait(300)
+        monkeypatch.setattr(background, "SILENT_SECONDS", 0.05)
+        time.sleep(0.2)
+
+    run_with(monitor, tmp_path / "run", monkeypatch, hang)
     assert failures(tmp_path / "run") == [("wandb", "no answer for 0 s")]
     assert monitor.abandoned.is_set() and monitor.calls.count("log") == 1
 
