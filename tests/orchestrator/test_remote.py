@@ -191,14 +191,16 @@ def saved(folder: Path, version: int) -> Path:
 
 
 class Sampling:
-    """`policy.sample` in a thread of its own, a second long if it isn't slowed down."""
+    """`policy.sample` in a thread of its own; it has begun."""
 
     def __init__(self, policy: ServerPolicy, served: Served, asked: list[Request]) -> None:
         self.found: list[Any] = []
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(policy, asked))
+        served.service.pause().result()  # else the first may have been answered when the last comes
         self._thread.start()
         until(lambda: served.service.running == len(asked), "all are there")
+        served.service.resume().result()
 
     def _run(self, policy: ServerPolicy, asked: list[Request]) -> None:
         try:
@@ -207,26 +209,31 @@ class Sampling:
             self.error = error
 
     def end(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
 
 def test_weights_change_while_it_samples_and_each_token_has_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = [replace(request, max_tokens=60) for request in requests()]
+    """Twelve seconds of sampling, unless all has changed before."""
+    long = [replace(request, max_tokens=240) for request in requests()]
     folder = tmp_path / "s1"
+    for version in (3, 4, 5):
+        saved(folder, version)
     with serving(weights_root=tmp_path) as served:
         policy = updating(served.url, random_model(), tmp_path)
-        policy.load(3, saved(folder, 3))
+        policy.load(3, folder / "step_3")
         before = policy.sample(long, SamplingParams(ignore_eos=True))
+        quick = served.service.engine.step
         served.slow(monkeypatch, 0.05)
         sampling = Sampling(policy, served, long)
         for version in (4, 5):
             steps = served.service.steps
             until(lambda steps=steps: served.service.steps > steps + 10, "some tokens are there")
-            policy.load(version, saved(folder, version))
+            policy.load(version, folder / f"step_{version}")
             assert policy.version == version
+        monkeypatch.setattr(served.service.engine, "step", quick)
         sampling.end()
         assert served.service.cancelled == 0, "no request was dropped"
         after = policy.sample(long, SamplingParams(ignore_eos=True))
@@ -353,15 +360,15 @@ def test_a_server_that_goes_away_ends_the_run_and_one_that_comes_back_does_not(t
     sampling = threading.Thread(target=lambda: found.extend(policy.sample(requests(), SamplingParams())))
     sampling.start()
     with serving(port=port):
-        sampling.join(60)
+        sampling.join(300)
     same(found, expected)
 
 
 def test_a_group_that_takes_too_long_is_not_sampled_again(tmp_path: Path) -> None:
     with serving(weights_root=tmp_path) as served:
-        policy = policy_of(served.url, random_model(), tmp_path, timeout=1.0, max_retries=3)
+        policy = policy_of(served.url, random_model(), tmp_path, timeout=4.0, max_retries=3)
         served.service.pause().result()
-        words = "did not answer within 1 s: raise orchestrator.client.timeout$"
+        words = "did not answer within 4 s: raise orchestrator.client.timeout$"
         with pytest.raises(Halt, match=words):
             policy.sample(requests()[:3], SamplingParams())
         assert served.service.prompt_tokens == 3 * len(requests()[0].prompt_ids), "it was asked for once"
@@ -378,7 +385,7 @@ def test_all_groups_of_a_step_are_asked_for_at_once(tmp_path: Path) -> None:
         sampling.start()
         until(lambda: served.service.running == 40, "all are there")
         served.service.resume().result()
-        sampling.join(60)
+        sampling.join(300)
     assert [t.num_sampled for t in found] == list(range(1, 41))
 
 

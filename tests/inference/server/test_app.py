@@ -43,14 +43,14 @@ def complete(
 
 
 def post(served: Served, path: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=300)
     connection.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
     response = connection.getresponse()
     return response.status, json.loads(response.read())
 
 
 def text(served: Served, path: str) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=300)
     connection.request("GET", path)
     return connection.getresponse().read().decode()
 
@@ -453,7 +453,7 @@ def test_weights_change_between_two_tokens(weights, monkeypatch: pytest.MonkeyPa
     with serving(weights_root=weights) as served:
         before = complete(served, seed=1).choices[0].model_extra["token_ids"]
         with monkeypatch.context() as patch:
-            served.slow(patch)
+            served.slow(patch, 0.02)  # half a minute in all, for weights that are slow to load
             stream = complete(served, seed=1, max_tokens=1500, stream=True)
             versions = list(next(stream).choices[0].model_extra["policy_versions"])
             status, answer = post(served, "/update_weights", b'{"path": "step_1", "version": 5}')

@@ -18,7 +18,8 @@ from hone.inference.types import SamplingParams
 
 from .test_app import ENGINE, PROMPTS, ids_of, post
 
-CLIENTS = 64
+CLIENTS, FINISHED, LEFT = 64, 32, 4
+"""How many there are at once, and how many answers must have been heard to the end, and left, for a test of them."""
 VALID: dict[str, Any] = {"prompt": "abc", "max_tokens": 3, "n": 2, "stop": ["xy"], "temperature": 0.5, "logprobs": 1}
 
 
@@ -28,7 +29,7 @@ def resident_bytes() -> int:
 
 
 def test_samples_are_the_same_whoever_else_is_served(served: Served) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=300)
 
     async def ask(seed: int) -> list[list[int]]:
         await asyncio.sleep(0.003 * (seed * 7 % 16))
@@ -56,28 +57,33 @@ def test_samples_are_the_same_whoever_else_is_served(served: Served) -> None:
 def test_streams_leavers_nonsense_and_updates(seconds: int, weights: Path) -> None:
     """64 clients for a while: a third of them leave mid-stream. Nothing breaks, nothing is left, memory stays flat."""
     with serving(weights_root=weights) as served:
-        end = time.monotonic() + seconds
-        finished, left, refused, versions, memory = asyncio.run(crowd(served, end))
+        finished, left, refused, versions, memory = asyncio.run(crowd(served, seconds))
         service = served.service
         until(lambda: not service.running and not service.engine.busy, "the engine is idle")
         assert service.failures == 0 and service.alive
-        assert finished >= CLIENTS // 2 and left > 3 and refused > 0 and len(versions) > 1
+        assert finished >= FINISHED and left >= LEFT and refused > 0 and len(versions) > 1
         assert service.updates == max(versions)
         if len(memory) > 30:
             early, late = np.median(memory[5:15]), np.median(memory[-10:])
             assert late < early * 1.15, f"{early / 2**20:.0f} MiB became {late / 2**20:.0f}"
 
 
-async def crowd(served: Served, end: float) -> tuple[int, int, int, set[int], list[int]]:
-    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+async def crowd(served: Served, seconds: float) -> tuple[int, int, int, set[int], list[int]]:
+    """So many seconds of it, and longer where a slow machine has not heard enough by then."""
+    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=300)
     finished = left = refused = 0
     seen: set[int] = set()
     memory: list[int] = []
+    began = time.monotonic()
+
+    def goes_on() -> bool:
+        gone = time.monotonic() - began
+        return gone < seconds or (gone < seconds + 300 and not (finished >= FINISHED and left >= LEFT and refused))
 
     async def stream(number: int) -> None:
         nonlocal finished, left
         rng = np.random.default_rng(number)
-        while time.monotonic() < end:
+        while goes_on():
             length, leaves = int(rng.integers(1, 40)), number % 3 == 0
             chunks = await client.completions.create(
                 model="hone/tiny",
@@ -104,7 +110,7 @@ async def crowd(served: Served, end: float) -> tuple[int, int, int, set[int], li
 
     async def update() -> None:
         version = 0
-        while time.monotonic() < end:
+        while goes_on():
             version += 1
             body = json.dumps({"path": "step_1", "version": version}).encode()
             status, _ = await asyncio.to_thread(post, served, "/update_weights", body)
@@ -117,7 +123,7 @@ async def crowd(served: Served, end: float) -> tuple[int, int, int, set[int], li
         nonlocal refused
         rng = np.random.default_rng(0)
         whole = json.dumps(VALID).encode()
-        while time.monotonic() < end:
+        while goes_on():
             body = bytearray(whole)
             for at in rng.integers(0, len(body), 3):
                 body[at] = rng.integers(0, 256)

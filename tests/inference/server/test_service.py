@@ -48,7 +48,7 @@ def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
     service = Service(Engine(random_model()))
     service.start()
     with pytest.raises(UserError, match="a prompt has no tokens"):
-        service.submit([job(0), job(1, prompt=())], Seen(), whole=True).result(10)
+        service.submit([job(0), job(1, prompt=())], Seen(), whole=True).result(300)
     assert not service.running and not service.engine.busy
     service.close()
 
@@ -56,13 +56,13 @@ def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
 def test_what_waits_when_the_thread_ends_is_told() -> None:
     service, seen = Service(Engine(random_model())), Seen()
     service.start()
-    service.pause().result(10)
-    service.submit([job(0), job(1)], seen, whole=True).result(10)
+    service.pause().result(300)
+    service.submit([job(0), job(1)], seen, whole=True).result(300)
     service.close()
     assert [(index, type(error)) for index, error in seen.got] == [(0, ServiceEnded), (1, ServiceEnded)]
     assert not service.alive
     with pytest.raises(ServiceEnded):
-        service.resume().result(10)
+        service.resume().result(300)
 
 
 def test_an_engine_that_cannot_be_cleared_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +76,9 @@ def test_an_engine_that_cannot_be_cleared_ends_the_service(monkeypatch: pytest.M
     monkeypatch.setattr(service.engine, "step", broken)
     monkeypatch.setattr(service.engine, "cancel", broken)
     service.start()
-    service.submit([job(0)], seen, whole=True).result(10)
+    service.submit([job(0)], seen, whole=True).result(300)
     until(lambda: not service.alive, "the thread has ended")
     assert len(seen.got) == 1 and isinstance(seen.got[0][1], Exception)
     assert [str(error) for error in errors] == ["the device is lost"]
     with pytest.raises(ServiceEnded):
-        service.submit([job(0)], seen, whole=True).result(10)
+        service.submit([job(0)], seen, whole=True).result(300)
