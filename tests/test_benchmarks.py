@@ -105,7 +105,7 @@ def test_grading_compares_each_answer_once() -> None:
 
 
 def test_serving(run) -> None:
-    flags = ("--servers", "hone", "--clients", "4", "--rounds", "1", "--warm", "0.2", "--seconds", "1")
+    flags = ("--servers", "hone", "--clients", "4", "--rounds", "1", "--warm", "0.2", "--seconds", "4")
     figures = run(serving.main, *flags)["medians"]["hone"]
     assert figures["tokens_per_second"] > 0
     assert 0 < figures["first_token_ms_p50"] <= figures["first_token_ms_p99"]

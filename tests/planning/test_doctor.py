@@ -7,12 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_until_gone
 
 from hone.planning import doctor, doctor_machine, doctor_python, doctor_services, doctor_threads
 from hone.planning.doctor import Finding, Subject, examine, lines, verdict
@@ -50,15 +52,15 @@ def test_checks_that_fail_or_hang_are_told_and_the_rest_is_kept(tmp_path):
 
     def hangs(_: Subject) -> Iterator[Finding]:
         yield Finding("b", "begun", "ok", "fine")
-        time.sleep(60)
+        for_ever.wait()
 
-    began = time.monotonic()
-    found = examine(subject(tmp_path), {"a": fails, "b": hangs}, seconds=0.5)
-    assert time.monotonic() - began < 10
+    for_ever = threading.Event()
+    found = examine(subject(tmp_path), {"a": fails, "b": hangs}, seconds=2)  # and it comes to an end
+    for_ever.set()
     assert [(f.area, f.name, f.status) for f in found] == [
         ("a", "first", "ok"), ("a", "check", "warning"), ("b", "begun", "ok"), ("b", "check", "warning"),
     ]  # fmt: skip
-    assert "OSError: gone" in found[1].text and "no answer within 0 s" in found[3].text.replace("1 s", "0 s")
+    assert "OSError: gone" in found[1].text and "no answer within 2 s" in found[3].text
 
 
 def test_verdict_and_lines():
@@ -126,9 +128,8 @@ def test_what_the_busy_wait_means():
 
 @pytest.mark.skipif(len(doctor_threads.usable_cpus()) < 2, reason="one core")
 def test_the_busy_wait_is_measured(tmp_path):
-    began = time.monotonic()
     (found,) = doctor_threads.busy_wait(subject(tmp_path))
-    assert found.name == "busy wait" and "GFLOP/s alone" in found.text and time.monotonic() - began < 120
+    assert found.name == "busy wait" and "GFLOP/s alone" in found.text
 
 
 def test_a_torch_that_breaks_is_told(tmp_path):
@@ -207,11 +208,8 @@ def test_the_load_is_that_of_all_cores(tmp_path, monkeypatch):
 
 def test_the_busy_process_ends_with_the_one_that_measures():
     code = "import os\nfrom hone.planning.doctor_threads import _busy\nprint(_busy(0).pid, flush=True)\nos._exit(0)"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=10)
-    pid, deadline = int(done.stdout), time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300)
+    wait_until_gone({int(done.stdout)})
 
 
 def test_an_old_python_is_all_that_is_told(tmp_path, monkeypatch):
@@ -387,7 +385,7 @@ def test_a_server_that_does_not_answer_is_given_up():
         began = time.monotonic()
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         assert doctor_services.unreachable(url)
-        assert time.monotonic() - began < doctor.NETWORK_SECONDS + 5
+        assert time.monotonic() - began < doctor.NETWORK_SECONDS + 60
     assert "refused" in doctor_services.unreachable(url)
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,15 +38,15 @@ def supervised(command: str, parent: int | None = None) -> subprocess.Popen[str]
 
 
 def test_its_exit_code_is_the_commands() -> None:
-    assert supervised("raise SystemExit(7)").wait(30) == 7
-    assert supervised("import os; os.kill(os.getpid(), 9)").wait(30) == 128 + 9
+    assert supervised("raise SystemExit(7)").wait(300) == 7
+    assert supervised("import os; os.kill(os.getpid(), 9)").wait(300) == 128 + 9
 
 
 def test_its_temporary_files_go_with_it() -> None:
     with supervised("import tempfile; print(tempfile.mkstemp()[1], flush=True)") as process:
         assert process.stdout is not None
         file = Path(process.stdout.readline().strip())
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     assert file.parent.name.startswith("hone-vllm-") and not file.parent.exists()
 
 
@@ -58,7 +57,7 @@ def test_when_told_to_it_ends_all(number: signal.Signals) -> None:
         pids = descendants(process.pid)
         assert len(pids) == 2
         process.send_signal(number)
-        process.wait(30)
+        process.wait(300)
         assert not alive(pids)
 
 
@@ -67,7 +66,7 @@ def test_a_command_that_ends_leaves_nothing() -> None:
     with supervised(command) as process:
         assert process.stdout is not None
         left = int(process.stdout.readline())
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
         assert not alive({left})
 
 
@@ -89,19 +88,17 @@ def family(tmp_path: Path) -> Iterator[dict[str, int]]:
 
 def test_after_a_sigkill_of_the_parent_nothing_is_left(family: dict[str, int]) -> None:
     os.kill(family["parent"], signal.SIGKILL)
-    wait_until_gone({family["supervisor"], family["command"], family["deaf child"]}, 20)
+    wait_until_gone({family["supervisor"], family["command"], family["deaf child"]})
 
 
 def test_after_a_sigkill_of_the_supervisor_the_command_is_told_to_end(family: dict[str, int]) -> None:
     """And vLLM's first process ends the others then."""
     os.kill(family["supervisor"], signal.SIGKILL)
-    wait_until_gone({family["command"]}, 20)
+    wait_until_gone({family["command"]})
 
 
 def test_a_parent_that_is_gone_before_it_starts_is_noticed() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    began = time.monotonic()
-    with supervised("import time; time.sleep(600)", parent=gone.pid) as process:
-        process.wait(30)
-    assert time.monotonic() - began < 30
+    with supervised("import time; time.sleep(3600)", parent=gone.pid) as process:
+        process.wait(300)
