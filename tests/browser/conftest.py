@@ -75,7 +75,7 @@ def at_work(root: Path) -> Iterator[Path]:
         yield folder
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(300)
         shutil.rmtree(folder)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from hone.runs.files import read_lines
 
 FLAGS = [
     "--no-sandbox",
@@ -26,7 +27,7 @@ SHOTS = Path(__file__).resolve().parents[2] / "outputs" / "browser"
 """Where screenshots are put."""
 STEPS = 40
 """Of the run `quickstart/rl`."""
-PATIENCE = 60_000
+PATIENCE = 300_000
 """Milliseconds that something may take to appear."""
 
 
@@ -85,7 +86,7 @@ def serving(root: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(300)
 
 
 def overflow(page: Any) -> int:
@@ -101,15 +102,32 @@ def shot(page: Any, name: str, whole: bool = False) -> Path:
 
 
 def wait_for_steps(run: Path, count: int) -> None:
-    """Until so many lines of metrics are there; at most a minute."""
-    end = time.monotonic() + 60
+    """Until so many lines of metrics are there; at most ten minutes."""
+    end = time.monotonic() + 600
     while time.monotonic() < end:
-        if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes().count(b"\n") >= count:
+        if (run / "metrics.jsonl").exists() and len(metrics_of(run)) >= count:
             return
         time.sleep(0.1)
     raise AssertionError(f"no step {count} in {run}")
 
 
+def hover(page: Any, at: Callable[[], tuple[float, float]], shown: str) -> tuple[float, float]:
+    """Moves the mouse to the place `at` until `shown` is there; returns the place.
+
+    Again and again, for a chart may be drawn anew, or moved, just then.
+    """
+    end = time.monotonic() + PATIENCE / 1000
+    nudge = 0
+    while time.monotonic() < end:
+        left, top = at()
+        page.mouse.move(left, top + nudge)
+        page.wait_for_timeout(300)
+        if page.locator(shown).count() and at() == (left, top):
+            return left, top + nudge
+        nudge = 1 - nudge
+    raise AssertionError(f"{shown} was not shown")
+
+
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """The lines of metrics.jsonl, which may be written meanwhile."""
+    return read_lines(run / "metrics.jsonl")

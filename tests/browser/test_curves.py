@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import STEPS, Looks, metrics_of, shot, wait_for_steps
+from looking import STEPS, Looks, hover, metrics_of, shot, wait_for_steps
 
 pytestmark = pytest.mark.browser
 
@@ -41,17 +41,18 @@ def same(trace: dict[str, Any], expected: dict[int, float]) -> bool:
 
 def click_at(page: Any, place: str, x: float) -> None:
     """Click on the chart there, where its axis has the value `x`."""
-    at = page.evaluate(
-        """([place, x]) => {
-            const plot = document.querySelector(place), box = plot.getBoundingClientRect();
-            const {xaxis, _size} = plot._fullLayout;
-            return [box.left + xaxis._offset + xaxis.d2p(x), box.top + _size.t + _size.h / 2];
-        }""",
-        [place, x],
-    )
-    page.mouse.move(*at)
-    page.wait_for_selector(f"{place} .hoverlayer .legend")
-    page.mouse.click(*at)
+
+    def at() -> tuple[float, float]:
+        return tuple(page.evaluate(
+            """([place, x]) => {
+                const plot = document.querySelector(place), box = plot.getBoundingClientRect();
+                const {xaxis, _size} = plot._fullLayout;
+                return [box.left + xaxis._offset + xaxis.d2p(x), box.top + _size.t + _size.h / 2];
+            }""",
+            [place, x],
+        ))  # fmt: skip
+
+    page.mouse.click(*hover(page, at, f"{place} .hoverlayer .legend"))
 
 
 def test_the_overview_draws_the_metrics_of_the_run(page: Any, url: str, root: Path) -> None:
@@ -115,6 +116,7 @@ def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> Non
         page.uncheck(f'input[name=metrics][value="{name}"]')
     page.check('input[name=metrics][value="entropy"]')
     page.wait_for_function("() => document.querySelectorAll('#curves .js-plotly-plot').length === 1")
+    page.wait_for_function("() => document.querySelector('#curves [data-chart=entropy]')?.data?.length === 2")
     drawn = {trace["name"]: trace for trace in traces(page, "#curves .js-plotly-plot")}
     assert drawn.keys() == {"quickstart/rl", "many"}
     for name, trace in drawn.items():

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from looking import Looks, metrics_of, serving
+from looking import Looks, hover, metrics_of, serving
 from run_folders import held, write_lines
 
 from hone.runs.files import write_file, write_json
@@ -57,13 +57,17 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
     def drawn(points: int) -> None:
         page.wait_for_function(f"() => document.querySelector('{REWARD}')?.data?.[0].x.length === {points}")
 
+    def said(words: str) -> None:
+        page.wait_for_function("words => document.querySelector('#words').innerText.includes(words)", arg=words)
+
     with held(run) as process:
         page.goto(f"{url}/run/young/?smooth=1")
         page.evaluate("window.notReloaded = true")
         assert page.locator("#no-charts").is_visible() and page.locator("#live").inner_text() == "live"
         take(3)
         drawn(3)
-        assert page.locator("#no-charts").count() == 0 and "running: 3 of 40 steps" in page.locator("main").inner_text()
+        assert page.locator("#no-charts").count() == 0
+        said("running: 3 of 40 steps")
         take(20, 3)
         drawn(20)
         for name in ("metrics", "timings"):  # a resume from step 10
@@ -78,7 +82,7 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         process.terminate()
         process.wait()
         page.wait_for_selector("#live", state="hidden")
-    page.wait_for_function("() => document.querySelector('#words').innerText.includes('stopped: 12 of 40 steps')")
+    said("stopped: 12 of 40 steps")
     assert page.evaluate("window.notReloaded") is True
 
 
@@ -128,17 +132,19 @@ def test_a_completion_opens_from_its_point(page: Any, root: Path) -> None:
         place = '[data-chart="completions"]'
         page.locator(place).scroll_into_view_if_needed()
         page.wait_for_function(f"() => document.querySelector('{place}').data?.length > 0")
-        step, row, left, top = page.evaluate(
-            """place => {
-                const plot = document.querySelector(place), box = plot.getBoundingClientRect(), trace = plot.data[0];
-                const {xaxis, yaxis} = plot._fullLayout;
-                return [...trace.customdata[0], box.left + xaxis._offset + xaxis.d2p(trace.x[0]),
-                        box.top + yaxis._offset + yaxis.d2p(trace.y[0])];
-            }""",
-            place,
-        )
+        step, row = page.evaluate("place => document.querySelector(place).data[0].customdata[0]", place)
         assert step == 0 and row >= 0
-        page.mouse.move(left, top)
-        page.wait_for_selector(f"{place} .hoverlayer > *")
-        page.mouse.click(left, top)
+
+        def at() -> tuple[float, float]:
+            return tuple(page.evaluate(
+                """place => {
+                    const plot = document.querySelector(place), trace = plot.data[0];
+                    const box = plot.getBoundingClientRect(), {xaxis, yaxis} = plot._fullLayout;
+                    return [box.left + xaxis._offset + xaxis.d2p(trace.x[0]),
+                            box.top + yaxis._offset + yaxis.d2p(trace.y[0])];
+                }""",
+                place,
+            ))  # fmt: skip
+
+        page.mouse.click(*hover(page, at, f"{place} .hoverlayer > *"))
         page.wait_for_url(re.compile(r"/run/quickstart~rl/sample/\d+/\d+/$"))

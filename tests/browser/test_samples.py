@@ -135,12 +135,14 @@ def test_search(looks: Looks, url: str, root: Path) -> None:
         page.fill("input[name=q]", words)
         page.keyboard.press("Enter")
         page.wait_for_function("words => new URL(location).searchParams.get('q') === words", arg=words)
+        page.wait_for_load_state()  # all of the list
         found = page.locator("p[aria-live] b").inner_text().replace(",", "")
         assert int(found) == expected, words
         assert page.locator("li.item").count() == min(50, expected)
     page.fill("input[name=q]", f'"{PHRASE}"')
     page.keyboard.press("Enter")
     page.wait_for_selector("li.item mark")
+    page.wait_for_load_state()
     assert {text.lower() for text in page.locator("li.item mark").all_text_contents()} == {PHRASE}
     shot(page, "search-results")
     other = looks.page()
