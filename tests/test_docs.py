@@ -21,6 +21,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import patient
 import pytest
 
 from hone.cli import main
@@ -247,7 +248,7 @@ def test_every_command_of_the_doctor_runs(tmp_path, monkeypatch):
     """Each in a process of its own, for it looks at the variables that it was started with."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for argv in shell_commands(ROOT / "docs" / "doctor.md"):
-        program = [sys.executable, "-m", "hone.cli", *argv[1:], "--offline"]
+        program = [sys.executable, patient.__file__, *argv[1:], "--offline"]
         done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Ready" in done.stdout.splitlines()[-2 if "--json" in argv else -1]

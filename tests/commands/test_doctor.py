@@ -10,25 +10,17 @@ import sys
 import tomllib
 from pathlib import Path
 
+import patient
+
 from hone.config.doctor import DoctorConfig, DoctorRL, DoctorSFT
 from hone.config.parse import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENT = """
-import sys
-from hone.cli import main
-from hone.planning import doctor, doctor_python, doctor_torch
-
-doctor_python._IMPORT_SECONDS = doctor_torch.SECONDS = 600.0
-doctor.examine.__defaults__ = (600.0,)
-sys.exit(main(sys.argv[1:]))
-"""
-"""`hone`, to which a machine that takes a minute to import torch is well."""
 
 
 def doctor(cwd: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PATIENT, "doctor", "--offline", *flags],
+        [sys.executable, patient.__file__, "doctor", "--offline", *flags],
         capture_output=True, text=True, cwd=cwd, env=dict(os.environ) | env,
     )  # fmt: skip
 
