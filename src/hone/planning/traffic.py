@@ -8,8 +8,10 @@ whole and written, and its canary scored (`trainer/serve.py`); batches and weigh
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from hone.config.rl import RLConfig
 from hone.planning.lengths import Lengths
@@ -62,36 +64,34 @@ def _share(rows: int, group: int, prompt: int, completion: int, most: int, ranks
     groups it has. Tested to be that.
     """
 
-    def tokens(parts: list[int]) -> int:
-        return len(parts) * prompt + sum(parts) * completion
-
-    def cut(limit: int) -> list[list[int]]:
+    def cut(limit: int) -> list[tuple[int, int]]:
+        """(tokens, rows) up to the beginning of each batch, and up to the end: as many parts of groups, in order, as
+        its limit takes.
+        """
         whole = prompt + group * completion <= limit
         part = group if whole else max(1, (limit - prompt) // completion)
-        parts = [part] * (group // part) + [group % part] * (group % part > 0)
-        batches: list[list[int]] = []
-        room = 0
-        for size in parts * (rows // group):
-            needed = prompt + size * completion
-            if not batches or needed > room:
-                batches.append([])
-                room = limit
-            batches[-1].append(size)
-            room -= needed
-        return batches
+        parts = ([part] * (group // part) + [group % part] * (group % part > 0)) * (rows // group)
+        held = list(accumulate(parts, initial=0))
+        tokens = [index * prompt + count * completion for index, count in enumerate(held)]
+        edges = [0]
+        while edges[-1] < len(parts):
+            fits = bisect_right(tokens, tokens[edges[-1]] + limit) - 1
+            edges.append(max(fits, edges[-1] + 1))  # a part that is too large alone is a batch
+        return [(tokens[edge], held[edge]) for edge in edges]
 
-    batches = cut(most)
+    edges = cut(most)
     if ranks > 1:
-        rounds = -(-len(batches) // ranks)
+        rounds = -(-(len(edges) - 1) // ranks)
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if len(cut(middle)) <= rounds * ranks else (middle, high)
-        batches = cut(high)
-    amounts = [tokens(parts) for parts in batches]
-    rank = max(range(ranks), key=lambda rank: sum(amounts[rank::ranks]))
-    held = sum(map(sum, batches[rank::ranks]))
-    return Share(-(-len(batches) // ranks), sum(amounts[rank::ranks]), held * completion, held)
+            low, high = (low, middle) if len(cut(middle)) - 1 <= rounds * ranks else (middle, high)
+        edges = cut(high)
+    batches = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(edges)]
+    amounts = [sum(tokens for tokens, _ in batches[rank::ranks]) for rank in range(ranks)]
+    busiest = amounts.index(max(amounts))
+    own = sum(held for _, held in batches[busiest::ranks])
+    return Share(-(-len(batches) // ranks), amounts[busiest], own * completion, own)
 
 
 @dataclass(frozen=True)
