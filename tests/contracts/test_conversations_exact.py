@@ -87,6 +87,7 @@ def test_the_same_config_and_seed_give_the_same_bytes_also_if_answers_take_their
     assert [name for name in same if mine[name] != wanted[name]] == [] and len(same) > STEPS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patience", [False, True])
 def test_an_answer_that_never_comes_costs_its_own_sample_or_is_told_to_the_model(patience, recipe, tmp_path):
     """One step, with an environment that hangs at the guess of a 3; all that has no 3 in it is as if it did not."""
