@@ -104,6 +104,18 @@ def test_no_evaluation_and_no_checkpoints_in_a_long_run() -> None:
     assert texts[1].startswith("no checkpoints in a run of about") and "--ckpt.interval" in texts[1]
 
 
+def test_an_evaluation_has_no_more_examples_than_are_held_out() -> None:
+    """Four held-out examples are sampled four at a time, whatever is asked for: in completions, memory and seconds."""
+    few = replace(FACTS, held_out=4)
+    line = ("--orchestrator.eval.interval", "5", "--orchestrator.batch-size", "16", "--max-steps", "20")
+    asked = plan(*line, "--orchestrator.eval.num-examples", "256", facts=few)
+    there = plan(*line, "--orchestrator.eval.num-examples", "4", facts=few)
+    assert "evaluations: 5 (step 0 and the end included) x 4 = 20 completions" in asked.arithmetic.words()
+    assert (asked.arithmetic, asked.memory, asked.usual) == (there.arithmetic, there.memory, there.usual)
+    text = "orchestrator.eval.num_examples = 256, but only 4 examples are held out"
+    assert set(asked.surprises) - set(there.surprises) == {text}
+
+
 def test_what_the_model_decides() -> None:
     texts = found(*EVAL, shape=TINY, device=CPU)
     assert texts == ["trainer.optim.lr = 1e-06 will hardly move a model of 0.4M parameters: 2e-4 is usual in RL"]

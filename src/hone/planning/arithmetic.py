@@ -167,6 +167,15 @@ def _validated(config: SFTConfig, examples: int | None) -> int:
     return min(config.val.max_examples, max(1, round(config.val.fraction * examples)))
 
 
+def on_held_out(config: RLConfig, held_out: int | None) -> RLConfig:
+    """The config with an evaluation of no more examples than are held out (None: not known)."""
+    evals = config.orchestrator.eval
+    if evals is None or not held_out or evals.num_examples <= held_out:
+        return config
+    fewer = evals.model_copy(update={"num_examples": held_out})
+    return config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update={"eval": fewer})})
+
+
 def checkpoints_of(config: RunConfig) -> int:
     """Checkpoints that a run to its end writes."""
     if config.ckpt is None:

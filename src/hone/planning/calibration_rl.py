@@ -143,10 +143,9 @@ class RLTrial:
 
     def _evaluation_seconds(self, config: RLConfig, sample: float, completions: int) -> float:
         """Of one batch of an evaluation, at the rate of sampling."""
-        evals = config.orchestrator.eval
-        if evals is None:
+        if config.orchestrator.eval is None:
             return 0.0
-        return sample * min(evals.num_examples * evals.rollouts_per_example, BATCH) / completions
+        return sample * min(self.result["eval_completions"]["measured"], BATCH) / completions
 
 
 @dataclass

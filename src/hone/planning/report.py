@@ -9,7 +9,7 @@ from typing import Any
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.planning.arithmetic import SFTArithmetic, StepArithmetic, checkpoints_kept
+from hone.planning.arithmetic import SFTArithmetic, StepArithmetic, checkpoints_kept, on_held_out
 from hone.planning.data import Facts
 from hone.planning.devices import PRICES_OF, Device
 from hone.planning.lengths import Lengths
@@ -98,23 +98,25 @@ def plan_of(
             shape = Shape.of(config.model.name, config.model.init)
         except UserError as error:
             notes.append(f"no memory, time and cost without the model's shape: {error}")
+    evaluated = config
     if isinstance(config, RLConfig):
         config = config.on_gpus(gpus)
-        arithmetic = StepArithmetic.of(config, facts.pool, facts.turns)
+        evaluated = on_held_out(config, facts.held_out)
+        arithmetic = StepArithmetic.of(evaluated, facts.pool, facts.turns)
         ranks = config.trainer.ranks if config.mode == "split" else 1
     else:
         arithmetic, ranks = SFTArithmetic.of(config, facts.examples, facts.tokens), gpus
     lengths = facts.lengths(config)
     needs = usual = worst = None
     if shape is not None:
-        needs = needed(config, shape, device, ranks, gpus, lengths)
+        needs = needed(evaluated, shape, device, ranks, gpus, lengths)
         if device.flops:
-            usual = times(config, shape, device, lengths, None, gpus, usd_per_hour, facts.examples)
-            worst = times(config, shape, device, lengths.worst, None, gpus, usd_per_hour, facts.examples)
+            usual = times(evaluated, shape, device, lengths, None, gpus, usd_per_hour, facts.examples)
+            worst = times(evaluated, shape, device, lengths.worst, None, gpus, usd_per_hour, facts.examples)
     found = surprises(config, arithmetic, Known(facts, shape, device, usual, here))
     plan = Plan(config, device, gpus, arithmetic, facts, lengths, shape, needs, usual, worst, found, notes=notes)
     if shape is not None and not plan.fits:
-        plan.remedies.extend(remedies(config, shape, device, ranks, lengths, plan.room, gpus))
+        plan.remedies.extend(remedies(evaluated, shape, device, ranks, lengths, plan.room, gpus))
     return plan
 
 
