@@ -208,3 +208,13 @@ def test_a_reward_that_rises_slowly_is_not_dead_though_nothing_is_exact():
 def test_a_threshold_of_ones_own():
     assert "truncation" not in run_of({"completion/truncated": 0.6}, truncation={"threshold": 0.9})
     assert run_of({"completion/truncated": 0.1}, truncation={"threshold": 0.05})["truncation"][0] == 33
+
+
+@pytest.mark.parametrize(("window", "said"), [(10, "(the reward is 0.000)"), (40, "and the reward is 0.000")])
+def test_a_reward_is_told_before_a_window_is_full(window, said):
+    alarms = Alarms(AlarmsConfig(window=window))
+    metrics = {"reward/mean": 0.0, "groups/trained": 0, "outcome/correct": 0.0}
+    raised = [alarm for step in range(30) for alarm in alarms.look(step, metrics)[0]]
+    assert {alarm.name for alarm in raised} >= {"no_signal", "dead_pool"}
+    assert any(said in alarm.finding.evidence for alarm in raised)
+    assert not any("nan" in alarm.finding.evidence for alarm in raised)

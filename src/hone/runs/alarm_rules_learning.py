@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean, median
 
 from hone.runs.alarm_finding import SOLVED, Finding
 from hone.runs.history import History, differ
@@ -145,7 +145,7 @@ def dead_pool(history: History, threshold: float) -> Finding | None:
     then, now = history.at("reward/mean", first + history.window - 1), history.now("reward/mean")
     if now.mean > then.mean and differ(then, now, RISING):
         return None
-    evidence = f"not one completion was correct in the last {steps} steps, and the reward is {now.mean:.3f}"
+    evidence = f"not one completion was correct in the last {steps} steps, and the reward is {_reward(history, steps)}"
     return Finding(float(steps), threshold, evidence, advice)
 
 
@@ -162,12 +162,17 @@ def no_signal(history: History, threshold: float) -> Finding | None:
     recent = history.values("groups/trained")[-steps:]
     if len(recent) < steps or any(value != 0.0 for value in recent):
         return None
-    why = history.now("reward/mean").mean
     return Finding(
         float(steps),
         threshold,
-        f"no group had rewards that differ in the last {steps} steps (the reward is {why:.3f}): the weights stayed as "
-        "they are",
+        f"no group had rewards that differ in the last {steps} steps (the reward is {_reward(history, steps)}): the "
+        "weights stayed as they are",
         "prompts of another difficulty, more rollouts_per_example or a higher sampling temperature; the reward may pay "
         "everything, or nothing, alike (`hone audit`)",
     )
+
+
+def _reward(history: History, steps: int) -> str:
+    """The mean reward of the last steps that have one: there may be fewer of them than a window has."""
+    known = [value for value in history.values("reward/mean")[-steps:] if not math.isnan(value)]
+    return f"{fmean(known):.3f}" if known else "not known"
