@@ -95,6 +95,25 @@ def test_a_model_that_is_not_there_leaves_the_arithmetic(capsys: pytest.CaptureF
     assert "Memory" not in page
 
 
+def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with the recipe that makes it, or with none known; a task; a file: and never that it may be started."""
+    recipe = ["@", "examples/reverse_text/tiny.toml", "--model.name"]
+    for line, words in {
+        (*recipe, "outputs/none/weights/step_1"): "none/weights/step_1: the run that writes to outputs/none makes it.",
+        (*recipe, "outputs/calculator-sft/weights/step_1"): "`sft @ examples/calculator/tiny_sft.toml` makes it.",
+        (*recipe, "./none"): "`hone init-model ./none` makes a small one",
+        ("--orchestrator.env.id", "nosuch"): "no environment 'nosuch'",
+        ("--data.path", "none.jsonl"): "there is no file none.jsonl",
+    }.items():
+        assert main(["plan", *line]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith("It can't start yet: ") and words in last and "start it:" not in last
+    assert main(["plan", "--orchestrator.env.id", "nosuch", "--on", "h100"]) == 0
+    assert "Here it could not start: no environment 'nosuch'" in capsys.readouterr().out
+    assert main(["plan", "--orchestrator.env.id", "nosuch", "--json"]) == 0
+    assert "no environment 'nosuch'" in json.loads(capsys.readouterr().out)["missing"][0]
+
+
 def test_gpus_are_placed_as_rl_places_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 8 GPUs one serves and 7 train; what one process does better is said with its flag, and the price is of all."""
     line = ["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100"]

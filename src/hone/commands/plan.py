@@ -22,6 +22,7 @@ from hone.planning.calibration_result import Calibration
 from hone.planning.calibration_words import measured_words
 from hone.planning.data import look_at
 from hone.planning.devices import Device, device_named, this_device
+from hone.planning.missing import missing
 from hone.planning.report import Plan, plan_of, words
 from hone.planning.scaling_words import record as scaling_record
 from hone.planning.scaling_words import section
@@ -49,7 +50,7 @@ def run(config: PlanConfig) -> int:
     fits = plan.fits if measured is None else measured.device_memory <= plan.room
     if config.as_json:
         more: dict[str, Any] = {} if measured is None else {"fits": fits, "calibration": measured.to_json()}
-        more |= scaling_record(plan)
+        more |= {"missing": missing(settings)} | scaling_record(plan)
         print(json.dumps(plan.record() | more, indent=2))
         return 0 if fits else 1
     if measured is not None:
@@ -129,8 +130,13 @@ def next_words(config: PlanConfig, plan: Plan, fits: bool) -> str:
     if not fits:
         return "It does not fit: change a setting, and plan again."
     kind = "rl" if isinstance(plan.config, RLConfig) else "sft"
+    absent = "; ".join(missing(plan.config))
     if config.on is not None:
-        return f"Start it there with `hone {kind}` and the same files and flags."
+        return f"Start it there with `hone {kind}` and the same files and flags." + (
+            f" Here it could not start: {absent}." if absent else ""
+        )
+    if absent:
+        return f"It can't start yet: {absent}. Then: `hone {kind}` with the same files and flags."
     if config.calibrate:
         return f"Start it: `hone {kind}` with the same files and flags."
     return f"Measure it with --calibrate (a minute), or start it: `hone {kind}` with the same files and flags."
