@@ -133,11 +133,14 @@ def test_bad_input_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> 
         "--on h1000": "did you mean h100?",
         "--gpus 8 --on cpu": "--gpus 8 is for GPUs",
         "--orchestrator.batch-sise 8": "did you mean --orchestrator.batch-size?",
+        "@": "`@` must be followed by the path of a .toml file",
+        "--calibrate --on h100": "--calibrate measures this machine, and --on names others",
         "@ none.toml": "config file none.toml does not exist",
         "--orchestrator.rollouts-per-example 1": "set at least 2",
     }.items():
         assert main(["plan", *line.split()]) == 2
-        assert words in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert words in said.err and said.out == ""
 
 
 def test_a_run_begins_with_its_plan_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

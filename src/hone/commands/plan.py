@@ -30,6 +30,7 @@ from hone.planning.scaling_words import section
 
 def run(config: PlanConfig) -> int:
     """Prints the plan. Returns the exit code: 1 if the run doesn't fit into memory, by the plan or when it is tried."""
+    _check_here(config)
     settings = config.run
     device = device_of(config)
     gpus = _gpus(config, device)
@@ -59,6 +60,13 @@ def run(config: PlanConfig) -> int:
     return 0 if fits else 1
 
 
+def _check_here(config: PlanConfig) -> None:
+    """UserError if what is to be measured is planned for another machine, or would be several processes."""
+    if config.calibrate and (config.on is not None or (config.gpus or 1) > 1):
+        flag = "--on" if config.on is not None else "--gpus"
+        raise UserError(f"--calibrate measures this machine, and {flag} names others: leave out one of the two")
+
+
 def _gpus(config: PlanConfig, device: Device) -> int:
     """How many are planned for: as many as are named, as are here for RL, or as the ranks of the trainer ask for."""
     settings, count = config.run, config.gpus
@@ -80,10 +88,7 @@ def _gpus(config: PlanConfig, device: Device) -> int:
 
 
 def calibrated(config: PlanConfig) -> Calibration:
-    """The run, measured. UserError if it is to be planned for another machine, or would be several processes."""
-    if config.on is not None or (config.gpus or 1) > 1:
-        flag = "--on" if config.on is not None else "--gpus"
-        raise UserError(f"--calibrate measures this machine, and {flag} names others: leave out one of the two")
+    """The run, measured."""
     with slow_words() as advance:
         settings = config.run
         return calibrate(with_mode(settings) if isinstance(settings, RLConfig) else settings, tell=advance)

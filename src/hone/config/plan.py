@@ -72,7 +72,8 @@ def is_sft(argv: list[str]) -> bool:
     named: set[str] = set()
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if word.startswith("@"):
-            file = word[1:] or following
+            if not (file := word[1:] or following):
+                continue  # what reads the files says so
             if kind := config_of(Path(file)):
                 return kind == "sft"
             named |= _keys(file)

@@ -151,10 +151,11 @@ def busy_wait(subject: Subject) -> Iterator[Finding]:
 
 def judged(alone: float, slow: float, fast: float, env: Mapping[str, str]) -> Finding:
     """What the measurement means: GFLOP/s alone, beside a busy process, and there with threads that wait quietly."""
-    numbers = (
-        f"two threads do {alone:.0f} GFLOP/s alone, {slow:.0f} beside a busy process ({fast:.0f} if they wait quietly)"
-    )
+    one, two, three = (f"{rate:.0f}" if rate >= 1 else f"{rate:.1g}" for rate in (alone, slow, fast))
+    numbers = f"two threads do {one} GFLOP/s alone, {two} beside a busy process ({three} if they wait quietly)"
     if slow >= COLLAPSE * fast:
+        if alone < slow:
+            numbers += ": other processes kept the cores busy, so this says little; look again when they have ended"
         return Finding("threads", "busy wait", "ok", numbers)
     own = "GOMP_SPINCOUNT" in env
     if own:
