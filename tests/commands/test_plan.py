@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hone.config.shared import InitConfig
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 from hone.planning import devices
+from hone.planning.calibration_words import _shares
 from hone.planning.data import look_at
 from hone.planning.report import duration
 from hone.runs.settings import run_toml
@@ -45,6 +47,20 @@ def test_the_first_run_on_gsm8k_is_told_in_words(capsys: pytest.CaptureFixture[s
     ):
         assert words in page
     assert "Surprises" not in page
+
+
+def test_no_line_is_longer_than_a_page_and_shares_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100", "--gpus", "8"]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= 120
+    assert "  kv cache           4.0 GiB  keys" in page, "a table stays one"
+    for told in re.findall(r"a step \(([^)]*)\)", " ".join(page.split())):
+        assert sum(int(share) for share in re.findall(r"(\d+) %", told)) == pytest.approx(100, abs=2)
+
+
+def test_the_phases_of_a_calibration_are_told_in_one_order() -> None:
+    phases = {"publish": 1.0, "train": 4.0, "sample": 3.0, "record": 0.1, "data": 0.6, "other": 1.3}
+    assert _shares(phases) == "sampling 30 %, training 40 %, comparing 10 %, data 6 %, the rest 14 %"
 
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_the_pool_is_what_the_task_has_or_what_is_asked_for() -> None:
     none = StepArithmetic.of(rl())
     assert none.epochs is None and "not known here" in none.words()[2]
     few = StepArithmetic.of(rl("--max-steps", "1"), pool=1000)
-    assert few.words()[2] == "prompts drawn: 8 of 1,000, each at most once (1% of them)"
+    assert few.words()[2] == "prompts drawn: 8 of 1,000, each at most once (1 % of them)"
 
 
 def test_several_turns_sample_more_but_not_beyond_the_sequence() -> None:

@@ -65,7 +65,7 @@ def test_a_plain_run_has_none() -> None:
 SETTINGS = {
     "--orchestrator.rollouts-per-example 2 --orchestrator.batch-size 64": "rollouts_per_example = 2: a completion",
     "--orchestrator.batch-size 16 --orchestrator.rollouts-per-example 16": "counts completions, not prompts",
-    "--orchestrator.sampling.max-tokens 64": "max_tokens = 64 cuts 33% of the task's own reference answers",
+    "--orchestrator.sampling.max-tokens 64": "max_tokens = 64 cuts 33 % of the task's own reference answers",
     "--seq-len 120 --orchestrator.sampling.max-tokens 100": "leaves 70 tokens for a completion after the longest",
     "--seq-len 40000": "seq_len = 40000 exceeds the model's context of 32768 tokens",
     "--trainer.scheduler.warmup-steps 100": "warmup_steps = 100 is no shorter than the run of 100 steps",

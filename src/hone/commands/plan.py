@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -120,13 +122,15 @@ def device_of(config: PlanConfig) -> Device:
 
 
 def tell(page: Iterable[tuple[str, list[str]]]) -> None:
-    """Prints headings, each with its lines."""
+    """Prints headings, each with its lines; what is too long for a line goes on below, further in."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    wrap = partial(textwrap.wrap, width=max(40, console.width), break_long_words=False, break_on_hyphens=False)
     for heading, lines in page:
         console.print(Text(heading, "bold"), soft_wrap=True)
         for line in lines:
             style = "bold red" if "does NOT fit" in line else ""
-            console.print(Text(f"  {line}", style), soft_wrap=True)
+            for part in wrap(line, initial_indent="  ", subsequent_indent="      "):
+                console.print(Text(part, style), soft_wrap=True)
         console.print()
 
 

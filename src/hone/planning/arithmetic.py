@@ -88,7 +88,8 @@ class StepArithmetic:
         if self.epochs is None:
             return f"prompts drawn: {self.draws:,} (how many the task has is not known here)"
         if self.epochs < 1:
-            return f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once ({self.epochs:.0%} of them)"
+            share = f"{100 * self.epochs:.0f} %"
+            return f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once ({share} of them)"
         often = "once" if self.epochs == 1 else f"{self.epochs:,.1f} times".replace(".0 ", " ")
         return f"prompts drawn: {self.draws:,}; each of the {self.pool:,} is seen {often}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hone.planning.calibration_result import Calibration
-from hone.planning.report import Plan, duration, size
+from hone.planning.report import Plan, duration, shares, size
 
 _NAMES = {"sample": "sampling", "grade": "grading", "train": "training", "publish": "comparing", "record": "recording"}
 
@@ -46,7 +46,6 @@ def _words(plan: Plan, found: Calibration, usd_per_hour: float | None) -> Iterat
 
 
 def _shares(phases: Mapping[str, float]) -> str:
-    """`sampling 52 %, training 40 %`, of what takes a twentieth or more."""
-    whole = sum(phases.values())
-    large = {name: seconds for name, seconds in phases.items() if seconds >= whole / 20}
-    return ", ".join(f"{_NAMES.get(name, name)} {100 * seconds / whole:.0f} %" for name, seconds in large.items())
+    """`sampling 52 %, training 40 %, the rest 8 %`, in one order for all lines."""
+    named = [*_NAMES, *sorted(phases.keys() - _NAMES.keys() - {"other"})]
+    return shares({_NAMES.get(name, name): phases[name] for name in named if name in phases}, sum(phases.values()))

@@ -71,8 +71,8 @@ def _lengths(config: RLConfig, known: Known) -> Iterator[str]:
     references = np.array(facts.references)
     if most is not None and len(references) and (cut := float(np.mean(references > turns * most))) >= CUT:
         yield (
-            f"orchestrator.sampling.max_tokens = {most} cuts {cut:.0%} of the task's own reference answers (the "
-            f"longest looked at has {references.max()} tokens): raise it to {_rounded(references.max())} or more"
+            f"orchestrator.sampling.max_tokens = {most} cuts {100 * cut:.0f} % of the task's own reference answers "
+            f"(the longest looked at has {references.max()} tokens): raise it to {_rounded(references.max())} or more"
         )
     longest = max(facts.prompts)
     if most is not None and longest + most > config.seq_len and turns == 1:
