@@ -19,6 +19,8 @@ from hone.planning.lengths import Lengths
 from hone.planning.shape import Shape
 
 GIB = 2**30
+KV_GIB = 4
+"""GiB of keys and values, where `inference.kv_gib` does not say."""
 MIB = 2**20
 
 Role = Literal["all", "trainer", "sampler"]
@@ -257,15 +259,9 @@ def activation_bytes(shape: Shape, precision: str, device: Device, tokens: int, 
 
 def _sampling(config: RLConfig, shape: Shape, device: Device, lengths: Lengths) -> dict:
     """The parts that an engine has. Worst case: all completions run to their limit."""
-    orch = config.orchestrator
-    rows, group = orch.batch_size, orch.rollouts_per_example
+    rows, _, group = sampled_at_once(config, shape, lengths)
     width = lengths.longest_prompt + lengths.longest_completion
-    if orch.eval:
-        evaluated = orch.eval.num_examples * orch.eval.rollouts_per_example
-        rows, group = max((rows, group), (evaluated, orch.eval.rollouts_per_example))
     per_token = shape.kv_bytes_per_token()
-    budget = int((config.inference.kv_gib or 4) * GIB) // per_token
-    rows = max(1, min(rows, budget // width))
     prompts = -(-rows // group)
     tokens = prompts * lengths.longest_prompt + rows * lengths.longest_completion
     scores = rows * shape.heads * width * 4
@@ -277,6 +273,19 @@ def _sampling(config: RLConfig, shape: Shape, device: Device, lengths: Lengths) 
         # Keys and values as the prefill made them, and end to end, before the cache has its own copy.
         "prefill": prefilled * per_token,
     }
+
+
+def sampled_at_once(config: RLConfig, shape: Shape, lengths: Lengths) -> tuple[int, int, int]:
+    """(completions at their limit that `inference.kv_gib` has room for, all of the batch or of an evaluation, whichever
+    is larger, those of one prompt). Where the first are fewer, sampling goes in waves.
+    """
+    orch = config.orchestrator
+    rows, group = orch.batch_size, orch.rollouts_per_example
+    if orch.eval:
+        evaluated = orch.eval.num_examples * orch.eval.rollouts_per_example
+        rows, group = max((rows, group), (evaluated, orch.eval.rollouts_per_example))
+    budget = int((config.inference.kv_gib or KV_GIB) * GIB) // shape.kv_bytes_per_token()
+    return max(1, min(rows, budget // lengths.longest)), rows, group
 
 
 def parts_in_order(parts: Mapping[str, int]) -> list[tuple[str, int]]:

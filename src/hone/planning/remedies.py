@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +10,9 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.planning.devices import DEVICES, Device
 from hone.planning.lengths import Lengths
-from hone.planning.memory import GIB, MICRO_BATCH_TOKENS, needed
+from hone.planning.memory import GIB, KV_GIB, MICRO_BATCH_TOKENS, needed, sampled_at_once
 from hone.planning.shape import Shape
+from hone.planning.time import Times, times
 
 Config = RLConfig | SFTConfig
 
@@ -75,7 +77,7 @@ def _changes(
         return
     if rl.trainer.loss.kl_coef > 0:
         yield "--trainer.loss.kl-coef 0 (no reference model)", _with(rl, trainer={"loss": {"kl_coef": 0.0}}), lengths
-    kv = rl.inference.kv_gib or 4
+    kv = rl.inference.kv_gib or KV_GIB
     for gib in _halves(int(kv * 4), 1):
         changed = _with(rl, inference={"kv_gib": gib / 4})
         if fits(changed, lengths) or gib == 1:
@@ -91,6 +93,35 @@ def _changes(
         if fits(rl, shorter) or part == 4:
             yield f"--seq-len {rl.seq_len // part} with max_tokens in proportion", rl, shorter
             break
+
+
+WORTH = 0.9
+"""Share of the seconds of a run that a setting must leave at most to be worth a word."""
+
+
+def more_at_once(
+    config: RLConfig, shape: Shape, device: Device, ranks: int, lengths: Lengths, room: int, gpus: int, now: Times
+) -> Iterator[str]:
+    """Where sampling goes in waves and takes most of the time, and memory is left: the room for keys and values that
+    would make it faster, with what it would save.
+    """
+    at_once, rows, _ = sampled_at_once(config, shape, lengths)
+    if at_once == rows or now.steps * now.sample + now.evaluations * now.evaluate < 0.5 * now.total:
+        return
+    kv = config.inference.kv_gib or KV_GIB
+    whole = math.ceil(rows * lengths.longest * shape.kv_bytes_per_token() / GIB)
+    for gib in (whole, *_halves(whole, math.ceil(kv))):
+        changed = _with(config, inference={"kv_gib": float(gib)})
+        if gib <= kv or needed(changed, shape, device, ranks, gpus, lengths).total > 0.9 * room:
+            continue
+        then = times(changed, shape, device, lengths, None, gpus)
+        if then.total <= WORTH * now.total:
+            many = sampled_at_once(changed, shape, lengths)[0]
+            yield (
+                f"memory is left, and sampling waits for it: --inference.kv-gib {gib} ({many:,} completions at once, "
+                f"not {at_once:,}) saves {100 * (1 - then.total / now.total):.0f} % of the time"
+            )
+        return
 
 
 def _halves(value: int, least: int) -> Iterator[int]:

@@ -13,8 +13,17 @@ from hone.planning.arithmetic import SFTArithmetic, StepArithmetic, checkpoints_
 from hone.planning.data import Facts
 from hone.planning.devices import PRICES_OF, Device
 from hone.planning.lengths import Lengths
-from hone.planning.memory import GIB, Memory, checkpoint_bytes, needed, parts_in_order, weight_bytes
-from hone.planning.remedies import remedies
+from hone.planning.memory import (
+    GIB,
+    KV_GIB,
+    Memory,
+    checkpoint_bytes,
+    needed,
+    parts_in_order,
+    sampled_at_once,
+    weight_bytes,
+)
+from hone.planning.remedies import more_at_once, remedies
 from hone.planning.shape import Shape
 from hone.planning.surprises import Known, surprises
 from hone.planning.time import EFFICIENCY, Times, times
@@ -40,6 +49,8 @@ class Plan:
     surprises: list[str]
     remedies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    faster: list[str] = field(default_factory=list)
+    """What would make it faster in the memory that is left."""
 
     @property
     def room(self) -> int:
@@ -63,6 +74,7 @@ class Plan:
             "fits": self.fits if self.memory else None,
             "surprises": self.surprises,
             "remedies": self.remedies,
+            "faster": self.faster,
             "notes": [*self.notes, *self.facts.notes],
         }
         if self.memory:
@@ -117,6 +129,8 @@ def plan_of(
     plan = Plan(config, device, gpus, arithmetic, facts, lengths, shape, needs, usual, worst, found, notes=notes)
     if shape is not None and not plan.fits:
         plan.remedies.extend(remedies(evaluated, shape, device, ranks, lengths, plan.room, gpus))
+    elif usual is not None and shape is not None and isinstance(evaluated, RLConfig):
+        plan.faster.extend(more_at_once(evaluated, shape, device, ranks, lengths, plan.room, gpus, usual))
     return plan
 
 
@@ -191,12 +205,24 @@ WHAT = {
 def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     for name, taken in parts_in_order(needs.parts):
         there = "" if len(needs.phases) == 1 or _in_all(needs, name) else f" ({_phase(needs, name)})"
-        yield f"{name:<16}{size(taken):>10}  {WHAT[name]}{there}"
+        what = WHAT[name] if name != "kv cache" else _cached(plan)
+        yield f"{name:<16}{size(taken):>10}  {what}{there}"
     verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
     free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
     yield f"{'peak':<16}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
     if needs.host:
         yield f"{'':<16}{size(needs.host):>10}  of the machine's own memory: the copy that a checkpoint is written from"
+
+
+def _cached(plan: Plan) -> str:
+    """What the keys and values are of: all completions at their limit, or as many as `kv_gib` has room for."""
+    assert isinstance(plan.config, RLConfig) and plan.shape is not None
+    config = on_held_out(plan.config, plan.facts.held_out)
+    at_once, rows, _ = sampled_at_once(config, plan.shape, plan.lengths)
+    if at_once == rows:
+        return WHAT["kv cache"]
+    limit = config.inference.kv_gib or KV_GIB
+    return f"keys and values in fp32, inference.kv_gib = {limit:g}: {at_once:,} of {rows:,} completions at once"
 
 
 def _in_all(needs: Memory, name: str) -> bool:
@@ -215,6 +241,7 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
         yield f"completions that all run to their limit ({lengths.longest_completion:,} tokens): {_told(worst)}"
     else:
         yield _told(usual)
+    yield from plan.faster
     if usual.usd is not None:
         price = plan.config.budget.usd_per_hour if plan.config.budget else None
         source = (

@@ -15,7 +15,7 @@ from hone.planning.arithmetic import SFTArithmetic, StepArithmetic
 from hone.planning.devices import Device
 from hone.planning.lengths import Lengths
 from hone.planning.links import links_of
-from hone.planning.memory import checkpoint_bytes, weight_bytes
+from hone.planning.memory import KV_GIB, checkpoint_bytes, weight_bytes
 from hone.planning.shape import Shape
 
 SMALL_MODEL = 10_000_000
@@ -211,7 +211,7 @@ def sample_seconds(
     rate = device.flops["bf16" if low else "fp32"] * efficiency.prefill
     exact = device.flops["bf16" if config.precision == "bf16" else "fp32"] * efficiency.prefill
     prefill = prompts * lengths.prompt * shape.matrix_flops_per_token / rate
-    budget = int((config.inference.kv_gib or 4) * 2**30) // shape.kv_bytes_per_token()
+    budget = int((config.inference.kv_gib or KV_GIB) * 2**30) // shape.kv_bytes_per_token()
     at_once = max(1, min(rows, budget // max(1, int(lengths.longest))))
     waves = -(-rows // at_once)
     bandwidth = device.bandwidth * efficiency.bandwidth
