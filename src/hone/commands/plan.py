@@ -25,9 +25,9 @@ from hone.planning.calibration_words import measured_words
 from hone.planning.data import look_at
 from hone.planning.devices import Device, device_named, this_device
 from hone.planning.missing import missing
-from hone.planning.report import Plan, plan_of, words
+from hone.planning.report import Plan, plan_of
+from hone.planning.scaling_words import pages
 from hone.planning.scaling_words import record as scaling_record
-from hone.planning.scaling_words import section
 
 
 def run(config: PlanConfig) -> int:
@@ -38,7 +38,7 @@ def run(config: PlanConfig) -> int:
     gpus = _gpus(config, device)
     plan = plan_of(settings, device, look_at(settings), gpus, config.usd_per_hour, config.on is None)
     if not config.as_json:
-        tell([*words(plan), *section(plan)])
+        tell(pages(plan))
     measured = None
     if config.calibrate:
         try:

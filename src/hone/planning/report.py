@@ -237,10 +237,10 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
     lengths = plan.lengths
     if isinstance(plan.config, RLConfig):
         how = f"as long as {lengths.measured}" if lengths.measured else "half as long as they may be, by guess"
-        yield f"completions {how} ({lengths.completion:,.0f} tokens): {_told(usual)}"
-        yield f"completions that all run to their limit ({lengths.longest_completion:,} tokens): {_told(worst)}"
+        yield f"completions {how} ({lengths.completion:,.0f} tokens): {times_words(usual)}"
+        yield f"completions that all run to their limit ({lengths.longest_completion:,} tokens): {times_words(worst)}"
     else:
-        yield _told(usual)
+        yield times_words(usual)
     yield from plan.faster
     if usual.usd is not None:
         price = plan.config.budget.usd_per_hour if plan.config.budget else None
@@ -253,9 +253,10 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
     yield f"an estimate: {EFFICIENCY[plan.device.kind].source}. --calibrate measures it."
 
 
-def _told(told: Times) -> str:
+def times_words(told: Times) -> str:
     """`0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2 h 10 min in all, $5.20`."""
     parts = {"sampling": told.sample, "grading": told.grade, "training": told.train}
+    parts["weights from trainer to server"] = told.published
     text = f"{duration(told.step)} a step ({shares(parts, told.step)})"
     text += f", {duration(told.total)} in all"
     if told.evaluations and told.evaluate:

@@ -10,8 +10,8 @@ from hone.config.rl import RLConfig
 from hone.planning.devices import Device
 from hone.planning.lengths import Lengths
 from hone.planning.memory import weight_bytes
-from hone.planning.report import Plan
-from hone.planning.scaling import MAX_LAG, Scaling, best
+from hone.planning.report import Plan, plan_of, times_words, words
+from hone.planning.scaling import MAX_LAG, NEARLY, Layout, Scaling, best
 from hone.planning.shape import Shape
 
 NOT_YET = "not in hone yet"
@@ -29,10 +29,49 @@ def report(
     }
 
 
-def section(plan: Plan) -> list[tuple[str, list[str]]]:
-    """The report as headings, each with its lines; none for a plan of one GPU, of SFT, or of a model not known."""
-    if not (found := _found(plan)):
-        return []
+def pages(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """The plan as headings, each with its lines, and how its GPUs are best shared out: first of all, that fewer
+    would do as well; nothing of that for a plan of one GPU, of SFT, or of a model not known.
+    """
+    found = _found(plan)
+    head, *rest = words(plan)
+    yield head
+    if found:
+        yield from _fewer(plan, found["today"].layout)
+    yield from rest
+    if found:
+        yield from _section(plan, found)
+
+
+def _fewer(plan: Plan, layout: Layout) -> Iterator[tuple[str, list[str]]]:
+    """That this layout of fewer GPUs is as fast or faster, or cheaper, by the plan's own estimate of both."""
+    config, gpus, now = plan.config, plan.gpus, plan.usual
+    assert isinstance(config, RLConfig)
+    if now is None or layout.gpus >= gpus:
+        return
+    flags = f"--mode split --trainer.ranks {layout.ranks}" if layout.servers else "--mode colocated"
+    if not layout.servers and config.orchestrator.max_async_level:
+        flags += " --orchestrator.max-async-level 0"
+    trainer = config.trainer.model_copy(update={"ranks": layout.ranks})
+    mode = "split" if layout.servers else "colocated"
+    other = config.model_copy(update={"mode": mode, "trainer": trainer})
+    price = None if now.usd_per_hour == (plan.device.usd_per_hour or 0) * gpus else now.usd_per_hour
+    fewer = plan_of(other, plan.device, plan.facts, layout.gpus, price, here=False, shape=plan.shape)
+    then = fewer.usual
+    if then is None or not fewer.fits or then.total > NEARLY * now.total:
+        return
+    slower = now.total > NEARLY * then.total
+    dearer = now.usd is not None and then.usd is not None and now.usd > NEARLY * then.usd
+    if slower or dearer:
+        how = f"{'slower' if slower else 'no faster'}{' and dearer' if dearer else ''}"
+        yield (
+            f"{gpus} GPUs are {how} than {layout.gpus}",
+            [f"{flags}, on {_count(layout.gpus, 'GPU')}: {times_words(then)}", f"on {gpus}: {times_words(now)}"],
+        )
+
+
+def _section(plan: Plan, found: dict[str, Scaling]) -> list[tuple[str, list[str]]]:
+    """What is said of the layouts."""
     device, gpus = plan.device, plan.gpus
     now, then, links = found["today"], found["next"], found["today"].links
     joined = f"{links.gpus_per_node} a machine by {links.inside.name}, machines by {links.between.name}"
@@ -88,14 +127,15 @@ def _facts(one: Scaling, gpus: int) -> list[str]:
         needed = ", ".join(f"{role} {size / 1e9:.0f} GB" for role, size in one.too_large.items())
         return [*lines, f"it does NOT fit: {needed} of {one.device.memory / 1e9:.0f} GB a GPU"]
     lines += [f"{part}: {seconds(value)}{_through(one, part)}" for part, value in one.seconds.items() if value]
+    on = f" on {layout.gpus} of the {gpus} GPUs" if idle else ""
     if not layout.servers:
-        return [*lines, f"a step: {seconds(one.step())}; what it waits for: {one.limit}"]
+        return [*lines, f"a step{on}: {seconds(one.step())}; what it waits for: {one.limit}"]
     lag = f"{seconds(one.step())} with max_async_level {one.lag}, {seconds(one.step(0))} in lock-step"
     busy = one.busiest
     assert busy is not None
     link = one.link_of(busy[0])
     assert link is not None
-    return [*lines, f"a step: {lag}; what it waits for: {one.limit}; busiest link: {link.name} ({busy[0]})"]
+    return [*lines, f"a step{on}: {lag}; what it waits for: {one.limit}; busiest link: {link.name} ({busy[0]})"]
 
 
 def _through(one: Scaling, part: str) -> str:

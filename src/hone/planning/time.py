@@ -77,6 +77,8 @@ class Times:
     start: float = 0.0
     save: float = 0.0
     usd_per_hour: float | None = None
+    published: float = 0.0
+    """Of `other`, what a version of the weights takes from the trainer to the server."""
     overlaps: bool = False
     """Whether the next batch is sampled while this one is trained on."""
     tokens: float = 0.0
@@ -165,6 +167,7 @@ def times(
         start=start,
         save=plan.checkpoints * checkpoint_bytes(shape, config.precision) / device.bandwidth,
         usd_per_hour=price,
+        published=published,
         overlaps=orch.max_async_level > 0 and device.kind == "cuda" and gpus > ranks,
         tokens=rows * lengths.sequence,
     )
