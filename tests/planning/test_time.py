@@ -78,3 +78,6 @@ def test_more_room_for_keys_and_values_is_named_where_it_saves_time() -> None:
     assert 1 - more.usual.total / told.usual.total == pytest.approx(saved / 100, abs=0.005)
     roomy = rl("--orchestrator.batch-size", "32")
     assert more.faster == plan_of(roomy, DEVICES["h200"], Facts(), here=False, shape=SHAPE).faster == []
+    full = plan_of(rl(*line).on_gpus(8), DEVICES["h200"], Facts(), 8, here=False, shape=KNOWN["qwen3-8b"])
+    assert full.memory is not None and full.memory.peak == "training" and full.memory.total > 0.9 * full.room
+    assert full.fits and full.faster, "the server has room, however full the trainer's GPUs are"

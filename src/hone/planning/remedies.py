@@ -109,10 +109,11 @@ def more_at_once(
     if at_once == rows or now.steps * now.sample + now.evaluations * now.evaluate < 0.5 * now.total:
         return
     kv = config.inference.kv_gib or KV_GIB
+    allowed = max(0.9 * room, needed(config, shape, device, ranks, gpus, lengths).total)
     whole = math.ceil(rows * lengths.longest * shape.kv_bytes_per_token() / GIB)
     for gib in (whole, *_halves(whole, math.ceil(kv))):
         changed = _with(config, inference={"kv_gib": float(gib)})
-        if gib <= kv or needed(changed, shape, device, ranks, gpus, lengths).total > 0.9 * room:
+        if gib <= kv or needed(changed, shape, device, ranks, gpus, lengths).total > allowed:
             continue
         then = times(changed, shape, device, lengths, None, gpus)
         if then.total <= WORTH * now.total:
