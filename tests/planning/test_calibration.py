@@ -22,6 +22,11 @@ from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.planning.calibration import DoesNotFit, calibrate, remedy
 from hone.planning.calibration_result import Calibration, composed
+from hone.planning.calibration_words import measured_words
+from hone.planning.data import Facts
+from hone.planning.devices import DEVICES
+from hone.planning.report import plan_of
+from hone.planning.shape import Shape
 
 SMALL = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --precision fp32"
 RL = f"{SMALL} --max-steps 5 --seq-len 64 --orchestrator.batch-size 4 --orchestrator.rollouts-per-example 2"
@@ -48,7 +53,8 @@ def test_it_takes_the_steps_of_the_run_and_one_of_the_longest(measured) -> None:
     assert found.sizes["completions"] == 4 and found.sizes["new_tokens"] == 8
     longest = found.sizes["prompt_tokens"]
     assert longest + 4 * 8 < found.sizes["micro_batch"] <= 2 * longest + 4 * 8, "a prompt is shared by its group"
-    assert found.share == {"groups": 1.0, "tokens": 1.0, "train": 1.0} and found.notes == []
+    assert found.share == {"groups": 1.0, "tokens": 1.0, "train": 1.0}
+    assert [note for note in found.notes if not note.startswith("no step trained")] == [], "a random model may earn 0"
     assert all(found.longest[name] >= found.sampled[name] for name in found.sampled)
     assert told[0].startswith("loading") and any(words.startswith("step 3: ") for words in told)
     assert any("as long as it may be" in words and words.startswith("training (") for words in told)
@@ -245,6 +251,42 @@ def test_steps_are_averaged_without_what_not_every_one_has() -> None:
     assert found.first == pytest.approx(4.5 - 2.75) and found.evaluation == 2.0 * 40 / 4
     assert (found.checkpoint, found.checkpoints) == (0.5, 3) and found.end == 5.0
     assert found.longest["other"] == 0.25 and found.memory_sampled == 100
+
+
+@pytest.mark.parametrize(
+    ("worst", "new_tokens", "told"),
+    [
+        (
+            {"sample": 1.4, "train": 1.0},
+            8.0,
+            "as long as it may be: no longer, for completions run to their limit",
+        ),
+        ({"sample": 1.4, "train": 1.0}, 3.0, "as long as it may be: no longer"),
+        ({"sample": 3.0, "train": 1.0}, 3.0, "as long as it may be: 4.0 s (sampling 75 %, training 25 %)"),
+    ],
+)
+def test_a_longest_step_that_takes_no_longer_is_told_once(worst: dict, new_tokens: float, told: str) -> None:
+    """Measured once, it may even come out shorter than the mean of others: what it is then told as is that mean."""
+    lines = [{"sample": 1.5, "train": 1.0, "step": 2.5, "total": 9.0}] * 3
+    raw = RAW | {"steps": lines, "sampled_first": True, "new_tokens": new_tokens, "trained": 2.0}
+    raw["worst"] = RAW["worst"] | {"new_tokens": 8, "grade": 0.0} | worst
+    said = words_of(composed(rl("--max-steps", 10), raw, 1.0, 60.0))
+    assert [line for line in said if line.startswith("a step with")] == [f"a step with every completion {told}"]
+    (run,) = [line for line in said if line.startswith("the run:")]
+    assert run.endswith("as long as it may be") == ("no longer" not in told)
+    assert not any(line.startswith("no step trained") for line in said)
+
+
+def test_that_equal_rewards_trained_nothing_is_said() -> None:
+    lines = [{"sample": 1.5, "train": 0.0, "step": 1.5, "total": 9.0}] * 3
+    found = composed(rl(), RAW | {"steps": lines, "sampled_first": True, "trained": 0.0}, 1.0, 60.0)
+    (note,) = [line for line in words_of(found) if line.startswith("no step trained")]
+    assert "equal rewards" in note and found.longest["train"] == 6.0
+
+
+def words_of(found: Calibration) -> list[str]:
+    known = plan_of(rl(), DEVICES["h200"], Facts(), here=False, shape=Shape.of("hone/tiny"))
+    return [line for _, lines in measured_words(known, found, None) for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean
@@ -65,6 +66,16 @@ class Calibration:
     @property
     def longest_step(self) -> float:
         return sum(self.longest.values())
+
+    @property
+    def at_most_now(self) -> bool:
+        """Whether the longest step is hardly longer (5 %) than those that the run takes now."""
+        return bool(self.sampled) and self.longest_step <= 1.05 * self.step
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether completions are nearly as long as they may be now."""
+        return self.new_tokens is not None and self.new_tokens >= 0.9 * self.sizes.get("new_tokens", math.inf)
 
     @property
     def around(self) -> float:
@@ -200,6 +211,11 @@ def _notes(config: RLConfig | SFTConfig, raw: Mapping[str, Any], worst: Mapping[
     for name, value in worst["share"].items():
         if value < 0.995:
             notes.append(f"the longest step: {100 * value:.0f} % {parts[name]} were done, the rest is in proportion")
+    if raw["steps"] and raw.get("trained") == 0:
+        notes.append(
+            "no step trained: the completions of each prompt had equal rewards, which teaches nothing; a run that "
+            "finds differences spends more on training, up to the longest step"
+        )
     if not raw["steps"]:
         notes.append("no step was taken as the run takes them: one would not have fit into the time")
     elif not raw["sampled_first"]:

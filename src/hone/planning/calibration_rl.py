@@ -139,7 +139,8 @@ class RLTrial:
             recorder.saver.close()
             recorder.saver = before
             self.stages.leave()
-        self.result |= {"steps": step_timings(run.folder), "new_tokens": mean_new_tokens(run.folder)}
+        self.result |= {"steps": step_timings(run.folder), "new_tokens": mean_of(run.folder, "completion/length/mean")}
+        self.result["trained"] = mean_of(run.folder, "groups/trained")
 
     def _evaluation_seconds(self, config: RLConfig, sample: float, completions: int) -> float:
         """Of one batch of an evaluation, at the rate of sampling."""
@@ -291,10 +292,10 @@ def longest_requests(config: RLConfig, sampler: GroupSampler, examples: Sequence
     return [replace(request, max_tokens=config.seq_len - len(request.prompt_ids)) for request in requests]
 
 
-def mean_new_tokens(folder: Path) -> float | None:
-    """Mean length of a completion in the steps that were taken; None if there were none."""
-    lengths = [line["completion/length/mean"] for line in read_lines(folder / "metrics.jsonl") if "lr" in line]
-    return float(np.mean(lengths)) if lengths else None
+def mean_of(folder: Path, name: str) -> float | None:
+    """Mean of a metric over the steps that were taken; None if there were none."""
+    values = [line[name] for line in read_lines(folder / "metrics.jsonl") if "lr" in line]
+    return float(np.mean(values)) if values else None
 
 
 def _none(version: int, last: bool) -> dict[str, float]:

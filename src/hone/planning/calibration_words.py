@@ -30,7 +30,11 @@ def _words(plan: Plan, found: Calibration, usd_per_hour: float | None) -> Iterat
         lengths = f", completions of {found.new_tokens:.0f} tokens" if found.new_tokens else ""
         steps = f"{found.taken} step{'s' if found.taken > 1 else ''}{lengths}"
         yield f"a step: {duration(found.step)} ({_shares(found.sampled)}), over {steps}"
-    yield f"a step {worst}: {duration(found.longest_step)} ({_shares(found.longest)})"
+    if found.at_most_now:
+        why = ", for completions run to their limit" if found.at_limit else ""
+        yield f"a step {worst}: no longer{why}"
+    else:
+        yield f"a step {worst}: {duration(found.longest_step)} ({_shares(found.longest)})"
     parts = {
         "start": found.start + found.first,
         "steps": found.steps * found.step,
@@ -39,7 +43,8 @@ def _words(plan: Plan, found: Calibration, usd_per_hour: float | None) -> Iterat
         "end": found.end,
     }
     text = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds > 0)
-    yield f"the run: {duration(found.total)} ({text}); {duration(found.total_at_most)} {worst}"
+    longer = "" if found.at_most_now else f"; {duration(found.total_at_most)} {worst}"
+    yield f"the run: {duration(found.total)} ({text}){longer}"
     if usd_per_hour is not None:
         yield f"cost: ${found.usd(usd_per_hour):,.2f} at ${usd_per_hour:,.2f} an hour"
     yield from found.notes
