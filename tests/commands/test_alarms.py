@@ -15,12 +15,15 @@ from hone.cli import main
 from hone.commands import runs_continue
 from hone.runs import Run
 from hone.runs.summary import summarize
+from hone.runs.words import standing
 
 CUT = ("--alarms.window", "2", "--orchestrator.sampling.max-tokens", "2")
 CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.truncation.threshold", "1e-6")
 """Nearly all completions of two tokens are cut: the alarm is raised at step 1."""
 PAUSING = ("rl", "@", "warned-of-cuts/config.toml", "--alarms.truncation.action", "pause")
 PAUSE = ("--alarms.truncation.action", "pause", "--display", "none")
+PREDICT = ("--predict", "reward/mean@0 >= 0 p=0.9", "--predict", "reward/mean@5 >= 0 p=0.9")
+"""One can be decided at the stop, one is open."""
 DEADLINE = 600
 """Seconds after which a run counts as hung."""
 
@@ -59,14 +62,20 @@ def test_a_checkpoint_is_saved_where_none_was_asked_for(bench, warned):
 
 def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     with pytest.raises(AssertionError):
-        bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop")
+        bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop", *PREDICT, "--report", "true")
     said = [
         "stopped at step 1 by the alarm truncation (--alarms.truncation warn goes on)",
         "stopped/checkpoints/step_2",
     ]
-    fails(capsys, 2, *said)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and all(words in captured.err for words in said)
+    assert "Predictions: 1 of 2 decided" in captured.out
     run = bench.folder / "stopped"
-    assert Run(run).info["status"] == "failed" and Run(run).checkpoints.steps() == [2]
+    info = Run(run).info
+    assert (info["status"], info["stopped_by"]) == ("stopped", "truncation") and "failure" not in info
+    assert Run(run).checkpoints.steps() == [2] and "failed" not in [event["kind"] for event in Run(run).events()]
+    words = "stopped by the alarm truncation after 2 of 6 steps, and saved"
+    assert words in standing(summarize(run)) and words in (run / "card.md").read_text()
     bench.hone("rl", "@", "stopped/config.toml", "--resume")
     assert same(run, warned), "an alarm that stands does not stop the run again"
     assert kinds(run).count("alarm") == 1

@@ -21,6 +21,7 @@ from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.runs import predictions
+from hone.runs.alarms import AlarmStop
 from hone.runs.reader import Run
 from hone.runs.resuming import larger_budget, ranks_of, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -222,8 +223,9 @@ def run_saved(
 
     `export`, `snapshot` and `planned` are as `Saver` wants them. SIGINT and SIGTERM end the loop after its step; if it
     gives that up, the version before it is saved. So is the version that a Halt came at: then UserError says how to go
-    on.
+    on, of an alarm's stop once the run is closed as one that is stopped.
     """
+    stopped: AlarmStop | None = None
     with StopRequest(run.display.notice, config.grace_seconds) as stop:
         saver = Saver(run, stop, config.ckpt, export, snapshot, planned)
         try:
@@ -237,15 +239,23 @@ def run_saved(
             saver.halted = True
             saver.save(trainer.version, last=True)
             run.log_step(trainer.version, halt.metrics, weights=trainer.fingerprint())
-            raise UserError(
-                f"{halt}. Saved: {run.checkpoints.path(trainer.version)}; go on with: "
-                f"{resume_command(run.folder, run.info['kind'], ranks=ranks_of(run.info))}"
-            ) from halt
+            if not isinstance(halt, AlarmStop):
+                raise _halted(run, trainer.version, halt) from halt
+            ending, stopped = "stopped", halt
         finally:
             saver.close()
         stop.release()
-        run.finish(ending)
+        run.finish(ending, stopped.name if stopped else "")
+    if stopped:
+        print(_predictions(run), end="")
+        raise _halted(run, trainer.version, stopped) from stopped
     return ending, stop.exit_code if ending == "stopped" else 0
+
+
+def _halted(run: RunWriter, version: int, halt: Halt) -> UserError:
+    """What ended the run at `version`, where it is saved, and how to go on."""
+    command = resume_command(run.folder, run.info["kind"], ranks=ranks_of(run.info))
+    return UserError(f"{halt}. Saved: {run.checkpoints.path(version)}; go on with: {command}")
 
 
 def with_determinism(config: Config, device: str) -> Config:
@@ -294,10 +304,13 @@ def last_lines(
     config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
 ) -> str:
     """What happened, where it lies, what to do next: evaluate on `env`, with the arguments that it was trained with."""
+    return _predictions(run) + _last_lines(config, run, version, ending, figures, env)
+
+
+def _predictions(run: RunWriter) -> str:
+    """What became of the predictions; empty without any."""
     predicted = "\n    ".join(predictions.in_words(run.info, run.folder))
-    return (f"Predictions: {predicted}\n" if predicted else "") + _last_lines(
-        config, run, version, ending, figures, env
-    )
+    return f"Predictions: {predicted}\n" if predicted else ""
 
 
 def _last_lines(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
+from hone.errors import Halt
 from hone.runs.alarm_finding import Finding
 from hone.runs.alarm_rules import RULES
 from hone.runs.history import History
@@ -56,6 +57,14 @@ class Alarm:
         value = found.value if math.isfinite(found.value) else str(found.value)
         fields = {"name": self.name, "action": self.action, "value": value, "threshold": found.threshold}
         return fields | {"evidence": found.evidence, "advice": found.advice}
+
+
+class AlarmStop(Halt):
+    """The alarm `name` ends the run after a step, as the config wants it: stopped, not failed."""
+
+    def __init__(self, step: int, name: str) -> None:
+        super().__init__(f"stopped at step {step} by the alarm {name} (--alarms.{name.replace('_', '-')} warn goes on)")
+        self.name = name
 
 
 class Alarms:

@@ -251,7 +251,8 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
         info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step]
         drift.note_drift(info, step, changes)
         info["sources"] = info.get("sources", {}) | dict(start.sources)
-    info.pop("failure", None)
+    for reason in ("failure", "stopped_by"):
+        info.pop(reason, None)
     info["resumes"].append({"step": step, "time": provenance.now()} | origin)
     info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
     write_json(config.output_dir / "run.json", info)

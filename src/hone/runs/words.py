@@ -15,7 +15,7 @@ from hone.runs.summary import KILLED, Summary, summarize
 
 _ENDED = {
     "done": "done, {}",
-    "stopped": "stopped by a signal after {}, and saved",
+    "stopped": "stopped by {by} after {}, and saved",
     "budget": "its budget is used up after {}, and it is saved",
     "failed": "failed after {}",
     "interrupted": "interrupted after {}",
@@ -32,7 +32,8 @@ def standing(run: Summary) -> str:
         return f"{run.path}: {doing} step {at}, in {where}"
     if run.kind == "eval":
         return f"{run.path}: {run.status}"
-    return f"{run.path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps")
+    by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
+    return f"{run.path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps", by=by)
 
 
 def steps(run: Summary) -> str:

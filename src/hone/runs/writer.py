@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
-from hone.errors import Halt, UserError
+from hone.errors import UserError
 from hone.runs import opening, predictions, provenance, settings
-from hone.runs.alarms import OVER, Alarm, Alarms, took_step
+from hone.runs.alarms import OVER, Alarm, Alarms, AlarmStop, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
@@ -171,7 +171,7 @@ class RunWriter:
         run), in seconds, are added to the timings. A metric that isn't finite becomes null, with an event that says
         what it was. Without metrics neither line is written. `weights` is the fingerprint of version `step`: with the
         SHA-256 of the metrics line, of the step's rollouts and, if there is one, of the evaluation of that version it
-        becomes the step's line of hashes.jsonl. Halt after a step, if an alarm stops the run.
+        becomes the step's line of hashes.jsonl. AlarmStop after a step, if an alarm stops the run.
         """
         line = self._log_metrics(step, metrics, timings or {}) if metrics else None
         digest = None if line is None else hashlib.sha256(line).hexdigest()
@@ -182,7 +182,7 @@ class RunWriter:
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
-            raise Halt(f"stopped at step {step} by the alarm {cause} (--alarms.{cause.replace('_', '-')} warn goes on)")
+            raise AlarmStop(step, cause)
 
     def _log_metrics(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> bytes:
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
@@ -309,11 +309,14 @@ class RunWriter:
         self.event("inexact", step, cause=cause)
         self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
 
-    def finish(self, status: str) -> None:
-        """Close the run with its last status: done, stopped (by a signal, saved), budget, failed or interrupted."""
+    def finish(self, status: str, alarm: str = "") -> None:
+        """Close the run with its last status: done, stopped (by a signal or by `alarm`, saved), budget, failed or
+        interrupted.
+        """
         assert status in ("done", "stopped", "budget", "failed", "interrupted"), status
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
+        self.info |= {"stopped_by": alarm} if alarm else {}
         try:
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
@@ -354,7 +357,7 @@ class RunWriter:
             self._close_files()
             return
         fault = explain(error, self.folder) if error is not None else None
-        if error is not None and not isinstance(error, KeyboardInterrupt):
+        if error is not None and not isinstance(error, KeyboardInterrupt) and self.info["ended"] is None:
             self._note_failure(error)
         if self.info["status"] == "running":
             status = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
