@@ -132,13 +132,20 @@ def test_without_limits_nothing_is_ever_used_up(clock):
     assert budget.used_up == "" and budget.seconds == 1e9
 
 
+def test_a_price_alone_limits_nothing_and_tells_the_cost(clock):
+    budget = Budget(BudgetConfig(usd_per_hour=2.0), Spent(seconds=7200.0, usd=4.0), clock=clock)
+    clock.now += 1800
+    budget.step(1e9, 10**15)
+    assert budget.used_up == "" and budget.usd == pytest.approx(4.0 + 1.0)
+
+
 def test_a_process_is_older_than_its_first_import():
     assert 0 < process_seconds() < 24 * 3600
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"usd": 5}, "set usd_per_hour as well"), ({"usd_per_hour": 5}, "a budget needs a limit")],
+    [({"usd": 5}, "set usd_per_hour as well"), ({}, "a budget needs a limit, or a price")],
 )
 def test_a_budget_that_limits_nothing_is_refused(settings, message):
     with pytest.raises((UserError, ValueError), match=message):

@@ -148,7 +148,7 @@ class BudgetConfig(BaseConfig):
     usd: float | None = Field(default=None, gt=0)
     """US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
-    """Price of the machine in US dollars per hour."""
+    """Price of the machine in US dollars per hour. Alone it limits nothing, and the run records what it costs."""
     tokens: int | None = Field(default=None, ge=1)
     """Tokens trained on or sampled, prompts included: `tokens/total` in the metrics."""
 
@@ -156,8 +156,8 @@ class BudgetConfig(BaseConfig):
     def _check_limits(self) -> BudgetConfig:
         if self.usd and not self.usd_per_hour:
             raise UserError("usd needs the price of the machine: set usd_per_hour as well (2.5 is 2.50 US dollars)")
-        if not (self.hours or self.usd or self.tokens):
-            raise UserError("a budget needs a limit: set hours, usd (with usd_per_hour) or tokens")
+        if not (self.hours or self.usd or self.tokens or self.usd_per_hour):
+            raise UserError("a budget needs a limit, or a price: set hours, usd, tokens or usd_per_hour")
         return self
 
 
