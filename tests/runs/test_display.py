@@ -57,6 +57,20 @@ def test_a_task_of_several_turns_says_how_many_they_were():
     assert "length    14.3 tokens in 2.3 turns, 0.4 % truncated" in out.getvalue()
 
 
+def test_the_time_left_is_of_the_steps_and_not_of_a_pause():
+    display, clock, out = plain("rl", 20)
+    for step in range(13):
+        clock.now += 5.0 if step == 0 else 1.0
+        display.step(step, RL, TIMES)
+        if step == 5:
+            display.phase("pause")
+            clock.now += 600.0
+            assert display._progress.left == 14.0, "the clock stands still"
+            display.phase("sample")
+    display.close()
+    assert display._progress.left == 7.0 and "0:07 left" in out.getvalue().splitlines()[-1]
+
+
 def test_plain_rl_line():
     display, clock, out = plain("rl", 150)
     clock.now += 0.5

@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import re
+import time
 import tomllib
-from datetime import date
+from datetime import date, datetime
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hone.config.sft import SFTConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run, checkpoint, opening, writer
+from hone.runs.budget import process_seconds
 from hone.runs.evaluations import as_read
 from hone.runs.files import remove_dir
 from hone.runs.writer import RunWriter
@@ -98,6 +100,8 @@ def test_run_json(tmp_path):
     run = start(tmp_path, seed=5)
     info = Run(tmp_path).info
     assert info["status"] == "running" and info["exact"] is True and info["kind"] == "rl" and info["seed"] == 5
+    began = time.time() - process_seconds()
+    assert abs(datetime.fromisoformat(info["started"]).timestamp() - began) < 3, "when its process did"
     assert info["versions"]["torch"] == torch.__version__ and info["versions"]["hone-rl"]
     assert info["threads"] == torch.get_num_threads() and info["hardware"]["cores"] >= 1
     assert info["command"] == ["hone", "rl"] and info["pid"] == os.getpid() and info["resumes"] == []

@@ -92,7 +92,7 @@ def _predicted(one: Summary) -> Iterator[tuple[str, str]]:
 def _when(one: Summary) -> Iterator[tuple[str, str]]:
     started, ended = local_time(one.info.get("started")), local_time(one.info.get("ended"))
     times = [*([started] if started else []), *([f"ended {ended}"] if ended else [])]
-    yield "started", ", ".join([*times, f"{duration(one.seconds)} of work"])
+    yield "started", ", ".join([*times, f"{duration(one.seconds)} of wall time"])
     if parent := one.info.get("parent"):
         yield "parent", f"step {parent['step']} of {parent['dir']} (run {parent['id']})"
     for resume in one.info.get("resumes", []):

@@ -17,6 +17,8 @@ POLL = 0.25
 """Seconds between two looks at the files."""
 _QUIET = {"start", "weights"}
 """Events that are not worth a line."""
+_PHASES = {"paused": "pause", "continued": "under way"}
+"""What follows from an event."""
 
 
 class Steps:
@@ -75,10 +77,13 @@ def follow(run: Summary, display_mode: str) -> None:
             show = display.step if metrics is this_process[-1][0] else progress.update
             show(metrics["step"], metrics, timings)
         clock.past = None
-        progress.enter("under way")
+        progress.waited += clock() - at  # its start, and pauses: the pace is that of its steps
+        progress.enter(_PHASES.get(run.status, "under way"))
         while True:
             held = holder(run.path) is not None
             for event in events.new():
+                if event.get("kind") in _PHASES:
+                    progress.enter(_PHASES[event["kind"]])
                 if event.get("kind") not in _QUIET:
                     display.message(describe_event(event))
             for metrics, timings in steps.new():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
 from hone.runs import drift, predictions, provenance, settings
-from hone.runs.budget import Budget
+from hone.runs.budget import Budget, process_seconds
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
@@ -100,7 +100,7 @@ def _fresh(config: RunConfig, start: Start, say: Say) -> Opened:
 def _new_info(config: RunConfig, start: Start) -> dict[str, Any]:
     info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": start.kind, "status": "running"}
     info |= {"exact": True, "inexact": [], "seed": config.seed, "command": start.command}
-    info |= {"started": provenance.now(), "ended": None, "pid": os.getpid(), "git": provenance.git()}
+    info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid(), "git": provenance.git()}
     info |= _machine(start) | {"resumes": [], "wandb_id": None}
     return info | predictions.record(config, start.kind, info["id"])
 

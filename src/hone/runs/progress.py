@@ -21,6 +21,8 @@ _DOING = {
     "record": "writing rollouts",
     "report": "writing the run card",
 }
+_PAUSE = "pause"
+"""The phase in which a run waits for its user."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -34,6 +36,8 @@ class Progress:
     first_step: int = 0
     began: float = 0.0
     first_seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds of pauses that are over."""
     step: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +47,8 @@ class Progress:
     phase: str = ""
     doing: str = ""
     doing_since: float = 0.0
+    _paused: float | None = None
+    """Since when the run waits for its user, if it does."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -52,6 +58,8 @@ class Progress:
         self.doing, self.doing_since = "", self.began
 
     def enter(self, phase: str) -> None:
+        self._go_on()
+        self._paused = self.clock() if phase == _PAUSE else None
         self.phase, self.doing_since = _DOING.get(phase, phase), self.clock()
         self.doing = self.phase
 
@@ -59,14 +67,22 @@ class Progress:
         """How far the phase has come, in words; without any, the phase itself."""
         self.doing = words or self.phase
 
+    def _go_on(self) -> None:
+        self.waited, self._paused = self._waited, None
+
+    @property
+    def _waited(self) -> float:
+        return self.waited + (0.0 if self._paused is None else self.clock() - self._paused)
+
     def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
+        self._go_on()
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.evals, self.eval_step = evals, step
         if any(name != "step" and not name.startswith(("eval/", "val/", "canary/")) for name in metrics):
             if self.step is None:
-                self.first_seconds = self.elapsed
+                self.first_seconds = self.elapsed - self.waited
             self.step, self.metrics, self.timings = step, metrics, timings
             value = metrics.get(self.headline)
             if value is not None:
@@ -96,12 +112,13 @@ class Progress:
     def left(self) -> float | None:
         """Estimated seconds to the end, from this process's mean step, evaluations included; None before any.
 
-        The first step, which is slow and evaluates, is left out as soon as there are three.
+        The first step, which is slow and evaluates, is left out as soon as there are three; pauses are in any case.
         """
         taken = self.done - self.first_step
         if not taken:
             return None
-        mean = self.elapsed / taken if taken < 3 else (self.elapsed - self.first_seconds) / (taken - 1)
+        worked = self.elapsed - self._waited
+        mean = worked / taken if taken < 3 else (worked - self.first_seconds) / (taken - 1)
         return mean * (self.max_steps - self.done)
 
     def summary(self) -> list[str]:

@@ -8,7 +8,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from hone import digests
 _PACKAGES = ("hone-rl", "torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
 
-def now() -> str:
-    """The time as ISO 8601 in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def now(ago: float = 0.0) -> str:
+    """The time as ISO 8601 in UTC, to the second; or that of so many seconds ago."""
+    return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="seconds")
 
 
 def new_id() -> str:

@@ -154,8 +154,8 @@ class SeriesStore:
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """What rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of work by its end;
-    `tokens_before` and `hours_before`, those by its beginning, which the version of its evaluation had seen.
+    """What rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of its processes by
+    its end; `tokens_before` and `hours_before`, those by its beginning, which the version of its evaluation had seen.
 
     Where a row lacks them (the evaluation after the last step trains on nothing) those of the row before hold.
     """
