@@ -176,6 +176,23 @@ def test_resume_equals_a_run_that_never_stopped(tmp_path, capsys):
     assert kinds == [("weights", 4), ("checkpoint", 4), ("resume", 4), ("alarm", 4)]
 
 
+def test_of_a_run_that_was_stopped_at_its_checkpoint_nothing_is_said_to_be_superseded(tmp_path, capsys):
+    with start(tmp_path) as run:
+        steps(run, 0, 4)
+        run.save_checkpoint(4, {"model": {"w": torch.full((2,), 4.0)}}, {"step": 4})
+        run.log_step(4, {}, weights="4444")
+        run.finish("stopped")
+    capsys.readouterr()
+    with start(tmp_path, resume=ResumeConfig()) as run:
+        assert run.start_step == 4 and "superseded" not in capsys.readouterr().out
+        run.log_step(4, {"eval/x/reward/mean": 0.5}, weights="4444")
+    assert [path.name for path in (tmp_path / "superseded" / "1").iterdir() if path.suffix == ".jsonl"] == [
+        "hashes.jsonl"
+    ]
+    with start(tmp_path, resume=ResumeConfig()):
+        assert "superseded/2" in capsys.readouterr().out
+
+
 def test_restarts_stay_in_a_run_that_goes_back_to_the_same_step_twice(tmp_path):
     with start(tmp_path) as run:
         steps(run, 0, 4)

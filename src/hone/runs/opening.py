@@ -17,7 +17,7 @@ from hone.runs.files import verify, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
 from hone.runs.ranks import most_ranks
 from hone.runs.resuming import larger_budget, ranks_of, resume_command
-from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
+from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, is_end_only, roll_back
 from hone.runs.settings import Change
 from hone.runs.spent import Spent, spent
 
@@ -137,7 +137,7 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
         say(f"Resuming {folder} at step {step}.")
     else:
         say(f"No checkpoint to resume in {folder}: starting at step 0.")
-    if place is not None:
+    if place is not None and not is_end_only(place):
         say(f"What it had written after that is now in {place}.")
     return _note_resume(config, start, Opened(info, step, restored), changes, before)
 

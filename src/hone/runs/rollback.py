@@ -37,6 +37,8 @@ HISTORY = frozenset(
 OF_STEPS = {"rollouts": "step_*.parquet", TOKENS: "step_*.parquet", EVALS: "step_*.jsonl"}
 """Folders with a file for each step, or some, and what their names are like."""
 _PLAN = "rollback.json"
+_EMPTY = {"metrics", "rollouts"}
+"""Hashes that the closing line lacks, unless the last version was evaluated."""
 
 
 def check_logs(folder: Path) -> None:
@@ -81,6 +83,17 @@ def roll_back(folder: Path, step: int) -> Path | None:
     place.mkdir(parents=True)
     _move(folder, place, step)
     return place
+
+
+def is_end_only(place: Path) -> bool:
+    """Whether all that went to `place` is the line that closed the hashes of the run, which took no step after it."""
+    names = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    if names - {_PLAN, "hashes.jsonl"}:
+        return False
+    return all(
+        line.keys() <= {"step", "weights"} | _EMPTY and not any(line.get(name) for name in _EMPTY)
+        for line in read_lines(place / "hashes.jsonl")
+    )
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
