@@ -53,6 +53,13 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     assert failures(out) == []
 
 
+def test_a_project_is_shown_by_the_name_that_trackio_has_it_by(tmp_path, capsys):
+    with RunWriter.start(config(tmp_path / "run", trackio={"project": "hone new; é"}), "rl", []) as run:
+        steps(run, 0, 1)
+    assert "Trackio: trackio show --project 'honenewé'\n" in capsys.readouterr().out
+    assert TrackioFile(tmp_path / "trackio", "honenewé").configs
+
+
 def test_a_resume_goes_on_in_the_same_trackio_run_whatever_the_others_are_called(tmp_path):
     """Two runs of one name: the second is told apart by its id, and each resume finds its own."""
     for folder in ("a", "b"):

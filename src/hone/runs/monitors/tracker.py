@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,9 @@ class Trackio(Tracker):
         return run
 
     def _place(self) -> str:
-        return f"Trackio: trackio show --project {self.info['trackio']['project']}"
+        # Trackio keeps letters, digits, - and _ of a project's name, and lists it by what is left.
+        kept = "".join(one for one in self.info["trackio"]["project"] if one.isalnum() or one in "-_")
+        return f"Trackio: trackio show --project {shlex.quote(kept or 'default')}"
 
     def _log(self, step: int, values: dict[str, Any]) -> None:
         self.run.log(values, step=step)
