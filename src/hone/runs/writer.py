@@ -31,7 +31,7 @@ from hone.runs.evaluations import write_evaluation
 from hone.runs.faults import explain
 from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, write_file, write_json
 from hone.runs.logs import LogFile
-from hone.runs.monitors import make_monitors, tracked
+from hone.runs.monitors import make_monitors, tracked, warnings
 from hone.runs.monitors.background import Monitors
 from hone.runs.outputs import CARD, PAUSED, Lock, check, existing_run, writable
 from hone.runs.resuming import ranks_of, resume_command
@@ -137,6 +137,8 @@ class RunWriter:
                 lock.release()
                 raise
         run.note(**tracked(config, run.info))
+        for text in warnings(config):
+            display.message(text)
         run._monitors = Monitors(monitors, run._monitor_failed, display.message)
         run._monitors.start(folder, dict(run.info), config)
         display.start(run.start_step)

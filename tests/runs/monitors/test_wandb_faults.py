@@ -16,7 +16,7 @@ from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
 from hone.runs import Run
-from hone.runs.monitors import background
+from hone.runs.monitors import background, warnings
 from hone.runs.writer import RunWriter
 
 OFFLINE = {"mode": "offline"}
@@ -38,12 +38,33 @@ def started(folder: Path) -> list[Path]:
 
 def test_no_login_is_told_once_and_delays_nothing(tmp_path, capsys):
     with RunWriter.start(config(tmp_path / "run", {"project": "P"}), "rl", []) as run:
+        said = capsys.readouterr().out
+        assert "W&B finds no login here" in said and "--wandb.mode offline" in said, "before the first step"
         assert failures(tmp_path / "run") == [], "the client, which takes a second to load, was waited for"
         steps(run)
     ((name, cause),) = failures(tmp_path / "run")
     assert name == "wandb" and "wandb login" in cause
     assert capsys.readouterr().out.count("; the run goes on without it.") == 1
     assert Run(tmp_path / "run").info["status"] == "done"
+
+
+def test_what_the_environment_turns_off_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    for name, flags, times in (("off", {}, 1), ("kept", OFFLINE, 0), ("wanted", {"mode": "disabled"}, 0)):
+        with RunWriter.start(config(tmp_path / name, {"project": "P"} | flags), "rl", []) as run:
+            steps(run, 0, 1)
+        assert capsys.readouterr().out.count("W&B is off, by WANDB_MODE=disabled in the environment") == times
+        assert failures(tmp_path / name) == []
+
+
+def test_a_login_is_not_doubted_where_there_may_be_one(tmp_path, monkeypatch):
+    online = config(tmp_path / "run", {"mode": "online"})
+    assert len(list(warnings(online))) == 1
+    (tmp_path / "netrc").write_text("")
+    assert not list(warnings(online))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert not list(warnings(online)) and not list(warnings(config(tmp_path / "run")))
 
 
 def test_a_server_that_never_answers_holds_up_the_end_for_the_deadline_only(tmp_path, monkeypatch):

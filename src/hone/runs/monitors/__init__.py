@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,6 +65,34 @@ def make_monitors(config: RunConfig) -> list[Monitor]:
             raise UserError(f'--{name} needs the package {name}: pip install "hone-rl[{name}]"')
         monitors.append(TrackerProcess(name, settings, config.max_steps))
     return monitors
+
+
+def warnings(config: RunConfig) -> Iterator[str]:
+    """What is to be said of the trackers before the first step, while it can still be mended in no time.
+
+    Whether there is a login is only guessed: W&B's client, which takes a second to load, says it for sure later.
+    """
+    if config.wandb is None:
+        return
+    if config.wandb.mode is None and os.environ.get("WANDB_MODE") == "disabled":
+        yield (
+            "W&B is off, by WANDB_MODE=disabled in the environment: it gets nothing of this run (--wandb.mode comes "
+            "before that)."
+        )
+    elif (config.wandb.mode or os.environ.get("WANDB_MODE") or "online") == "online" and not _may_log_in():
+        yield (
+            "W&B finds no login here, it seems (neither WANDB_API_KEY nor what `wandb login` writes): it would get "
+            "nothing of this run. --wandb.mode offline needs none, and `wandb sync` sends it later."
+        )
+
+
+def _may_log_in() -> bool:
+    """Whether something is there that W&B's client may log in with. What is in it is the client's to read."""
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    named = os.environ.get("NETRC")
+    places = [Path(named).expanduser()] if named else [Path.home() / name for name in (".netrc", "_netrc")]
+    return any(place.is_file() for place in places)
 
 
 def tracked(config: RunConfig, info: dict[str, Any]) -> dict[str, Any]:
