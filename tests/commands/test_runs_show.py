@@ -58,6 +58,7 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     assert found["checkpoints"] == "outputs/a/checkpoints/step_N with N = 1, 2"
     assert "weights" not in found and "budget" not in found
     assert found["events"].count("checkpoint at step") == 2 and "step 8" in found["events"]
+    assert found["events"].endswith("(the last 2 of 10: --events 10 shows all)")
     words = r"verified, steps 1, 2 done again, 2026-01-0\d \d\d:04 \(a\.verify\.json beside the run\)"
     assert re.fullmatch(words, found["certificate"])
     unchanged = {name: (run / name).read_bytes() for name in files}
@@ -108,6 +109,22 @@ def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
         "To evaluate it:\n  hone eval reverse-text -m outputs/d/weights/step_4 -n 100 -r 4\n"
         "To check that it can be repeated:\n  hone verify outputs/d --steps 3\n"
     )
+
+
+def test_alarms_are_told_once_and_a_long_cause_is_cut_behind_a_word(capsys, monkeypatch) -> None:
+    run = make_run(Path("outputs/a"))
+    cause = "no answer came from the server at 127.0.0.1 while it restarted again and again"
+    alarm = {"kind": "alarm", "name": "kl", "step": 1, "evidence": "the KL is 0.2"}
+    events = [alarm, {"kind": "alarm_over", "name": "kl", "step": 3}, {"kind": "restart", "step": None, "cause": cause}]
+    write_lines(run / "events.jsonl", events, "a")
+    monkeypatch.chdir(run)
+    assert main(["runs", "show", "."]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{Path.cwd()}: done, 4 of 4 steps\n")
+    found = page(out)
+    assert found["alarms"] == "kl from step 1 to 3: the KL is 0.2"
+    assert "alarm" not in found["events"] and "the last" not in found["events"]
+    assert "no answer came from the server at 127.0.0.1 while it...)" in found["events"]
 
 
 def test_a_run_whose_reward_fell_is_to_be_regraded(capsys: pytest.CaptureFixture[str]) -> None:

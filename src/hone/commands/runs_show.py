@@ -11,6 +11,7 @@ from pathlib import Path
 from hone.config.runs import RunsShowConfig
 from hone.config.shared import BudgetConfig
 from hone.runs import predictions
+from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.listing import find_run
 from hone.runs.progress import duration
@@ -74,10 +75,18 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
     yield from _files(one)
     if spent := _spent(one):
         yield "budget", spent
-    for number, event in enumerate(Run(one.path).events()[-events:] if events else []):
-        yield "" if number else "events", describe_event(event)
+    yield from _events(one, events)
     if certificate := certificate_in_words(one.path):
         yield "certificate", certificate
+
+
+def _events(one: Summary, most: int) -> Iterator[tuple[str, str]]:
+    """The last of its events, but for alarms, which have lines of their own; and how many there are, if more."""
+    told = [event for event in Run(one.path).events() if event["kind"] not in ("alarm", OVER)]
+    for number, event in enumerate(told[-most:] if most else []):
+        yield "" if number else "events", describe_event(event)
+    if 0 < most < len(told):
+        yield "", f"(the last {most} of {len(told)}: --events {len(told)} shows all)"
 
 
 def _predicted(one: Summary) -> Iterator[tuple[str, str]]:

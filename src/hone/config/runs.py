@@ -34,7 +34,7 @@ class RunsShowConfig(_RunConfig):
     """One page on a run: what ran, how it stands, what it left behind, and what to do next."""
 
     events: int = Field(default=5, ge=0)
-    """How many of its last events."""
+    """How many of its last events; alarms have lines of their own."""
 
 
 class RunsStopConfig(_RunConfig):

@@ -106,9 +106,9 @@ def describe_event(event: dict[str, Any]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """A value in at most 60 characters on one line, without control characters."""
+    """A value in at most 60 characters on one line, without control characters; cut behind a word, if it has any."""
     text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
 
 
 def _info(path: Path) -> dict[str, Any]:

@@ -24,16 +24,17 @@ _ENDED = {
 
 
 def standing(run: Summary) -> str:
-    """`outputs/rl: killed after 4 of 6 steps`"""
+    """`outputs/rl: killed after 4 of 6 steps`; a folder named by dots only is told by its name."""
+    path = run.path.resolve() if run.path.name in ("", "..") else run.path
     if run.status in ("running", "paused"):
         where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
         at = f"{run.progress.current + 1} of {run.progress.max_steps or '?'}"
         doing = "at work on" if run.status == "running" else "paused by an alarm before"
-        return f"{run.path}: {doing} step {at}, in {where}"
+        return f"{path}: {doing} step {at}, in {where}"
     if run.kind == "eval":
-        return f"{run.path}: {run.status}"
+        return f"{path}: {run.status}"
     by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
-    return f"{run.path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps", by=by)
+    return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(f"{steps(run)} steps", by=by)
 
 
 def steps(run: Summary) -> str:
