@@ -10,8 +10,10 @@ from run_folders import held, make_run, metrics, write_lines
 
 from hone.errors import UserError
 from hone.runs import follow as module
+from hone.runs.display import PlainDisplay
 from hone.runs.files import write_file
 from hone.runs.follow import Steps, follow
+from hone.runs.progress import Progress
 from hone.runs.summary import summarize
 from hone.runs.tail import Rewound, Tail
 
@@ -121,3 +123,18 @@ def test_the_pace_of_a_resumed_run_is_that_of_its_last_process(tmp_path: Path, m
     progress, *rest = shown
     assert rest == [("start", 2), ("step", 2), ("close", None)]
     assert progress.history == [0.0, 0.1]  # the reward before the resume is drawn as well
+
+
+def test_what_was_no_step_is_left_out_of_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run began long ago, and waited since: what is left is five steps of 1,000 s."""
+    run = make_run(tmp_path / "run", "running", steps=4, max_steps=9)
+    write_lines(run / "timings.jsonl", [{"step": step, "time/step": 1000.0} for step in range(4)])
+    shown: list[Progress] = []
+
+    def display(*_: object, progress: Progress) -> PlainDisplay:
+        shown.append(progress)
+        return PlainDisplay(progress, io.StringIO())
+
+    monkeypatch.setattr(module, "make_display", display)
+    follow(summarize(run), "plain")
+    assert shown[0].left == pytest.approx(5000.0, rel=0.2)
