@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hone.errors import UserError
@@ -70,8 +70,10 @@ def _next_commands(run: Summary, quoted: str) -> list[tuple[str, str]]:
         return [("finish the resume that was interrupted", _resuming(run))]
     if run.status == "done":
         weights = Run(run.path).weights()
-        evaluation = [("evaluate it", _evaluation(run, weights[max(weights)]))] if weights else []
-        return [*evaluation, ("check that it can be repeated", f"hone verify {quoted} --steps 3")]
+        evaluate = (
+            [("evaluate it", evaluation(run, str(weights[max(weights)]), ("-n", "100", "-r", "4")))] if weights else []
+        )
+        return [*evaluate, ("check that it can be repeated", f"hone verify {quoted} --steps 3")]
     return [(_going_on(run), _resuming(run))]
 
 
@@ -122,11 +124,20 @@ def typed(command: list[str]) -> str:
     return shlex.join(["hone" if program == "cli.py" else program, *command[1:]])  # python -m hone.cli
 
 
-def _evaluation(run: Summary, weights: Path) -> str:
-    words = ["hone", "eval", run.task or "ENV", "-m", str(weights)]
-    if run.kind == "rl" and (args := run.config.get("orchestrator", {}).get("env", {}).get("args")):
-        words += ["-a", json.dumps(args)]
-    return shlex.join([*words, "-n", "100", "-r", "4"])
+def evaluation(run: Summary, weights: str, words: Sequence[str]) -> str:
+    """The command that evaluates weights on the task of a run, set up as it is there; `words` are the flags of its size
+    and sampling.
+    """
+    command = ["hone", "eval", run.task or "ENV", "-m", weights]
+    if run.kind == "rl":
+        env = run.config.get("orchestrator", {}).get("env", {})
+        for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
+            command += [flag, json.dumps(tree)] if tree else []
+        if template := run.config.get("model", {}).get("chat_template"):
+            command += ["--chat-template", template]
+    if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
+        command += ["--precision", precision]
+    return shlex.join([*command, *words])
 
 
 def latest(run: Summary) -> str:

@@ -165,6 +165,43 @@ def test_truncation_alarms_and_training_prompts_are_caveats(run):
     assert ("alarm, over", "truncation from step 2 to 3: cut off") in card.checks
 
 
+GREEDY = """
+[orchestrator.sampling]
+max_tokens = 19
+
+[orchestrator.eval.sampling]
+temperature = {}
+top_p = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "words"),
+    [
+        (1.0, 1.0, "sampled at T = 1, 1 completion each."),
+        (0.6, 0.9, "sampled at T = 0.6, top-p 0.9, 1 completion each."),
+        (0.0, 1.0, "decoded greedily, 1 completion each."),
+    ],
+)
+def test_the_headline_says_how_it_was_sampled_and_how_to_decode_greedily(run, temperature, top_p, words):
+    """A gain of samples alone has the command that measures the same weights greedily."""
+    with open(run / "config.toml", "a") as config:
+        config.write(GREEDY.format(temperature, top_p))
+    card = facts_of(run)
+    assert card.verdict[0].endswith(f"); {words}")
+    command = "where it began): hone eval char-count -m WEIGHTS -n 40 -r 1 -T 0 -t 19"
+    said = [line for line in card.caveats if line.endswith(command)]
+    assert len(said) == (1 if temperature else 0)
+    assert all(line.startswith(f"The gain is of samples at T = {temperature:g}: decoded greedily") for line in said)
+
+
+def test_no_gain_has_no_word_of_greedy_decoding(tmp_path):
+    one = make_run(tmp_path / "run", {0: evaluation([RIGHT, WRONG] * 20), 4: evaluation([RIGHT, WRONG] * 20)})
+    with open(one / "config.toml", "a") as config:
+        config.write(GREEDY.format(1.0, 1.0))
+    assert not any("greedily" in line for line in facts_of(one).caveats)
+
+
 def test_a_run_without_evaluations_says_how_to_get_them(tmp_path):
     card = facts_of(make_run(tmp_path / "run", {}))
     assert any("--orchestrator.eval.interval" in line for line in card.verdict) and card.good is None

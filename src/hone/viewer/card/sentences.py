@@ -10,6 +10,7 @@ from hone.runs.progress import percent
 from hone.runs.summary import KILLED, Summary
 from hone.runs.words import standing
 from hone.viewer.card.paired import LEAST, Change, Level, odds_words
+from hone.viewer.card.sampled import greedy_caveat, how_sampled
 
 if TYPE_CHECKING:
     from hone.viewer.card.facts import Card
@@ -54,11 +55,12 @@ def _headline(card: Card, reward: Change) -> str:
     span = f"from version {comparison.first.step} to {comparison.last.step}"
     moved = f"mean reward {reward.before.mean:.3f} → {reward.after.mean:.3f} {span}"
     told = _told(reward.difference)
+    sampled = f"; {how}" if (how := how_sampled(card)) else ""
     if not reward.sure:
         few = f"; only {reward.moved} of them changed" if 0 < reward.moved < LEAST < reward.count else ""
-        return f"No difference that {of} can show: {moved}, {told}{few}."
+        return f"No difference that {of} can show: {moved}, {told}{few}{sampled}."
     word, size = "Better" if reward.difference.mean > 0 else "Worse", abs(reward.difference.mean)
-    return f"{word} by {size:.{2 if size >= 0.01 else 3}f} on the same {of}: {moved}, {told}."
+    return f"{word} by {size:.{2 if size >= 0.01 else 3}f} on the same {of}: {moved}, {told}{sampled}."
 
 
 def _told(difference: Level, share: bool = False) -> str:
@@ -129,7 +131,8 @@ def _without_comparison(card: Card) -> Iterator[str]:
             correct = f", {_level(exact)} correct" if exact is not None else ""
             interval = reward.interval
             span = f" (95 % interval {interval.low:.3f} to {interval.high:.3f})" if interval else ""
-            yield f"Mean reward {reward.mean:.3f}{span}{correct}, on {counted(count, 'held-out example')}{of}."
+            sampled = f"; {how}" if (how := how_sampled(card)) else ""
+            yield f"Mean reward {reward.mean:.3f}{span}{correct}, on {counted(count, 'held-out example')}{of}{sampled}."
         if card.readings and exact is not None:
             lenient, gap = card.readings["lenient"], card.readings["gap"]
             yield f"Read leniently {_level(lenient)} are right: {_percent(gap.mean)} of all lose only by their form."
@@ -224,6 +227,8 @@ def _of_the_evaluation(card: Card) -> Iterator[str]:
         yield f"{_percent(last.truncated)} of the evaluated completions were cut off by the length limit."
     if last.ungraded:
         yield f"{last.ungraded:,} of {len(last.rows):,} evaluated completions could not be graded, and are left out."
+    if greedy := greedy_caveat(card):
+        yield greedy
     comparison = card.comparison
     if comparison is not None:
         if comparison.apart:
