@@ -103,7 +103,7 @@ def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
             write_file(folder / "config.json", "{}")
     assert main(["runs", "show", "id-d"]) == 0
     out = capsys.readouterr().out
-    assert page(out)["exact"].startswith("yes: ")
+    assert page(out)["exact"].startswith("yes, by its settings: ")
     assert page(out)["weights"] == "outputs/d/weights/step_N with N = 2, 4"
     assert out.endswith(
         "To evaluate it:\n  hone eval reverse-text -m outputs/d/weights/step_4 -n 100 -r 4\n"

@@ -77,9 +77,9 @@ def audit_in_words(path: Path) -> str:
 
 
 def exactness(info: Mapping[str, Any]) -> str:
-    """Whether another run of the same config gives the same bytes, and if not why."""
+    """Whether another run of the same config gives the same bytes by its settings, and if not why."""
     if info["exact"]:
-        return "yes: the same config and seed give the same bytes on this machine"
+        return "yes, by its settings: the same config and seed give the same bytes on this machine"
     return "no: " + "; ".join(f"from step {entry['step']} on, {entry['cause']}" for entry in info["inexact"])
 
 

@@ -326,6 +326,17 @@ def test_a_certificate_is_shown_while_it_fits(run):
     assert "the run has changed since" in dict(facts_of(run).checks)["certificate"]
 
 
+def test_exact_by_its_settings_is_not_said_to_be_checked(run):
+    from hone.runs.certificates import certificate_path, pinned
+
+    checks = dict(facts_of(run).checks)
+    assert checks["exact"].startswith("yes, by its settings: ") and checks["exact"].endswith("; not executed again yet")
+    assert checks["certificate"] == f"none: hone verify {run} --steps 3 executes random steps again"
+    facts = {"verdict": "verified", "steps": [{"step": 2}], "date": "2026-01-02T03:04:05+00:00"}
+    write_json(certificate_path(run), facts | {"sha256": pinned(run)})
+    assert dict(facts_of(run).checks)["exact"].endswith("on this machine")
+
+
 def test_a_card_needs_no_heavy_library(run):
     code = f"""
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -176,7 +177,9 @@ def _checks(card: Card) -> Rows:
     run, info = card.run, card.run.info
     if run.kind == "eval":
         return
-    yield "exact", exactness(info)
+    certificate = certificate_in_words(run.path)
+    again = "" if certificate or not info["exact"] else "; not executed again yet"
+    yield "exact", exactness(info) + again
     for name, text in info.get("exactness", {}).items():
         yield f"exact: {name}", str(text)
     if audit := audit_in_words(run.path):
@@ -190,7 +193,8 @@ def _checks(card: Card) -> Rows:
     else:
         lines = list(predictions.in_words(info, run.path))
         yield from (("predictions" if i == 0 else "", " ".join(line.split())) for i, line in enumerate(lines))
-    yield "certificate", certificate_in_words(run.path) or "none: hone verify executes random steps again"
+    verify = f"none: hone verify {shlex.quote(str(run.path))} --steps 3 executes random steps again"
+    yield "certificate", certificate or verify
     for resume in info.get("resumes", []):
         yield "resumed", f"at step {resume['step']}, {local_time(resume['time'])}"
 
