@@ -337,6 +337,15 @@ def test_exact_by_its_settings_is_not_said_to_be_checked(run):
     assert dict(facts_of(run).checks)["exact"].endswith("on this machine")
 
 
+def test_the_label_of_the_intervals_names_wilsons(tmp_path):
+    """All examples are wrong before: resamples say nothing of such a share."""
+    card = facts_of(make_run(tmp_path / "run", {0: evaluation([WRONG] * 20), 4: evaluation([RIGHT, WRONG] * 10)}))
+    interval = card.changes["exact"].before.interval
+    assert interval and (round(interval.low, 3), round(interval.high, 3)) == (0.0, 0.161)
+    label = "by the bootstrap; of a share that is the same for all examples, such as 0 %, Wilson's. The same examples"
+    assert label in markdown(card) and label.replace("'", "&#39;") in whole_page(card)
+
+
 def test_a_card_needs_no_heavy_library(run):
     code = f"""
 import sys

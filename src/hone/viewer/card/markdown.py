@@ -13,7 +13,7 @@ from hone.pages import visible
 from hone.runs.progress import sparkline
 from hone.viewer.card.facts import Card
 from hone.viewer.card.samples import Sample
-from hone.viewer.card.tables import heads, lenient_rows, loss_rows, measure_rows
+from hone.viewer.card.tables import heads, intervals_in_words, lenient_rows, loss_rows, measure_rows
 
 LONGEST = 1_500
 """Characters of a text that are shown."""
@@ -63,12 +63,7 @@ def _measures(card: Card) -> Iterator[str]:
     if rows := measure_rows(card):
         title = "Held out" if card.comparison is None else "Before and after"
         yield from (f"## {title}", "", *_table(heads(card), rows), "")
-        if card.comparison is not None:
-            yield (
-                "In brackets 95 % intervals over examples (bootstrap), the same before and after; changes of shares in "
-                "percentage points."
-            )
-            yield ""
+        yield from (intervals_in_words(card), "")
 
 
 def _leniency(card: Card) -> Iterator[str]:

@@ -12,7 +12,7 @@ from hone.pages import fill, page
 from hone.viewer.card.facts import Card
 from hone.viewer.card.samples import LONGEST
 from hone.viewer.card.sentences import counted
-from hone.viewer.card.tables import heads, lenient_rows, loss_rows, measure_rows
+from hone.viewer.card.tables import heads, intervals_in_words, lenient_rows, loss_rows, measure_rows
 
 _TABLE = """
 {% macro facts(rows) %}
@@ -53,8 +53,7 @@ _BODY = (
 <h2>{{ "Before and after" if card.comparison or losses else "Held out" }}</h2>
 {% if losses %}{{ numbers(("nats per token", "at first", "at last", "change"), losses) }}
 {% else %}{{ numbers(heads, measures) }}
-<p class="sub">In brackets 95 % intervals over examples, by the bootstrap{% if card.comparison %} (the same examples
-before and after, changes of shares in percentage points){% endif %}. pass@k: at least one of k completions of an
+<p class="sub">{{ intervals }} pass@k: at least one of k completions of an
 example is correct.</p>
 {% endif %}
 {% endif %}
@@ -110,6 +109,7 @@ def body(card: Card) -> Markup:
         counted=counted,
         heads=heads(card),
         measures=measure_rows(card),
+        intervals=intervals_in_words(card),
         readings=lenient_rows(card),
         losses=list(loss_rows(card)) if card.run.kind == "sft" else [],
         longest=LONGEST,

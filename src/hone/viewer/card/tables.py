@@ -206,6 +206,15 @@ def heads(card: Card) -> tuple[str, ...]:
     return "", f"version {card.comparison.first.step}", f"version {card.comparison.last.step}", "change"
 
 
+def intervals_in_words(card: Card) -> str:
+    """Of which kind the intervals of the tables are."""
+    paired = " The same examples before and after, changes of shares in percentage points." if card.comparison else ""
+    return (
+        "In brackets 95 % intervals over examples, by the bootstrap; of a share that is the same for all examples, "
+        f"such as 0 %, Wilson's.{paired}"
+    )
+
+
 def measure_rows(card: Card) -> list[tuple[str, ...]]:
     """Rows of the table of measures: name, before, after, change; of a single evaluation name and value."""
     if card.comparison is None:
