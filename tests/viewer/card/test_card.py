@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -217,6 +218,22 @@ def test_a_damaged_file_is_said_and_the_rest_shown(run, name, tmp_path):
     )
     written = write_card(card, tmp_path / "card")
     assert all(file.stat().st_size > 500 for file in written)
+
+
+@pytest.mark.parametrize(("name", "edit"), [
+    ("evals/step_000004.jsonl", lambda text: text.replace("{", "torn", 1)),
+    ("evals/step_000000.jsonl", lambda text: text.replace('"example": 0', '"example": "0"')),
+    ("", None),
+])  # fmt: skip
+def test_samples_that_can_not_be_read_are_not_said_to_be_missing(run, name, edit):
+    if edit:
+        (run / name).write_text(edit((run / name).read_text()))
+    else:
+        shutil.rmtree(run / "evals")
+    card = facts_of(run)
+    lost = f"in {name} can't be read (see below)" if edit else "are not there"
+    assert card.verdict[-1] == (f"The samples of its evaluations {lost}, so they are not compared example by example.")
+    assert bool(card.damage) is bool(edit) and card.evaluated == []
 
 
 def test_without_a_readable_run_json_there_is_no_card(run):

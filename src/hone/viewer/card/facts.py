@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from hone.errors import UserError
 from hone.runs import Run, provenance
+from hone.runs.evaluations import RESULTS, evals_file
 from hone.runs.files import read_lines
 from hone.runs.liveness import holder
 from hone.runs.outputs import existing_run
@@ -56,6 +58,8 @@ class Card:
     alarms: list[Raised] = field(default_factory=list)
     evaluated: list[Evaluated] = field(default_factory=list)
     """The first and the last evaluation whose samples are recorded; one, if there is only one."""
+    unread: list[str] = field(default_factory=list)
+    """Which of the two can't be read, by the names of their files: nothing is compared then."""
     comparison: Comparison | None = None
     incomparable: int | None = None
     """Version of the first evaluation, if it has no graded example in common with the last: it is left out."""
@@ -160,8 +164,14 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     ends = versions[:1] + versions[-1:] if len(versions) > 1 else versions
     if card.run.kind == "eval" and not (run.path / "results.jsonl").is_file():
         return
-    card.evaluated = [Evaluated(version, _usable(run.eval_rows(version))) for version in ends]
-    if not card.evaluated:
+    for version in ends:
+        rows = card.attempt(partial(_rows_of, run, version), None)
+        if rows is None:
+            card.unread.append(RESULTS if version is None else evals_file(version))
+        else:
+            card.evaluated.append(Evaluated(version, rows))
+    if card.unread or not card.evaluated:
+        card.evaluated = []
         return
     last, seed = card.evaluated[-1], card.seed
     if len(card.evaluated) == 2:
@@ -183,6 +193,10 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     else:
         card.readings = level(card.leniency, last, seed)
     card.generous = list(_generous(card))[:SHOWN]
+
+
+def _rows_of(run: Run, version: int | None) -> list[Row] | None:
+    return _usable(run.eval_rows(version))
 
 
 def _generous(card: Card) -> Iterator[Sample]:

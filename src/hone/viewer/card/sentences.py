@@ -168,7 +168,8 @@ def _recorded_levels(card: Card) -> Iterator[str]:
         span = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
         told.append(f"{line[f'{name}/reward/mean']:.3f}{span} at version {line['step']}")
     yield f"Held-out mean reward {' → '.join(told)}, each with its 95 % interval."
-    yield "The samples of its evaluations are not there, so they are not compared example by example."
+    lost = f"in {' and '.join(card.unread)} can't be read (see below)" if card.unread else "are not there"
+    yield f"The samples of its evaluations {lost}, so they are not compared example by example."
 
 
 def _losses(card: Card) -> Iterator[str]:
