@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+from hone.environments import loading
 from hone.runs import provenance
 
 
@@ -28,6 +29,24 @@ def test_git_revision_and_dirty_flag(tmp_path, monkeypatch):
     assert provenance.git() == found
     (tmp_path / "a").write_text("2")
     assert provenance.git() == found | {"dirty": True}
+
+
+def test_files_of_a_command_and_of_its_task_that_git_does_not_track(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for name in ("kept.toml", "new.toml", "also.toml", "environments/made.py", "lib/site-packages/installed.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    tasks = [str(tmp_path / name) for name in ("environments/made.py", "lib/site-packages/installed.py")]
+    monkeypatch.setattr(loading, "sources", lambda: dict.fromkeys(tasks, "digest"))
+    command = ["rl", "@", "kept.toml", "@also.toml", "--trainer", "@", "new.toml", "--name", "@nothing", "@"]
+    assert provenance.untracked(command) == []
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for args in (["init", "-q"], ["add", "kept.toml"], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *args], check=True)
+    assert provenance.untracked(command) == ["also.toml", "new.toml", "environments/made.py"]
+    subprocess.run(["git", "add", "."], check=True)
+    assert provenance.untracked(command) == []
 
 
 def test_a_machine_without_git(monkeypatch):

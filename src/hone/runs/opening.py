@@ -244,6 +244,7 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
     origin = {"command": start.command, "git": provenance.git()} | _machine(start)
     if opened.restored is None:
         info.pop("ranks", None)
+        info.pop("untracked", None)
         info |= origin | {"seed": config.seed, "inexact": [], "drift": []}
     else:
         opened.differs = [str(change) for change in changes if not change.harmless]
@@ -303,11 +304,13 @@ def _choose(checkpoints: Checkpoints, wanted: int | None, with_tensors: bool, sa
 
 
 def _machine(start: Start) -> dict[str, Any]:
+    untracked = provenance.untracked(start.command)
     return {
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
         **({"ranks": start.ranks} if start.ranks > 1 else {}),
         "variables": provenance.variables(),
+        **({"untracked": untracked} if untracked else {}),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }

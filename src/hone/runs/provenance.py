@@ -8,6 +8,7 @@ import platform
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +36,23 @@ def git() -> dict[str, Any] | None:
     if not revision:
         return None
     return {"revision": revision, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def untracked(command: Sequence[str]) -> list[str]:
+    """The config files that a command names, and the task files that this process has loaded, that git does not track:
+    no revision has them. Empty where there is no revision at all. Installed packages have versions, and are left out.
+    """
+    if not _git("rev-parse", "HEAD"):
+        return []
+    named = [word[1:] or after for word, after in zip(command, [*command[1:], ""], strict=False) if word[:1] == "@"]
+    loading = sys.modules.get("hone.environments.loading")
+    tasks = [] if loading is None else [name for name in loading.sources() if "site-packages" not in Path(name).parts]
+    files = [Path(os.path.relpath(name)) for name in dict.fromkeys((*named, *tasks)) if Path(name).is_file()]
+    return [str(file) for file in files if not _tracked(file)]
+
+
+def _tracked(file: Path) -> bool:
+    return _git("-C", str(file.parent), "ls-files", "--error-unmatch", "--", file.name) is not None
 
 
 def _git(*args: str) -> str | None:

@@ -34,12 +34,15 @@ def _commands(run: Summary) -> Iterator[str]:
     git, versions = run.info.get("git"), run.info["versions"]
     if git:
         yield f"git checkout {git['revision']}" + ("  # and what was changed in it" if git["dirty"] else "")
+    if git and (files := run.info.get("untracked")):
+        has = "is" if len(files) == 1 else "are"
+        yield f"# git does not track {' and '.join(files)}, which {has} in no revision: keep a copy"
     packages = [f"{name}=={versions[name]}" for name in ("torch", "numpy", "transformers") if versions.get(name)]
     if packages:
         yield f"# python {versions.get('python')}, " + ", ".join(packages)
     yield typed(run.info["command"])
     if run.kind != "eval":
-        yield f"# or, from the resolved config: hone {run.kind} @ config.toml"
+        yield f"# or, from the resolved config: hone {run.kind} @ {shlex.quote(str(run.path / 'config.toml'))}"
         yield f"hone verify {shlex.quote(str(run.path))} --steps 3"
 
 
@@ -51,6 +54,8 @@ def _hashes(run: Summary, config: str) -> Iterator[tuple[str, str]]:
     yield "run", run.info["id"]
     for line in Run(run.path).hashes()[-1:]:
         yield f"weights of version {line['step']}, fingerprint", str(line["weights"])
+    if task := run.info.get("sources", {}).get("environment"):
+        yield "the task's file, SHA-256", str(task)
     if config:
         yield "settings that decide the numbers, SHA-256", digest(run.config)
     yield from _files(run.path)

@@ -201,6 +201,8 @@ def _of_the_run(card: Card) -> Iterator[str]:
         yield f"Alarms that stand at the end: {', '.join(dict.fromkeys(standing_alarms))}."
     if (git := info.get("git")) and git["dirty"]:
         yield "The code had changes that are in no revision."
+    if info.get("git") and (files := info.get("untracked")):
+        yield f"Git does not track {' and '.join(files)}: no revision has that."
     if info.get("drift"):
         yield "It was resumed with other settings, or another task, than it began with."
     overlaps = [event for event in card.events if event.get("kind") == "overlap" and not event.get("dropped")]
