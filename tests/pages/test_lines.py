@@ -65,6 +65,19 @@ def test_one_value_and_equal_values_have_a_chart() -> None:
     assert "<circle" in chart([Line([3], [0.7])]) and "<path" in chart([Line([1, 2], [5.0, 5.0])])
 
 
+@pytest.mark.parametrize(("width", "rows"), [(720, 1), (360, 2)])
+def test_a_legend_that_is_too_wide_for_a_row_takes_two_above_the_chart(width: int, rows: int) -> None:
+    lines = [
+        Line([0, 1], [0.0, 1.0], label="training reward, smoothed"),
+        Line([0, 1], [1.0, 1.0], label="held out, later"),
+    ]
+    svg = chart(lines, width=width)
+    labels = [text for text in drawn(svg) if text.text in {line.label for line in lines}]
+    assert len({text.attrib["y"] for text in labels}) == rows
+    assert all(float(text.attrib["x"]) - 17 >= 46 for text in labels)
+    assert min(y for path in paths(svg) for _, y in path) > max(float(text.attrib["y"]) for text in labels)
+
+
 def test_labels_are_text() -> None:
     svg = chart([Line([1, 2], [1.0, 2.0], label="<script>")], x_label='"&<b>', y_label="</svg>", title='" onload="')
     root = drawn(svg)

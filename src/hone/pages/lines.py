@@ -24,6 +24,8 @@ Values = Sequence[float | None]
 MOST = 600
 """Points of a line that are drawn: of more, the lowest and the highest of each stretch."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 38
+_ROW = 16
+"""Pixels from one row of the legend to the next."""
 _COLORS = {name: f"var(--s{i}, {color})" for i, (name, color) in enumerate(COLORS.items(), 1)}
 
 
@@ -94,11 +96,12 @@ def chart(
         return Markup("")
     across = _scale(xs, _LEFT, width - _RIGHT)
     low, high = _range(ys, y_from_zero)
-    up = Scale(low, high, height - _BOTTOM, _TOP)
+    legend, rows = _legend([one for one in (*lines, *points) if one.label], width)
+    up = Scale(low, high, height - _BOTTOM, _TOP + rows)
     parts = [*_axes(across, up, width, height, x_label, y_label)]
     parts += [part for line in lines for part in _polylines(line, across, up)]
     parts += [part for one in points for part in _dots(one, across, up)]
-    parts += _legend([one for one in (*lines, *points) if one.label], width)
+    parts += legend
     return Markup(
         f'<svg class="lines" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title or y_label)}" '
         'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">' + "".join(parts) + "</svg>"
@@ -131,10 +134,10 @@ def _axes(across: Scale, up: Scale, width: int, height: int, x_label: str, y_lab
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" opacity=".75">{value:.4g}</text>'
     for value in across.ticks(6):
         yield f'<text x="{across(value):.1f}" y="{bottom + 16}" text-anchor="middle" opacity=".75">{value:.6g}</text>'
-    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".45"/>'
+    yield f'<path d="M{_LEFT} {up.end:g}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".45"/>'
     middle = (_LEFT + right) / 2
     yield f'<text x="{middle:.0f}" y="{height - 5}" text-anchor="middle" opacity=".75">{escape(x_label)}</text>'
-    at = (_TOP + bottom) / 2
+    at = (up.end + bottom) / 2
     yield (
         f'<text x="11" y="{at:.0f}" text-anchor="middle" opacity=".75" transform="rotate(-90 11 {at:.0f})">'
         f"{escape(y_label)}</text>"
@@ -191,14 +194,17 @@ def _dots(one: Points, across: Scale, up: Scale) -> Iterable[str]:
         yield f'<circle cx="{at:.1f}" cy="{up(y):.1f}" r="3.2" style="fill:{color}"/>'
 
 
-def _legend(named: Sequence[Line | Points], width: int) -> list[str]:
-    """One row at the top right, from the right."""
-    found, right = [], width - _RIGHT
+def _legend(named: Sequence[Line | Points], width: int) -> tuple[list[str], int]:
+    """At the top right, from the right, in as many rows as it takes; and the pixels that rows after the first take."""
+    found, right, row = [], width - _RIGHT, 0
     for one in reversed(named):
         room = 6.6 * len(one.label) + 22
+        if right < width - _RIGHT and right - room < _LEFT:
+            right, row = width - _RIGHT, row + _ROW
         found.append(
-            f'<rect x="{right - room:.0f}" y="{_TOP - 9}" width="12" height="4" style="fill:{_COLORS[one.color]}"/>'
-            f'<text x="{right - room + 17:.0f}" y="{_TOP - 3}" opacity=".85">{escape(one.label)}</text>'
+            f'<rect x="{right - room:.0f}" y="{_TOP + row - 9}" width="12" height="4" '
+            f'style="fill:{_COLORS[one.color]}"/>'
+            f'<text x="{right - room + 17:.0f}" y="{_TOP + row - 3}" opacity=".85">{escape(one.label)}</text>'
         )
         right -= room + 10
-    return found
+    return found, row

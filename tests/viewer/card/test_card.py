@@ -375,6 +375,15 @@ def test_files_that_git_does_not_track_are_named(tmp_path):
     assert "Git does not track a.toml and environments/a.py: no revision has that." in card.caveats
 
 
+def test_the_curve_is_drawn_for_a_page_and_for_a_telephone(run):
+    text = whole_page(facts_of(run))
+    assert re.findall(r'<div class="(\w+)"><svg class="lines" viewBox="0 0 (\d+) ', text) == [
+        ("wide", "720"),
+        ("narrow", "360"),
+    ]
+    assert "figure.drawn .narrow { display: none; }" in text and "min-width: 32rem" not in text
+
+
 def test_a_card_needs_no_heavy_library(run):
     code = f"""
 import sys

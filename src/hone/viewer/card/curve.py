@@ -10,6 +10,8 @@ from markupsafe import Markup
 from hone.pages.lines import Line, Points, Values, chart
 
 Lines = Sequence[Mapping[str, Any]]
+NARROW = 360
+"""Pixels that a telephone has for a chart."""
 
 
 def drawn(kind: str, lines: Lines, env: str | None) -> Markup:
@@ -20,7 +22,7 @@ def drawn(kind: str, lines: Lines, env: str | None) -> Markup:
         steps, values = _with(lines, held)
         unknown: list[float | None] = [None] * len(steps)
         points = [Points(steps, values, unknown, unknown, "red", "validation loss")] if steps else []
-        return chart(parts, points, "step", "loss (nats per token)", y_from_zero=True)
+        return _two_widths(parts, points, "loss (nats per token)", y_from_zero=True)
     parts, points = _training(lines, "reward/mean", "training reward"), []
     if env is not None:
         name = f"eval/{env}"
@@ -29,7 +31,15 @@ def drawn(kind: str, lines: Lines, env: str | None) -> Markup:
         low, high = ([v for v, h in zip(end, held, strict=True) if h is not None] for end in ends)
         steps, values = _with(lines, held)
         points = [Points(steps, values, low, high, "red", "held out, 95 % interval")]
-    return chart(parts, points, "step", "mean reward")
+    return _two_widths(parts, points, "mean reward")
+
+
+def _two_widths(lines: Sequence[Line], points: Sequence[Points], label: str, y_from_zero: bool = False) -> Markup:
+    """The chart as wide as a page, and as a telephone with letters that can be read: hone.css shows what fits."""
+    wide, narrow = (chart(lines, points, "step", label, width=w, y_from_zero=y_from_zero) for w in (720, NARROW))
+    if not wide:
+        return Markup("")
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
 def _training(lines: Lines, name: str, label: str) -> list[Line]:
