@@ -149,6 +149,22 @@ def test_output_leaves_the_run_as_it_is(tmp_path, monkeypatch, capsys):
     assert main(["report", "run", "--output", "run"]) == 0 and (Path("run") / "card.md").is_file()
 
 
+def test_output_overwrites_the_card_of_the_same_run_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_evaluated(Path("run"), {0: evaluation([RIGHT, WRONG] * 5), 4: evaluation([RIGHT] * 10)})
+    make_evaluated(Path("other"), {}, id="id-b")
+    assert main(["report", "run", "--output", "card"]) == 0 and main(["report", "run", "--output", "card"]) == 0
+    before = snapshot(Path("card"))
+    words = "card holds report.html and card.md and report.json, and not as the card of other", "another --output"
+    fails(capsys, main(["report", "other", "--output", "card"]), *words)
+    assert snapshot(Path("card")) == before
+    Path("site").mkdir()
+    Path("site/report.html").write_text("mine")
+    fails(capsys, main(["report", "run", "--output", "site"]), "site holds report.html, and not as the card of run")
+    assert [file.name for file in Path("site").iterdir()] == ["report.html"]
+    assert main(["report", "run", "--output", "site", "--json"]) == 0
+
+
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed", "stopped"])
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_a_run_in_any_state_has_a_card(status, kind, tmp_path, monkeypatch, capsys):

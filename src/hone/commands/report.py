@@ -17,7 +17,7 @@ from hone.runs.listing import find_run
 from hone.runs.outputs import refuse_inside_run
 from hone.runs.words import refuse_interrupted
 from hone.viewer.card.facts import Card, Read, facts_of
-from hone.viewer.card.files import stored, to_json, write_card
+from hone.viewer.card.files import refuse_others, stored, to_json, write_card
 
 
 def run(config: ReportConfig) -> int:
@@ -26,6 +26,8 @@ def run(config: ReportConfig) -> int:
     refuse_interrupted(path)
     if config.output is not None and config.output.resolve() != path.resolve():
         refuse_inside_run(config.output, "--output")
+        if not config.as_json:
+            refuse_others(config.output, path)
     with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # what a task prints is no JSON
         card = facts_of(path, _read(config))
     if config.as_json:

@@ -16,7 +16,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.evaluations import RESULTS, evals_file, plain
 from hone.runs.files import read_json, sha256, write_file
-from hone.runs.outputs import CARD
+from hone.runs.outputs import CARD, run_info
 from hone.runs.summary import Summary
 from hone.viewer.card.evaluations import Evaluated
 from hone.viewer.card.facts import NOT_READ, Card
@@ -51,6 +51,22 @@ def remove_card(folder: Path) -> None:
     for name in CARD:
         with suppress(FileNotFoundError):
             (folder / name).unlink()
+
+
+def refuse_others(folder: Path, path: Path) -> None:
+    """UserError if `folder` has files of the names of a card that are not the card of the run in `path`."""
+    there = [name for name in CARD if (folder / name).exists()]
+    if not there:
+        return
+    try:
+        ours = read_json(folder / RECORD)["run"]["id"] == (run_info(path) or {})["id"]
+    except (OSError, UserError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        names = " and ".join(there)
+        raise UserError(
+            f"{folder} holds {names}, and not as the card of {path}: choose another --output, or remove what is there"
+        )
 
 
 def record(card: Card) -> dict[str, Any]:
