@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from hone import rng
-from hone.evaluation.intervals import mean_interval, share_interval, wilson
+from hone.evaluation.intervals import Interval, mean_interval, share_interval, wilson
 
 
 def arrays(*rows):
@@ -77,3 +77,11 @@ def test_it_covers_the_truth_in_95_of_100_evaluations():
         interval = share_interval(list(hits))
         covered += interval.low <= 0.5 <= interval.high
     assert 0.92 <= covered / 400 <= 0.975
+
+
+def test_an_interval_without_width_is_not_printed_as_certain():
+    from hone.evaluation import report
+
+    assert report._interval(Interval(0.25, 0.75)) == "0.250 to 0.750"
+    assert report._interval(Interval(0.0, 0.0)) == "undefined: all examples agree"
+    assert report._interval(None) == "undefined: one example"

@@ -243,3 +243,12 @@ def test_live_on_a_terminal(monkeypatch):
     text = b"".join(pieces).decode()
     assert "[kept] as written: /a/b[c]" in text
     assert "SIGTERM: finishing this step" in text and "1/3 steps" in text and "tokens/s" in text
+
+
+def test_a_reward_that_is_the_same_for_all_examples_has_no_interval():
+    """Student's t of equal values has no width, which is not to be sure of anything."""
+    progress = Progress("rl", 10)
+    progress.evals = {"eval/t/reward/mean": 0.0, "eval/t/ci95/low": 0.0, "eval/t/ci95/high": 0.0, "eval/t/exact": 0.0}
+    assert progress.evaluation() == ["t reward 0.000, exact 0 %"]
+    progress.evals |= {"eval/t/reward/mean": 0.25, "eval/t/ci95/high": 0.5}
+    assert progress.evaluation() == ["t reward 0.250 (95 % interval 0.000 to 0.500), exact 0 %"]

@@ -166,6 +166,16 @@ def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> N
     assert "rl @ a.toml" in text and f"hone verify {tmp_path / 'a'} --steps 3" in text
 
 
+def test_equal_rewards_have_no_interval_in_the_list_and_the_overview(tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "a")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {f"eval/t/{name}": 0.75 for name in ("ci95/low", "ci95/high")}
+    write_lines(run / "metrics.jsonl", [*map(json.loads, lines[:-1]), last])
+    browser = client(tmp_path)
+    assert ["held-out reward, t", "0.250", "0.750", "", "versions 0 and 3"] in table_rows(browser.get("/run/a/").text)
+    assert "0.250 → 0.750" in cells(browser.get("/").text, "a")
+
+
 def test_numbers_of_a_run_that_stopped_name_their_version_and_step(tmp_path: Path) -> None:
     """Its last evaluation is of a version before its last step."""
     run = rl_run(tmp_path / "a")

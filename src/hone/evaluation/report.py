@@ -147,7 +147,11 @@ def _show_cost(console: Console, result: EvalResult) -> None:
 
 
 def _interval(interval: Interval | None) -> str:
-    return f"{interval.low:.3f} to {interval.high:.3f}" if interval else "undefined: one example"
+    if interval is None:
+        return "undefined: one example"
+    if interval.high - interval.low < 1e-9:
+        return "undefined: all examples agree"
+    return f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 def _title(console: Console, text: str) -> None:

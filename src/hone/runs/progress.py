@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -166,12 +166,20 @@ class Progress:
         return lines
 
     def _environment(self, env: str, reward: float) -> str:
-        low, high = (self.evals.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
+        interval = reward_interval(self.evals, env)
         exact = self.evals.get(f"eval/{env}/exact")
         text = f"{env} reward {reward:.3f}"
-        if low is not None and high is not None:
-            text += f" (95 % interval {low:.3f} to {high:.3f})"
+        if interval is not None:
+            text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
         return text + (f", exact {percent(exact)}" if exact is not None else "")
+
+
+def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[float, float] | None:
+    """The 95 % interval of the mean reward of an evaluation, from its metrics; None without one, and where it has no
+    width: if all examples have the same reward, nothing tells how sure that is.
+    """
+    low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
+    return None if low is None or high is None or high - low < 1e-9 else (low, high)
 
 
 def percent(share: float) -> str:

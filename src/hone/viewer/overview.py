@@ -13,7 +13,7 @@ import numpy as np
 from hone.errors import UserError
 from hone.runs import predictions
 from hone.runs.alarms import OVER
-from hone.runs.progress import duration, percent, short_seconds, thousands
+from hone.runs.progress import duration, percent, reward_interval, short_seconds, thousands
 from hone.runs.reader import Run
 from hone.runs.summary import describe_event
 from hone.runs.verdicts import (
@@ -97,8 +97,8 @@ def changes(run: RunState, series: Series) -> list[Change]:
     found = []
     names = series.names
     for env in environments(names):
-        low, high = (series.latest(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
-        interval = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+        known = reward_interval({name: series.latest(name) for name in names if name.startswith("eval/")}, env)
+        interval = "" if known is None else f"{known[0]:.3f} to {known[1]:.3f}"
         found += _change(series, f"held-out reward, {env}", f"eval/{env}/reward/mean", interval)
         low, high = (series.latest(f"eval/{env}/exact/ci95/{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"

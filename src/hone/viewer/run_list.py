@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hone.runs.progress import duration, percent, thousands
+from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.summary import local_time
 from hone.runs.verdicts import exactness
 from hone.runs.words import latest
@@ -127,8 +127,8 @@ def _held_out(run: RunState) -> Cell:
         return _before_after(first.get("val/loss"), loss, "loss ", "", run)
     for env in environments(list(last)):
         name = f"eval/{env}/reward/mean"
-        low, high = (last.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
-        note = "" if low is None or high is None else f"95 %: {low:.3f} to {high:.3f}"
+        interval = reward_interval(last, env)
+        note = "" if interval is None else f"95 %: {interval[0]:.3f} to {interval[1]:.3f}"
         if (value := last.get(name)) is not None:
             return _before_after(first.get(name), value, "", note, run)
     return Cell()

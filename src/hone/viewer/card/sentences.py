@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hone.evaluation.intervals import Interval
-from hone.runs.progress import percent
+from hone.runs.progress import percent, reward_interval
 from hone.runs.summary import KILLED, Summary
 from hone.runs.words import standing
 from hone.viewer.card.paired import LEAST, Change, Level, odds_words
@@ -164,10 +164,11 @@ def _recorded_levels(card: Card) -> Iterator[str]:
     lines = [line for line in card.lines if isinstance(line.get(f"{name}/reward/mean"), int | float)]
     told = []
     for line in (lines[0], lines[-1]):
-        low, high = (line.get(f"{name}/ci95/{end}") for end in ("low", "high"))
-        span = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
+        interval = reward_interval(line, card.env or "")
+        span = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""
         told.append(f"{line[f'{name}/reward/mean']:.3f}{span} at version {line['step']}")
-    yield f"Held-out mean reward {' → '.join(told)}, each with its 95 % interval."
+    label = ", in brackets 95 % intervals" if any("(" in one for one in told) else ""
+    yield f"Held-out mean reward {' → '.join(told)}{label}."
     lost = f"in {' and '.join(card.unread)} can't be read (see below)" if card.unread else "are not there"
     yield f"The samples of its evaluations {lost}, so they are not compared example by example."
 
