@@ -37,7 +37,7 @@ def root(tmp_path) -> Path:
     make_run(tmp_path / "runs" / "a" / "rl")
     make_run(tmp_path / "runs" / 'odd "name" <b>', id="id-b", started="2026-01-02T00:00:00+00:00")
     make_run(tmp_path / "runs" / "torn", id="id-c")
-    (tmp_path / "runs" / "torn" / "metrics.jsonl").write_text("{torn}\n{}\n")
+    (tmp_path / "runs" / "torn" / "config.toml").write_text("torn =")
     return tmp_path / "runs"
 
 
@@ -52,7 +52,7 @@ def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
         ("a~rl", "a/rl"),
     ]
     (torn,) = [entry for entry in entries if entry.damage]
-    assert torn.name == "torn" and "metrics.jsonl" in torn.damage
+    assert torn.name == "torn" and "config.toml" in torn.damage
 
 
 def test_a_run_may_be_the_root(root) -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_grows_is_read_again(root) -> None:
 def test_pages_have_names_escaped_and_damage_told(root) -> None:
     page = client(root).get("/")
     assert page.status_code == 200 and "<b>" not in page.text.replace("<b>RL</b>", "")
-    assert "run/odd%20%22name%22%20%3Cb%3E/" in page.text and "metrics.jsonl" in page.text
+    assert "run/odd%20%22name%22%20%3Cb%3E/" in page.text and "config.toml" in page.text
     assert client(root).get("/run/odd%20%22name%22%20%3Cb%3E/").status_code == 200
 
 

@@ -88,6 +88,20 @@ def test_a_broken_event_hides_no_other_damage(run: Path) -> None:
     assert "events.jsonl, line 1, is damaged" in text and f"{rollouts_file(1)}: is missing" in text
 
 
+def test_a_broken_line_of_metrics_hides_nothing_else(run: Path) -> None:
+    """Neither pages that need no metrics, nor the numbers of the other lines; the line is named."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([lines[0], "{torn\n", *lines[2:]]))
+    pages = client(run)
+    shown = {part: pages.get(f"/run/run/{part}") for part in ("", "step/1/", "search/?q=4", "eval/3/", "card/")}
+    assert {page.status_code for page in shown.values()} == {200}
+    text = text_of(shown[""].text)
+    assert "metrics.jsonl, line 2, is damaged" in text and "done: 3 of 3 steps" in text
+    card = facts_of(run)
+    assert card.standing == "done, 3 of 3 steps; files are damaged, see below" and len(card.lines) == STEPS
+    assert sum("metrics.jsonl, line 2, is damaged" in line for line in card.caveats) == 1
+
+
 def test_damage_of_many_lines_is_told_in_few(run: Path) -> None:
     (run / "metrics.jsonl").write_text('{"step": 0}\n')
     assert [line.split(" (")[0] for line in facts_of(run).damage] == [

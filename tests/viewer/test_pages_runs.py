@@ -375,7 +375,7 @@ def test_facts_of_runs_for_scripts(tmp_path: Path) -> None:
     assert facts["first_evaluation"]["eval/t/reward/mean"] == 0.25 and facts["evaluation"]["eval/t/reward/mean"] == 0.75
     both = {one["slug"]: one for one in served.get("/data/runs.json").json()}
     assert both["a"] == facts and "metrics.jsonl, line 1, is damaged" in both["b"]["damage"]
-    assert served.get("/data/b/state.json").status_code == 400
+    assert served.get("/data/b/state.json").json() == both["b"]
 
 
 # Curves.

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from run_folders import write_lines
 
-from hone.errors import UserError
 from hone.runs.files import write_file
 from hone.viewer.series import Series, SeriesStore, axes, extremes, to_json
 
@@ -84,14 +83,18 @@ def test_a_roll_back_begins_anew(tmp_path: Path) -> None:
     assert np.isnan(series.column("tokens/total")[2])
 
 
-def test_a_damaged_line_is_told_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["{torn}\n", '{"loss": 1}\n'])
+def test_a_damaged_line_is_left_out_until_it_is_mended(tmp_path: Path, damage: str) -> None:
     folder = folder_of(tmp_path / "a", [line(0)], [])
+    first, last = (json.dumps(line(step)) + "\n" for step in (0, 2))
+    write_file(folder / "metrics.jsonl", first + damage + last)
     series = series_of(folder)
-    for damage, said in (("{torn}\n", r"metrics\.jsonl, line 2, is damaged"), ('{"loss": 1}\n', "a line has no step")):
-        write_file(folder / "metrics.jsonl", json.dumps(line(0)) + "\n" + damage)
-        for _ in range(2):
-            with pytest.raises(UserError, match=said):
-                series.refresh()
+    for _ in range(2):
+        series.refresh()
+        assert series.steps().tolist() == [0, 2]
+    (folder / "metrics.jsonl").write_text(first + json.dumps(line(1)) + "\n" + last)
+    series.refresh()
+    assert series.steps().tolist() == [0, 1, 2]
 
 
 def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:

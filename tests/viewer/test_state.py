@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from run_folders import held, make_run, metrics, write_lines
 
-from hone.errors import UserError
 from hone.runs.files import write_file
 from hone.runs.summary import summarize
 from hone.viewer.state import LINES, Watcher
@@ -137,10 +136,20 @@ def test_damage_is_told_until_it_is_mended(tmp_path: Path) -> None:
     text = (run / "metrics.jsonl").read_text()
     write_file(run / "metrics.jsonl", text + "garbage\n")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"metrics\.jsonl, line 3, is damaged"):
-            watcher.look()
+        (damage,) = watcher.look().damage
+        assert "metrics.jsonl, line 3, is damaged" in damage and watcher.look().progress.done == 2
     write_file(run / "metrics.jsonl", text)
     same(run, watcher)
+    assert watcher.look().damage == []
+
+
+def test_a_damaged_line_of_a_long_log_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=0, max_steps=5000)
+    lines = [json.dumps(metrics("rl", step)) for step in range(5000)]
+    lines[1717] = lines[1717][:-9]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    state = Watcher(run).look()
+    assert "metrics.jsonl, line 1718, is damaged" in state.damage[0] and state.progress.done == 5000
 
 
 def test_an_evaluation_stands_as_its_metadata_say(tmp_path: Path) -> None:

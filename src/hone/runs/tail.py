@@ -16,10 +16,15 @@ class Rewound(Exception):
 
 
 class Tail:
-    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
+    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits.
 
-    def __init__(self, path: Path):
+    With `lenient`, for a log of steps, a line that is no record of a step is left out; `damage` tells of the first.
+    """
+
+    def __init__(self, path: Path, lenient: bool = False):
         self.path = path
+        self.lenient = lenient
+        self.damage = ""
         self._inode: int | None = None
         self._read = 0
         self._count = 0
@@ -37,11 +42,24 @@ class Tail:
         """
         lines = self._new_lines()
         wanted = range(len(lines)) if choose is None else choose(lines)
-        records = [read_record(self.path, self._count + index + 1, lines[index]) for index in wanted]
+        records = [record for index in wanted if (record := self._record(index, lines[index])) is not None]
         self._read += sum(map(len, lines))
         self._count += len(lines)
         self._last = lines[-1] if lines else self._last
         return records
+
+    def _record(self, index: int, line: bytes) -> dict[str, Any] | None:
+        """The record in a new line; None for one that is left out."""
+        try:
+            record = read_record(self.path, self._count + index + 1, line)
+            if self.lenient:
+                self.step_of(record)
+            return record
+        except UserError as error:
+            if not self.lenient:
+                raise
+            self.damage = self.damage or str(error)
+            return None
 
     def step_of(self, record: dict[str, Any]) -> int:
         """The step of a record. UserError if it has none."""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.runs.progress import Progress
 from hone.runs.reader import Run
+from hone.runs.spent import Spent
 from hone.runs.summary import describe_event, summarize
 from hone.runs.verdicts import settings_in_words
 from hone.runs.words import next_commands, typed
@@ -114,7 +116,7 @@ def run(site: Site, query: Mapping[str, str], slug: str) -> str:
 @lru_cache(maxsize=64)
 def _damaged(path: Path, stamps: Stamps) -> list[str]:
     """What is damaged; looked for once, for a run of a thousand steps has as many files."""
-    return damaged_records(summarize(path))
+    return damaged_records(summarize(path, lambda folder, info, steps: (Progress(info["kind"], steps), Spent())))
 
 
 def _recorded(state: RunState) -> tuple[list[int], list[int]]:

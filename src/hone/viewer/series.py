@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from hone.errors import UserError
 from hone.runs.tail import Rewound, Tail
 
 POINTS = 2000
@@ -40,21 +39,20 @@ class Series:
         self._begin()
 
     def _begin(self) -> None:
-        self._tails = (Tail(self.folder / "metrics.jsonl"), Tail(self.folder / "timings.jsonl"))
+        self._tails = tuple(Tail(self.folder / f"{name}.jsonl", lenient=True) for name in ("metrics", "timings"))
         self._rows: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
         self._sorted = True
 
     def refresh(self) -> None:
-        """Read what the files got since. UserError, with nothing kept, if one is damaged."""
+        """Read what the files got since. A damaged line is left out; what it says then is read with all of the file."""
+        if any(tail.damage for tail in self._tails):
+            self._begin()
         try:
             self._read()
         except Rewound:
             self._begin()
             self._read()
-        except UserError:
-            self._begin()
-            raise
 
     def _read(self) -> None:
         for tail in self._tails:
@@ -137,10 +135,7 @@ class SeriesStore:
 
     @contextmanager
     def read(self, folder: Path) -> Iterator[Series]:
-        """The columns of the run in `folder` as they are now; nobody else changes them inside the block.
-
-        UserError if a log of it is damaged.
-        """
+        """The columns of the run in `folder` as they are now; nobody else changes them inside the block."""
         with self._lock:
             if folder not in self._found:
                 self._found[folder] = (Series(folder), threading.Lock())

@@ -43,17 +43,22 @@ class RunState(Summary):
 
 
 class Watcher:
-    """Reads the run in `folder`: at first its files, later what they got since. May be asked by several threads."""
+    """Reads the run in `folder`: at first its files, later what they got since. May be asked by several threads.
 
-    def __init__(self, folder: Path):
+    `ours`: this process holds the run's lock.
+    """
+
+    def __init__(self, folder: Path, ours: bool = False):
         self._folder = folder
+        self._ours = ours
         self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
-        self._metrics, self._timings, self._events = (
-            Tail(self._folder / f"{name}.jsonl") for name in ("metrics", "timings", "events")
+        self._metrics, self._timings = (
+            Tail(self._folder / f"{name}.jsonl", lenient=True) for name in ("metrics", "timings")
         )
+        self._events = Tail(self._folder / "events.jsonl")
         self._progress: Progress | None = None
         self._later = 0
         self._first_evals: dict[str, float | None] = {}
@@ -62,10 +67,12 @@ class Watcher:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     def look(self) -> RunState:
-        """How the run stands now. UserError if it is none, or one of its files is damaged."""
+        """How the run stands now. UserError if it is none, or what is no log of it is damaged."""
         with self._lock:
-            if self._later > LINES:
-                self._begin()  # or its end, of which all is read, would outweigh its beginning in the history
+            if self._later > LINES or self._metrics.damage or self._timings.damage:
+                # or its end, of which all is read, would outweigh its beginning in the history, or a line that was
+                # mended would not be seen
+                self._begin()
             try:
                 return self._look()
             except Rewound:
@@ -76,8 +83,9 @@ class Watcher:
                 raise
 
     def _look(self) -> RunState:
-        summary = summarize(self._folder, self._read)
+        summary = summarize(self._folder, self._read, self._ours)
         damage = [] if summary.config or not summary.progress.history else [_no_config(self._folder)]
+        damage += [log.damage for log in (self._metrics, self._timings) if log.damage]
         try:
             self._take(self._events.new(_of_alarms))
         except UserError:
@@ -137,11 +145,11 @@ class Watcher:
 
 
 def _some(lines: list[bytes]) -> list[int]:
-    """Which new lines of a log are read: those that tell how the run went, and all of an evaluation."""
+    """Which new lines of a log are read: those that tell how the run went, all of an evaluation, and what looks odd."""
     if len(lines) <= LINES:
         return list(range(len(lines)))
     chosen = set(range(0, len(lines), len(lines) // LINES + 1)) | set(range(len(lines) - RECENT, len(lines)))
-    chosen |= {index for index, line in enumerate(lines) if b'"eval/' in line or b'"val/' in line}
+    chosen |= {index for index, line in enumerate(lines) if b'"eval/' in line or b'"val/' in line or _is_odd(line)}
     return sorted(chosen)
 
 
@@ -153,11 +161,12 @@ def _last(lines: list[bytes]) -> list[int]:
 
 def _of_alarms(lines: list[bytes]) -> list[int]:
     """Which new events are read: those of alarms, and what does not look like an event."""
-    return [
-        index
-        for index, line in enumerate(lines)
-        if b'"alarm' in line or not (line.startswith(b"{") and line.rstrip().endswith(b"}"))
-    ]
+    return [index for index, line in enumerate(lines) if b'"alarm' in line or _is_odd(line)]
+
+
+def _is_odd(line: bytes) -> bool:
+    """Whether a line does not look like a record."""
+    return not (line.startswith(b"{") and line.rstrip().endswith(b"}"))
 
 
 def _no_config(folder: Path) -> str:

@@ -18,12 +18,12 @@ from markupsafe import Markup
 from hone.errors import UserError
 from hone.runs import Run, provenance
 from hone.runs.evaluations import RESULTS, evals_file
-from hone.runs.files import read_lines
 from hone.runs.liveness import holder
 from hone.runs.outputs import existing_run
 from hone.runs.progress import Progress
 from hone.runs.spent import Spent
 from hone.runs.summary import Summary, standing, summarize
+from hone.runs.tail import Tail
 from hone.runs.verdicts import Raised, alarms_of
 from hone.viewer.card import again, curve, sentences, tables
 from hone.viewer.card.evaluations import FAILED, Comparison, Evaluated, Row, compare, measured
@@ -32,6 +32,7 @@ from hone.viewer.card.paired import Change, Level
 from hone.viewer.card.samples import Sample, chosen, named, rows_of_step
 from hone.viewer.charts import environments
 from hone.viewer.damage import damages
+from hone.viewer.state import Watcher
 
 T = TypeVar("T")
 WRONG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
@@ -129,7 +130,7 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     card.events = card.attempt(run.events, [])
     card.alarms = card.attempt(lambda: alarms_of(path), [])
     if card.run.kind != "eval":
-        card.lines = card.attempt(lambda: read_lines(path / "metrics.jsonl"), [])
+        card.lines = card.attempt(lambda: _lines(card, path / "metrics.jsonl"), [])
     card.attempt(lambda: _measure(card, run, read), None)
     card.attempt(lambda: _choose_samples(card, run), None)
     card.curve = card.attempt(lambda: curve.drawn(card.run.kind, card.lines, card.env), Markup())
@@ -144,10 +145,26 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     return card
 
 
+def _lines(card: Card, log: Path) -> list[dict[str, Any]]:
+    """The lines of a log that are whole; what is wrong with others is noted."""
+    tail = Tail(log, lenient=True)
+    found = tail.new()
+    card.damage += [tail.damage] if tail.damage and tail.damage not in card.damage else []
+    return found
+
+
 def _summary(path: Path, ours: bool, damage: list[str]) -> Summary:
-    """The summary; if a log is damaged, one that knows run.json only. UserError if that can't be read either."""
+    """The summary; of a log with damaged lines, that of its others; else, if a file is damaged, one that knows run.json
+    only. UserError if that can't be read either.
+    """
     try:
         return summarize(path, ours=ours)
+    except (UserError, *WRONG):
+        pass  # in part it may be read all the same
+    try:
+        state = Watcher(path, ours).look()
+        damage += state.damage
+        return state
     except (UserError, *WRONG) as error:
         info = existing_run(path)
         if info is None or not {"status", "seed", "command", "versions", "hardware", "threads"} <= info.keys():
