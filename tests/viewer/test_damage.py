@@ -80,6 +80,27 @@ def test_damage_is_told_on_the_overview_once(run: Path) -> None:
     assert "metrics.jsonl: its last line is torn" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("metrics.jsonl", None, "metrics.jsonl: is missing"),
+        ("rollouts/step_000001.parquet", -9, "rollouts/step_000001.parquet: is torn"),
+        ("evals/step_000003.jsonl", 250, "evals/step_000003.jsonl: has changed since it was written"),
+    ],
+)
+def test_damage_is_marked_in_the_list_at_once(run: Path, name: str, size: int | None, words: str) -> None:
+    pages = client(run)
+    before = pages.get("/").text
+    assert "status-done" in before and "damaged" not in before
+    if size is None:
+        (run / name).unlink()
+    else:
+        cut(run / name, size)
+    after = pages.get("/").text
+    assert "status-damaged" in after and "status-done" not in after and f'title="{words}' in after
+    assert pages.get("/data/runs.json").json()[0]["damage"].startswith(words)
+
+
 def test_a_broken_event_hides_no_other_damage(run: Path) -> None:
     """Two sentences: the event's own, and the one of the rollouts."""
     (run / "events.jsonl").write_text("{torn\n")

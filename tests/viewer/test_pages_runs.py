@@ -318,6 +318,7 @@ def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", kind="eval", steps=0)
     numbers = {"metrics": {"eval/t/reward/mean": 0.5, "eval/t/exact": 0.25}, "seconds": {"sample": 2.0}}
     (run / "metadata.json").write_text(json.dumps(numbers))
+    (run / "results.jsonl").write_text("")
     text = client(tmp_path).get("/").text
     assert cells(text, "a")[2:6] == ["done", "0.500", "25 %", "0:02"] and "before → after" not in text
     make_run(tmp_path / "s", kind="sft")

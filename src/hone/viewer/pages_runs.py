@@ -34,7 +34,7 @@ _SOMEWHERE = 10**9
 def runs(site: Site, query: Mapping[str, str]) -> str:
     """All runs: those that trained in a table, evaluations and earlier runs below."""
     entries = site.catalog.entries()
-    rows = [run_list.row(entry) for entry in entries if entry.summary is not None]
+    rows = [run_list.row(entry, _damage(entry.summary)) for entry in entries if entry.summary is not None]
     evaluations = [row for row in rows if row.evaluation]
     return site.page(
         "runs.html",
@@ -94,7 +94,7 @@ def run(site: Site, query: Mapping[str, str], slug: str) -> str:
         where=overview.where(state),
         changes=changes,
         interval_title=overview.INTERVAL,
-        damaged=[] if state.pid is not None else _damaged(state.path, stamps_of(state.path)),
+        damaged=_damage(state),
         charts=drawn,
         chart_data=data,
         values=values,
@@ -113,7 +113,13 @@ def run(site: Site, query: Mapping[str, str], slug: str) -> str:
     )
 
 
-@lru_cache(maxsize=64)
+def _damage(state: RunState) -> list[str]:
+    """What of a run is damaged, in sentences; of its records nothing while it is at work."""
+    records = [] if state.pid is not None else _damaged(state.path, stamps_of(state.path))
+    return [*state.damage, *(sentence for sentence in records if sentence not in state.damage)]
+
+
+@lru_cache(maxsize=1024)
 def _damaged(path: Path, stamps: Stamps) -> list[str]:
     """What is damaged; looked for once, for a run of a thousand steps has as many files."""
     return damaged_records(summarize(path, lambda folder, info, steps: (Progress(info["kind"], steps), Spent())))
@@ -179,13 +185,13 @@ def state_data(site: Site, query: Mapping[str, str], slug: str) -> dict[str, Any
     """How a run stands, for scripts."""
     entry = site.catalog.entry(slug)
     assert entry.summary is not None
-    return run_list.facts(entry, entry.summary)
+    return run_list.facts(entry, entry.summary, _damage(entry.summary))
 
 
 def runs_data(site: Site, query: Mapping[str, str]) -> list[dict[str, Any]]:
     """How all runs stand, for scripts; of one that is damaged why."""
     return [
-        run_list.facts(entry, entry.summary)
+        run_list.facts(entry, entry.summary, _damage(entry.summary))
         if entry.summary is not None
         else {"slug": entry.slug, "name": entry.name, "path": str(entry.path), "damage": entry.damage}
         for entry in site.catalog.entries()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,8 @@ class Row:
     """What the filter looks in."""
     share: float | None = field(default=None)
     """How far a run at work is, from 0 to 1."""
+    damage: Sequence[str] = ()
+    """What of it is damaged, in sentences."""
 
 
 OF_EVALUATIONS = {
@@ -76,15 +79,15 @@ def columns(rows: list[Row], heads: dict[str, str] = COLUMNS) -> dict[str, str]:
     return {key: head for key, head in heads.items() if key not in empty}
 
 
-def row(entry: Entry) -> Row:
-    """The row of a run that isn't damaged."""
+def row(entry: Entry, damage: Sequence[str] = ()) -> Row:
+    """The row of a run that can be shown; `damage` is what of it can't."""
     run = entry.summary
     assert run is not None
     history, progress = run.progress.history, run.progress
     evaluation = run.kind == "eval"
     began = run.info.get("started") or run.info.get("ended") or ""
     cells = {
-        "status": _status(run),
+        "status": _status(run, damage),
         "steps": Cell() if evaluation else Cell(f"{progress.done} of {progress.max_steps or '?'}", progress.done),
         "latest": Cell(latest(run), history[-1] if history else ""),
         "held_out": _held_out(run),
@@ -100,7 +103,8 @@ def row(entry: Entry) -> Row:
         "usd": Cell("" if run.spent.usd is None else f"{run.spent.usd:.2f}", run.spent.usd or 0.0),
         "started": Cell(local_time(began), began),
     }
-    words = " ".join([entry.name, run.kind, run.status, run.task or "", run.info["id"], cells["alarms"].text])
+    said = [cells["alarms"].text, *(["damaged"] if damage else [])]
+    words = " ".join([entry.name, run.kind, run.status, run.task or "", run.info["id"], *said])
     at_work = run.status == "running" and progress.max_steps
     return Row(
         entry=entry,
@@ -111,12 +115,13 @@ def row(entry: Entry) -> Row:
         spark=sparkline(history) if history else "",
         words=words.lower(),
         share=min(1.0, progress.done / progress.max_steps) if at_work else None,
+        damage=damage,
     )
 
 
-def _status(run: RunState) -> Cell:
-    if run.damage:
-        return Cell(run.status, run.status, "damaged", "; ".join(run.damage))
+def _status(run: RunState, damage: Sequence[str]) -> Cell:
+    if damage:
+        return Cell(run.status, run.status, "damaged", "; ".join(damage))
     return Cell(run.status, run.status, f"{duration(run.left)} left" if run.left is not None else "")
 
 
@@ -155,8 +160,8 @@ def _exact(run: RunState) -> Cell:
     return Cell("yes" if run.info["exact"] else "no", str(run.info["exact"]), title=exactness(run.info))
 
 
-def facts(entry: Entry, run: RunState) -> dict[str, Any]:
-    """How a run stands, as JSON."""
+def facts(entry: Entry, run: RunState, damage: Sequence[str] = ()) -> dict[str, Any]:
+    """How a run stands, as JSON; `damage` as in `row`."""
     progress = run.progress
     return {
         "slug": entry.slug,
@@ -181,7 +186,7 @@ def facts(entry: Entry, run: RunState) -> dict[str, Any]:
         "evaluation": progress.evals,
         "alarms": [alarm.get("name") for alarm in run.alarms],
         "exact": run.info.get("exact"),
-        "damage": "; ".join(run.damage),
+        "damage": "; ".join(damage),
         "started": run.info.get("started"),
         "ended": run.info.get("ended"),
     }
