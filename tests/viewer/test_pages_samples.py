@@ -299,6 +299,7 @@ def test_the_same_prompt_at_two_steps(root: Path) -> None:
 def test_behaviours_link_to_examples(root: Path) -> None:
     page = client(root).get(f"{RUN}/behaviours/?phrase=idea").text
     assert {f"{RUN}/sample/0/2/", f"{RUN}/step/0/"} <= set(links_of(f"{RUN}/behaviours/", page))
+    assert "first at 1.0 % or more: step 0 " in text_of(page) and "begins" not in text_of(page)
     assert "is no regular expression" in client(root).get(f"{RUN}/behaviours/?phrase=/(/").text
 
 

@@ -1,4 +1,4 @@
-"""Behaviours that emerge in a run: for each step, the share of completions that show one, and where it begins.
+"""Behaviours that emerge in a run: for each step, the share of completions that show one, and where it is first 1 %.
 
 A marker is a regular expression or an SQL condition over a completion's text, so that a million completions are looked
 through in seconds. It is a hint where to look, not a judgement: "wait" in a story is no self-correction.
@@ -33,7 +33,7 @@ PHRASES = (
 SELF_CORRECTION = rf"\b(?:{'|'.join(PHRASES)})\b"
 SCRIPTS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Cyrillic}\p{Arabic}\p{Hebrew}\p{Devanagari}\p{Thai}]"
 THRESHOLD = 0.01
-"""A behaviour begins at the first step where this share of completions shows it."""
+"""The share of a step's completions from which a page names the first step that shows a behaviour."""
 EXAMPLES = 5
 _SECONDS = 30.0
 _KEPT = 4

@@ -133,7 +133,7 @@ def _all(turns: list[conversation.Turn]) -> str:
 
 
 def behaviours(site: Site, query: Mapping[str, str], slug: str) -> str:
-    """Markers of behaviours over the steps, and where each begins."""
+    """Markers of behaviours over the steps, and the first step that has each in 1 % or more."""
     entry = site.catalog.entry(slug)
     store = Store(entry.path)
     phrase = query.get("phrase", "")[:200]
