@@ -146,6 +146,9 @@ def test_names_of_runs_are_shown_and_never_obeyed(tmp_path: Path) -> None:
 def test_a_folder_without_runs_says_what_would_fill_it(tmp_path: Path) -> None:
     assert "No run yet" in client(tmp_path).get("/").text
     assert "No run yet" in client(tmp_path).get("/curves/").text
+    inside = rl_run(tmp_path / "it is a") / "logs"
+    inside.mkdir(exist_ok=True)
+    assert f"hone view '{tmp_path}/it is a'" in unescape(client(inside).get("/").text)
 
 
 # The overview.

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import viewer_run
 
+from hone.commands.view import _intro
 from hone.commands.view import run as view
 from hone.config.view import ViewConfig
 from hone.errors import UserError
@@ -142,3 +143,13 @@ def test_the_command_says_what_it_wrote(root: Path, tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert re.search(r"Wrote \d+ pages \(\d+\.\d MB\) of 1 run: .*site/index.html\n", said)
     assert "the samples of 2 of its 6 steps (--static-steps 6 writes all)" in said
+
+
+def test_a_folder_without_runs_says_where_they_would_be(root: Path, tmp_path: Path) -> None:
+    run = next(root.iterdir())
+    for folder, said in ((tmp_path, "there is no run under"), (run / "rollouts", "lies in the run .*`hone view '")):
+        with pytest.raises(UserError, match=said):
+            view(ViewConfig(root=folder, static=tmp_path / "site"))
+        assert re.search(said, _intro(ViewConfig(root=folder), Catalog(folder)).splitlines()[1])
+    assert not (tmp_path / "site").exists()
+    assert "Warning" not in _intro(ViewConfig(root=root), Catalog(root))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from shlex import quote
 
 from hone.commands.serving import listen, serve
 from hone.config.view import ViewConfig
+from hone.errors import UserError
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
 from hone.viewer.duck import warm
@@ -42,11 +44,13 @@ def run(config: ViewConfig) -> int:
 
 
 def _write(catalog: Catalog, out: Path, steps: int) -> int:
-    """Writes the pages as files, and says where they are and what was left out."""
+    """Writes the pages as files, and says where they are and what was left out. UserError if there is no run."""
     from hone.viewer.static import Limits, check_target, export
 
     check_target(out)
     runs = len(catalog.entries())
+    if not runs:
+        raise UserError(_nothing(catalog))
     shown = time.monotonic()
 
     def progress(done: int, known: int) -> None:
@@ -67,6 +71,13 @@ def _write(catalog: Catalog, out: Path, steps: int) -> int:
     return 0
 
 
+def _nothing(catalog: Catalog) -> str:
+    """Where runs would be, for a folder without any."""
+    if around := catalog.around:
+        return f"{catalog.root} lies in the run {around}: `hone view {quote(str(around))}` shows it"
+    return f"there is no run under {catalog.root}: name a run, or the folder that holds your runs"
+
+
 def _intro(config: ViewConfig, catalog: Catalog) -> str:
     url = f"http://{HOST}:{config.port}/"
     entries = catalog.entries()
@@ -76,6 +87,7 @@ def _intro(config: ViewConfig, catalog: Catalog) -> str:
     return "\n".join(
         [
             f"Showing {found} at {url}",
+            *([] if entries else [f"Warning: {_nothing(catalog)}"]),
             f"from another machine   ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address",
             "stop                   Ctrl-C",
         ]

@@ -11,7 +11,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.listing import find_runs, is_previous
 from hone.runs.liveness import holder
-from hone.runs.outputs import existing_run
+from hone.runs.outputs import existing_run, run_info
 from hone.viewer.state import RunState, Watcher
 
 _FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
@@ -50,6 +50,11 @@ class Catalog:
         self._known: dict[Path, tuple[Any, Entry]] = {}
         self._watchers: dict[Path, Watcher] = {}
         self._lock = threading.Lock()
+
+    @property
+    def around(self) -> Path | None:
+        """The run in whose folder the root lies, if it does: what is looked for is likely that."""
+        return next((folder for folder in self.root.resolve().parents if run_info(folder) is not None), None)
 
     def entries(self) -> list[Entry]:
         """Those that are there now, the one begun last first."""

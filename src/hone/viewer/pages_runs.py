@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hone.errors import UserError
@@ -44,6 +45,8 @@ def runs(site: Site, query: Mapping[str, str]) -> str:
         previous=[row for row in rows if not row.evaluation and row.entry.previous],
         evaluations=evaluations,
         damaged=[entry for entry in entries if entry.summary is None],
+        around=None if entries else site.catalog.around,
+        quoted=quote,
         columns=run_list.columns([row for row in rows if not row.evaluation]),
         eval_columns=run_list.columns(evaluations, run_list.OF_EVALUATIONS),
         live=any(row.entry.summary is not None and row.entry.summary.pid is not None for row in rows),
