@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import signal
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -11,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import viewer_run
 
+from hone.commands import view as command
 from hone.commands.view import _intro
 from hone.commands.view import run as view
 from hone.config.view import ViewConfig
@@ -40,11 +44,29 @@ def pages_of(site: Path) -> dict[str, str]:
     return {file.relative_to(site).as_posix(): file.read_text() for file in site.rglob("*.html")}
 
 
-def test_progress_ends_at_its_total(root: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    export(Catalog(root), tmp_path / "site", Limits(2, 2, 2), lambda done, known: told.append((done, known)))
-    assert [done for done, _ in told] == list(range(1, len(told) + 1)) and told[-1] == (len(told), len(told))
-    assert told[0][1] > 1 and all(done <= known for done, known in told)
+def test_progress_is_the_share_of_the_work_run_by_run(root: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(next(root.iterdir()), tmp_path / "runs" / name)
+    told: list[tuple[int, int, float]] = []
+    limits = Limits(steps=2, samples=12)
+    export(Catalog(tmp_path / "runs"), tmp_path / "site", limits, lambda *values: told.append(values))
+    pages, runs, shares = zip(*told, strict=True)
+    assert pages == tuple(range(1, len(told) + 1)) and list(runs) == sorted(runs) and runs[-1] == 1
+    assert list(shares) == sorted(shares) and shares[0] == 0 and 0.9 < shares[-1] <= 1
+    half = next(share for share, finished in zip(shares, runs, strict=True) if finished)
+    assert half == pytest.approx(0.5, abs=0.05)
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    view(ViewConfig(root=tmp_path / "runs", static=tmp_path / "site", static_steps=1))
+    assert re.search(r"\d+ pages, 1 of 2 runs, about \d+:\d\d left\n", capsys.readouterr().out)
+
+
+def test_what_was_written_is_removed_when_the_export_is_ended(root: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(PAGES, "/predictions/", lambda site, query: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        view(ViewConfig(root=root, static=tmp_path / "site"))
+    assert ended.value.code == 143 and list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_every_link_leads_to_a_file(site: Path) -> None:

@@ -7,6 +7,8 @@ hone view --static site         # the same pages as files
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from shlex import quote
 from hone.commands.serving import listen, serve
 from hone.config.view import ViewConfig
 from hone.errors import UserError
+from hone.runs.progress import duration
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
 from hone.viewer.duck import warm
@@ -25,6 +28,8 @@ GRACE = 1
 """Seconds that a page under way has when the server is stopped."""
 WARM = 1.0
 """Seconds after which the libraries for pages of samples are loaded: the first page goes first."""
+EVERY = 2.0
+"""Seconds between two lines about how far an export is."""
 LEFT_OUT = {"sample": "samples", "change": "pairs of evaluations"}
 """What an export may leave out, in words."""
 
@@ -51,15 +56,21 @@ def _write(catalog: Catalog, out: Path, steps: int) -> int:
     runs = len(catalog.entries())
     if not runs:
         raise UserError(_nothing(catalog))
-    shown = time.monotonic()
+    began = shown = time.monotonic()
 
-    def progress(done: int, known: int) -> None:
+    def progress(pages: int, done: int, share: float) -> None:
         nonlocal shown
-        if time.monotonic() - shown > 2:
+        if time.monotonic() - shown > EVERY:
             shown = time.monotonic()
-            print(f"{done:,} of {known:,} pages that are linked so far", flush=True)
+            left = f", about {duration((shown - began) * (1 - share) / share)} left" if share > 0 else ""
+            print(f"{pages:,} pages, {done} of {runs} run{'' if runs == 1 else 's'}{left}", flush=True)
 
-    exported = export(catalog, out, Limits(steps=steps), progress)
+    # an exception, at which `export` removes what it made
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        exported = export(catalog, out, Limits(steps=steps), progress)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     pages, size = sum(exported.pages.values()), exported.bytes / 1e6
     print(f"Wrote {pages:,} pages ({size:.1f} MB) of {runs} run{'' if runs == 1 else 's'}: {out / 'index.html'}")
     for slug, (chosen, there) in exported.steps.items():

@@ -29,13 +29,17 @@ from hone.errors import UserError
 from hone.runs import Run
 from hone.runs.files import TMP_PREFIX, read_json
 from hone.runs.outputs import run_info
+from hone.runs.rollouts import rollouts_path
 from hone.viewer.app import PAGES, PLOTLY, asset_file
 from hone.viewer.catalog import Catalog
 from hone.viewer.site import ASSETS, Site
 
 MARK, FORMAT = "hone-static.json", "hone-static-1"
 """The file that tells an export from any other folder."""
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, float], None]
+"""Gets how many pages there are, the runs of which all are, and the share of the work that is done, from 0 to 1."""
+_FIXED = 10
+"""Pages that a run has about, beside those of its steps and samples."""
 _KIND = re.compile(r"run/(?P<slug>[^/]+)/(?P<kind>step|sample|change)/(?P<rest>.*)")
 _ANCHOR = re.compile(r'(<a\b[^>]*?) href="([^"]*)"')
 VARIANTS = ("page",)
@@ -78,6 +82,12 @@ class Target:
         return f"{self.path}index{made}.html"
 
     @property
+    def run(self) -> str:
+        """The run that it is of, by its slug; empty for a page about several."""
+        parts = self.path.split("/")
+        return parts[1] if parts[0] == "run" and len(parts) > 2 else ""
+
+    @property
     def kind(self) -> tuple[str, str, list[str]]:
         """(kind, run, the rest of the path); a page that there is once per run, or once, is of the kind `page`."""
         found = _KIND.fullmatch(self.path)
@@ -98,11 +108,11 @@ def check_target(out: Path) -> None:
 
 
 def export(
-    catalog: Catalog, out: Path, limits: Limits | None = None, progress: Progress = lambda done, known: None
+    catalog: Catalog, out: Path, limits: Limits | None = None, progress: Progress = lambda pages, runs, share: None
 ) -> Exported:
     """Write the pages of all runs to `out`; it appears when it is complete, and replaces an earlier export.
 
-    `progress` is told how many pages there are, and how many are known to come to. UserError as in `check_target`.
+    Runs are written one after the other. UserError as in `check_target`.
     """
     check_target(out)
     out = out.resolve()
@@ -132,13 +142,21 @@ class _Walk:
         self.routes = [(*compile_path(path), make) for path, make in PAGES.items()]
         self.written: set[Target] = set()
         self.taken: Counter[tuple[str, str]] = Counter()
+        self.expected = {entry.slug: self._expected(entry.path, entry.slug) for entry in catalog.entries()}
 
     def run(self) -> Exported:
         """Two passes: which links lead nowhere is known when all pages are written."""
-        waiting = deque([Target("")])
-        seen = set(waiting)
+        waiting = {"": deque([Target("")])}  # by run, each with those that its pages link
+        seen = {Target("")}
+        done: Counter[str] = Counter()
+        finished: set[str] = set()
         while waiting:
-            target = waiting.popleft()
+            slug, queue = next(iter(waiting.items()))
+            if not queue:
+                del waiting[slug]
+                finished.add(slug)
+                continue
+            target = queue.popleft()
             text = self._render(target)
             if text is None:
                 continue
@@ -148,8 +166,9 @@ class _Walk:
                 if link not in seen:
                     seen.add(link)
                     if self._wanted(link):
-                        waiting.append(link)
-            self.progress(len(self.written), len(self.written) + len(waiting))
+                        waiting.setdefault(link.run, deque()).append(link)
+            done[slug] += 1
+            self.progress(len(self.written), len(finished & self.expected.keys()), self._share(done, finished))
         for target in self.written:
             file = self.folder / target.file
             file.write_bytes(self._mended(target, file.read_text(encoding="utf-8")).encode())
@@ -162,6 +181,17 @@ class _Walk:
         pages = len(self.written)
         self._write(MARK, json.dumps({"format": FORMAT, "hone": __version__, "pages": pages}).encode() + b"\n")
         return self.exported
+
+    def _expected(self, path: Path, slug: str) -> int:
+        """About how many pages a run gets: what its share of the work is measured by."""
+        chosen = self.steps[slug][0]
+        rows = [_rows(rollouts_path(path, step)) for step in chosen]
+        return _FIXED + sum(1 + min(count, self.limits.samples // len(chosen)) for count in rows)
+
+    def _share(self, done: Mapping[str, int], finished: set[str]) -> float:
+        """The share of the work that is done."""
+        made = sum(count if slug in finished else min(done[slug], count) for slug, count in self.expected.items())
+        return made / max(1, sum(self.expected.values()))
 
     def _render(self, target: Target) -> str | None:
         """The page, or the one that says why it can't be shown; None for a path that is no page."""
@@ -224,6 +254,17 @@ def _steps(path: Path, count: int) -> tuple[list[int], int]:
     except UserError:
         return [], 0
     return evenly(steps, count), len(steps)
+
+
+def _rows(rollouts: Path) -> int:
+    """Completions in a file of rollouts; 0 if it can't be read."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return read_metadata(rollouts).num_rows
+    except (OSError, ArrowException):
+        return 0
 
 
 def evenly(values: Sequence[int], count: int) -> list[int]:
