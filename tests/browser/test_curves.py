@@ -39,8 +39,8 @@ def same(trace: dict[str, Any], expected: dict[int, float]) -> bool:
     return there.keys() == expected.keys() and all(math.isclose(there[x], expected[x], rel_tol=1e-6) for x in there)
 
 
-def click_at(page: Any, place: str, x: float) -> None:
-    """Click on the chart there, where its axis has the value `x`."""
+def hover_at(page: Any, place: str, x: float, shown: str) -> tuple[float, float]:
+    """Move the mouse onto the chart there, where its axis has the value `x`, until `shown` is there."""
 
     def at() -> tuple[float, float]:
         return tuple(page.evaluate(
@@ -52,7 +52,12 @@ def click_at(page: Any, place: str, x: float) -> None:
             [place, x],
         ))  # fmt: skip
 
-    page.mouse.click(*hover(page, at, f"{place} .hoverlayer .legend"))
+    return hover(page, at, f"{place} .hoverlayer {shown}")
+
+
+def click_at(page: Any, place: str, x: float) -> None:
+    """Click on the chart there, where its axis has the value `x`."""
+    page.mouse.click(*hover_at(page, place, x, ".legend"))
 
 
 def test_the_overview_draws_the_metrics_of_the_run(page: Any, url: str, root: Path) -> None:
@@ -153,5 +158,9 @@ def test_the_theme_goes_on_to_the_charts(page: Any, url: str) -> None:
     page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     dark = page.evaluate(colours)
     assert light[0] != dark[0] and light[1] != dark[1]
+    hover_at(page, chart("reward"), 5, ".spikeline")
+    spikes = page.locator(f"{chart('reward')} .spikeline")
+    lines = spikes.evaluate_all("lines => lines.map((one) => one.getAttribute('stroke'))")
+    assert lines and "rgb(255, 255, 255)" not in lines, "the line under the pointer is no white bar"
     page.goto(f"{url}/")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"

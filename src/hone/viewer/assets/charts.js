@@ -25,13 +25,15 @@ const charts = (() => {
     const log = chart.log || view.log, share = chart.share && !chart.log;
     return {
       margin: { l: 48, r: chart.against ? 8 : 12, t: 6, b: 34 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      // Not transparent: behind the line under the pointer Plotly draws a thick one in this colour, of no colour white.
+      paper_bgcolor: hone.color("bg"), plot_bgcolor: hone.color("bg"),
       font: { family: "system-ui, sans-serif", size: 12, color: fg },
       hovermode: chart.against_label ? "closest" : "x unified",
       hoverlabel: { bgcolor: hone.color("card"), bordercolor: line, font: { color: fg, size: 12 } },
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       xaxis: {
-        ...axis, unifiedhovertitle: { text: chart.against_label ? "" : HEADS[view.axis] },
+        ...axis, spikecolor: muted, spikethickness: 1,
+        unifiedhovertitle: { text: chart.against_label ? "" : HEADS[view.axis] },
         rangemode: !chart.against_label && view.axis === "step" ? "tozero" : "normal",
         title: {
           text: traces.plain(chart.against_label || AXES[view.axis]), font: { size: 11, color: muted }, standoff: 4,
