@@ -219,7 +219,7 @@ def test_a_sample_is_shown_with_its_reward_explained():
     text = shown(lambda console: show_sample(console, result.samples[1]))
     assert "user: q0" in text
     assert "assistant: please <t>9</t>" in text
-    assert "reward 0.500 = 1 x right 0 + 0.5 x bonus 1, wrong" in text
+    assert "reward 0.500 = right 0 x 1 + bonus 1 x 0.5, wrong" in text
     assert "expected '0', got '9'" in text
     failed = shown(lambda console: show_sample(console, result.samples[4]))
     assert "reward: none, grader_error" in failed

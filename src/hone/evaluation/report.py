@@ -38,7 +38,7 @@ def show_sample(console: Console, sample: EvalSample) -> None:
     if score.outcome.is_failure:
         line = Text("  reward: none")
     else:
-        parts = [f"{score.weights[name]:g} x {name} {value:.3g}" for name, value in score.components.items()]
+        parts = [f"{name} {value:.3g} x {score.weights[name]:g}" for name, value in score.components.items()]
         line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
     console.print(line.append(", ").append(str(score.outcome), OUTCOME_STYLES[score.outcome]))
     if not score.outcome.is_failure:  # why grading failed is told once, below the result
