@@ -150,7 +150,7 @@ def test_changed_ones_are_left_out_and_copies_count_once(tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "Brier score of 1 decided: 0.0100" in out and "outputs/copy" not in out
     assert "changed, and left out: outputs/changed: its predictions are not those that were made" in out
-    assert "damaged: outputs/torn/run.json is damaged" in out
+    assert "left out: outputs/torn/run.json is damaged" in out
     assert main(["runs", "predictions", "outputs", "--jsonl"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert {name: value for name, value in json.loads(line).items() if name not in ("made", "brier")} == {

@@ -16,7 +16,7 @@ from hone.errors import UserError
 from hone.runs.files import write_json
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
-from hone.viewer.site import Site, json_block
+from hone.viewer.site import Site, json_block, with_code
 
 INFO = {
     "format": "hone-run-1", "id": "id-a", "kind": "rl", "status": "done", "seed": 0, "command": ["rl"], "exact": True,
@@ -102,6 +102,10 @@ def test_only_this_machine_may_ask_and_only_hones_scripts_run(root) -> None:
 def test_json_in_a_page_ends_no_element() -> None:
     text = json_block({"a": "</script><script>alert(1)</script>\u2028"})
     assert "<" not in text and json.loads(text) == {"a": "</script><script>alert(1)</script>\u2028"}
+
+
+def test_code_in_a_sentence_is_set_as_code_and_nothing_else() -> None:
+    assert with_code("see `hone eval <b>` and a ` alone") == "see <code>hone eval &lt;b&gt;</code> and a ` alone"
 
 
 def test_halves_of_characters_end_no_page(root) -> None:

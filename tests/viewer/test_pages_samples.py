@@ -230,7 +230,7 @@ def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
 def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "multiply", "arguments": '{"a": 46, "b": "<b>60"}'}}
     messages = [
-        {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+        {"role": "assistant", "content": "let me see", "tool_calls": [call, "torn"]},
         {"role": "tool", "name": "multiply", "content": "2760 <script>"},
         {"role": "assistant", "content": "2760"},
     ]
@@ -243,7 +243,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", {0: [one, row("plain")]})
     page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
     said = text_of(page)
-    assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60" in said
+    assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60 a call that cannot be read" in said
     assert '<span class="l3">let me see</span>' in page and '<span class="l3">2760</span>' in page
     assert (
         '<section class="turn other">\n<h3>tool <code>multiply</code></h3>\n<pre class="said">2760 &lt;script&gt;</pre>'

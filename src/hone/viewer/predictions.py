@@ -75,7 +75,7 @@ def found(root: Path) -> tuple[list[Row], list[str]]:
             for number, one in enumerate(score(info, path)):
                 rows.setdefault((info["id"], number), Row(path, info, one))  # once, of a run that was copied
         except UserError as error:
-            left_out.append(f"damaged: {error}")
+            left_out.append(f"left out: {error}")
     ordered = sorted(rows.values(), key=lambda row: row.info[predictions.KEY]["made"])
     return ordered, left_out
 

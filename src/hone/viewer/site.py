@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import resources
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hone import __version__
 from hone.pages import visible
@@ -87,8 +88,14 @@ class Site:
             "local_time": local_time,
             "visible": visible,
             "json_block": json_block,
+            "with_code": with_code,
         }
         return made
+
+
+def with_code(text: str) -> Markup:
+    """A sentence in which what stands between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def json_block(value: Any) -> Markup:
