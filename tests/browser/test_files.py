@@ -73,3 +73,12 @@ def test_curves_of_files_follow_their_form(looks: Looks, site: str, root: Path) 
     page.wait_for_selector('[data-chart="loss"]')
     checked = page.eval_on_selector_all("input[name=metrics]:checked", "all => all.map(one => one.value)")
     assert "loss" in checked and not any(name.startswith(("reward", "eval/")) for name in checked)
+
+
+def test_the_card_as_a_file_fits_a_telephone(looks: Looks, root: Path, tmp_path: Path) -> None:
+    assert call("report", [str(root / "quickstart" / "rl"), "--output", str(tmp_path)], "hone report") == 0
+    page = looks.page(viewport=NARROW)
+    page.goto((tmp_path / "report.html").as_uri())
+    assert overflow(page) <= 0 and page.locator("svg.lines:visible").count() == 1
+    shot(page, "report-390")
+    assert looks.hosts == {"file"}

@@ -45,6 +45,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: 0.25rem 0.7rem 0.25rem 0; border-bottom: 1px solid #e4e8ee; vertical-align: top; }
 th { font-weight: 600; color: #5a6475; } th.n, td.n { text-align: right; } tr.mark td { background: #fff4e0; }
 pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+p, li { overflow-wrap: anywhere; }
 pre { background: #f5f7fa; border-radius: 4px; padding: 0.6rem; margin: 0.3rem 0; max-height: 24rem; overflow-y: auto; }
 figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; }
 .columns { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
