@@ -1,6 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hone import rng
 from hone.inference.sampler import BLOCK, WHOLE, inverse_cdf, sample_tokens
@@ -75,3 +82,39 @@ def test_large_vocabularies_are_searched_in_blocks_with_the_same_result(size):
     ).float().mean() >= 0.99  # sums in another order: a draw on a border may fall on its other side
     assert bool((weights.gather(1, found[:, None]) > 0).all())
     assert found[0] == 1 and found[1] >= size - 3
+
+
+def _kept(logits: torch.Tensor, draws: int = 2000, **params) -> list[set[int]]:
+    """The tokens that each row can draw: uniforms spread evenly reach every token of probability over 1 / `draws`."""
+    uniforms = torch.linspace(0, 1, draws + 1, dtype=torch.float64)[:-1]
+    return [set(sample_tokens(row.expand(draws, -1), uniforms, SamplingParams(**params))[0].tolist()) for row in logits]
+
+
+def _kept_by_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float):
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
+    return [set(row.isfinite().nonzero().flatten().tolist()) for row in warpers(None, logits)]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.3])
+@pytest.mark.parametrize("top_k", [0, 3, 20, 100])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.3])
+def test_the_kept_sets_are_those_of_transformers_warpers(temperature, top_k, top_p, min_p):
+    logits = 0.5 * torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    logits[2] = (2 * logits[2]).round() / 2  # ties: a cut at k keeps all that are as likely as the k-th
+    rows = logits[:2] if top_p < 1 else logits  # within a tie top_p is free to choose
+    expected = _kept_by_transformers(rows, temperature, top_k, top_p, min_p)
+    assert _kept(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p) == expected
+
+
+def test_top_p_is_a_share_of_what_top_k_left():
+    logits = torch.zeros(1, 64)
+    logits[0, :20] = 1.0
+    # Of the 20 that top_k leaves, 0.95 is the first 19; of all 64 (20 e + 44 = 98.4), it would be all 20.
+    assert _kept(logits, top_k=20, top_p=0.94) == [set(range(19))]

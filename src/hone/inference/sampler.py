@@ -63,20 +63,26 @@ def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch
 
 
 def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """-inf outside what `top_k`, `top_p` and `min_p` leave."""
+    """Put -inf outside what `top_k`, then `top_p` of what is left, then `min_p` keep.
+
+    The order and the sets are those of transformers' warpers: tokens as likely as the k-th all stay, and `top_p` is a
+    share of the probability that `top_k` left.
+    """
+    if params.top_k or params.top_p < 1:
+        sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
+        keep_BV = torch.ones_like(sorted_BV, dtype=torch.bool)
+        if 0 < params.top_k < sorted_BV.shape[1]:
+            keep_BV = sorted_BV >= sorted_BV[:, params.top_k - 1 : params.top_k]
+        if params.top_p < 1:
+            probs_BV = (sorted_BV.exp() * keep_BV).double()
+            before_BV = probs_BV.cumsum(-1) - probs_BV
+            keep_BV = keep_BV & (before_BV < params.top_p * probs_BV.sum(-1, keepdim=True))
+        kept_BV = torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV)
+        logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))
     if params.min_p:
         floor_B1 = logprobs_BV.amax(-1, keepdim=True) + torch.tensor(params.min_p).log()
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < floor_B1, float("-inf"))
-    if params.top_k == 0 and params.top_p == 1:
-        return logprobs_BV
-    sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-    keep_BV = torch.ones_like(sorted_BV, dtype=torch.bool)
-    if params.top_k:
-        keep_BV[:, params.top_k :] = False
-    if params.top_p < 1:
-        probs_BV = sorted_BV.exp()
-        keep_BV &= probs_BV.cumsum(-1, dtype=torch.float64) - probs_BV < params.top_p
-    return logprobs_BV.masked_fill(~torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV), float("-inf"))
+    return logprobs_BV
 
 
 def target_logprobs(

@@ -12,10 +12,11 @@ class SamplingParams:
     """How to sample. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id, or the
     token that completed the string wherever it began, is kept as its last token.
 
-    `temperature` 0 is greedy. `top_p`, `top_k` and `min_p` cut the distribution: to the smallest set of tokens whose
-    probability reaches top_p, to the k likeliest, to those at least min_p times as likely as the likeliest. Logprobs
-    are of softmax(logits / temperature) before that (of softmax(logits) when greedy); `top_logprobs` asks for those of
-    this many likeliest tokens as well. `seed` keys the randomness of `Engine.generate`.
+    `temperature` 0 is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of transformers: to the k
+    likeliest tokens, to the smallest set of what is left that holds the share top_p of its probability, to those at
+    least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature) before that (of
+    softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well. `seed` keys the
+    randomness of `Engine.generate`.
     """
 
     max_tokens: int = 128
