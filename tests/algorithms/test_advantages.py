@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 from hone.algorithms.advantages import group_advantages, has_signal
+from hone.config.rl import AdvantageConfig
 
 ALL = np.ones(4, dtype=bool)
 
@@ -34,3 +36,15 @@ def test_signal_is_max_minus_min_over_1e6():
     assert has_signal(np.array([0.3, 0.3 + 2e-6]))
     assert not has_signal(np.array([0.3]))
     assert not has_signal(np.array([]))
+
+
+def test_ddof_and_eps_are_settings_and_trls_values_give_trls_advantages():
+    rewards = np.array([1.0, 0.0, 0.0, 0.5])
+    config = AdvantageConfig(normalize_std=True, std_ddof=1, std_eps=1e-4)
+    tensor = torch.tensor(rewards)
+    expected = (tensor - tensor.mean()) / (tensor.std() + 1e-4)  # as TRL writes it; torch's std has ddof 1
+    assert group_advantages(rewards, ALL, **config.model_dump()) == pytest.approx(expected.numpy(), abs=1e-7)
+
+
+def test_the_default_divides_by_the_groups_size():
+    assert AdvantageConfig().model_dump() == {"normalize_std": False, "std_ddof": 0, "std_eps": 1e-6}

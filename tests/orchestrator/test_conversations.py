@@ -15,6 +15,7 @@ from chat_templates import DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN3_THINKING
 
 from hone import rng
 from hone.cli import call
+from hone.config.rl import AdvantageConfig
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
@@ -175,7 +176,7 @@ def test_a_turn_that_ends_with_another_stop_token_is_closed_before_the_environme
 def test_a_failing_environment_costs_its_own_sample_only():
     env = game(broken="3")
     (example,), made = rolled(Script(["1", "5"], ["3", "5"], ["2", "5"], ["6", "7", "8"]), env, 4)
-    (group,) = grade_groups(env, [example], [4], made, normalize_std=False)
+    (group,) = grade_groups(env, [example], [4], made, AdvantageConfig())
     assert [s.outcome for s in group.scores] == [Outcome.CORRECT, Outcome.GRADER_ERROR, Outcome.CORRECT, Outcome.WRONG]
     assert "ValueError: no guess of 3 is wanted" in group.scores[1].detail and "guessing.py" in group.scores[1].detail
     assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
@@ -281,7 +282,7 @@ def test_the_engines_logprobs_of_a_conversation_are_the_trainers(policy):
     env = game()
     examples, made = rolled(policy, env, 4, draws=(4, 5))
     assert max(t.turns for t in made) == 3 and len({t.turns for t in made}) > 1
-    groups = grade_groups(env, examples, [4, 5], made, normalize_std=False)
+    groups = grade_groups(env, examples, [4, 5], made, AdvantageConfig())
     for batch in pack_groups(groups, "keep", 2000):
         assert batch.num_loss_tokens == sum(t.num_sampled for t in made) and batch.parents is not None
         indices = loss_indices(batch)
@@ -344,18 +345,18 @@ def test_recorded_conversations_are_told_again_with_the_environment_asked_anew()
 def test_turns_and_the_environments_tokens_are_metrics_of_such_tasks_only():
     env = game()
     (example,), made = rolled(Script(["5"], ["1", "5"]), env, 2)
-    metrics = step_metrics(grade_groups(env, [example], [4], made, normalize_std=False), 7)
+    metrics = step_metrics(grade_groups(env, [example], [4], made, AdvantageConfig()), 7)
     assert metrics["turns/mean"] == 1.5 and metrics["completion/length/mean"] == 3.0
     assert metrics["tokens/environment"] == made[1].num_environment > 0
     assert metrics["staleness/mean"] == 0.0
     plain = [replace(t, state=None) for t in made]
-    assert "turns/mean" not in step_metrics(grade_groups(env, [example], [4], plain, normalize_std=False), 7)
+    assert "turns/mean" not in step_metrics(grade_groups(env, [example], [4], plain, AdvantageConfig()), 7)
 
 
 def test_cut_conversations_are_masked_like_cut_completions():
     env = game()
     (example,), made = rolled(Script(["1", "5"], ["1", "2~"], ["3", "4", "6"]), env, 3)
-    groups = grade_groups(env, [example], [4], made, normalize_std=False)
+    groups = grade_groups(env, [example], [4], made, AdvantageConfig())
     (batch,) = pack_groups(groups, "mask", 1000)
     assert batch.num_loss_tokens == 4 + 6 and set(batch.sample_ids.unique().tolist()) == {-1, 0, 2}
     assert batch.token_ids[batch.loss_mask].tolist() == [i for d in "15346" for i in (*encode(d), END)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hone.config.rl import AdvantageConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.orchestrator.groups import grade_groups, group_state
@@ -43,7 +44,7 @@ def trajectory(text: str, length: int = 3, stop_reason: str = "stop") -> Traject
 def groups_of(*texts_by_group: list[str], **kwargs):
     examples = [Example([{"role": "user", "content": "q"}], info={"i": i}) for i in range(len(texts_by_group))]
     trajectories = [trajectory(text, **kwargs) for texts in texts_by_group for text in texts]
-    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, normalize_std=False)
+    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, AdvantageConfig())
 
 
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
@@ -83,7 +84,7 @@ def test_states_advantages_and_what_is_packed():
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     examples = [Example([{"role": "user", "content": "q"}])]
     members = [trajectory("1"), trajectory("0", stop_reason="length"), trajectory("0.2")]
-    groups = grade_groups(ENV, examples, [0], members, normalize_std=False)
+    groups = grade_groups(ENV, examples, [0], members, AdvantageConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
     assert pack_groups(groups, "keep", 1000)[0].num_loss_tokens == 9
     masked = pack_groups(groups, "mask", 1000)[0]
@@ -105,7 +106,7 @@ def test_async_rewards_of_a_step_wait_together():
     env = SingleTurnEnv(rubric=Rubric([number_later]), dataset=[{"question": "q"}])
     examples = [Example([{"role": "user", "content": "q"}])] * 2
     members = [trajectory(text) for text in ("1", "0", "0.5", "x", "0.25", "1")]
-    groups = grade_groups(env, examples, [0, 1], members, normalize_std=False)
+    groups = grade_groups(env, examples, [0, 1], members, AdvantageConfig())
     assert [s.reward for s in groups[0].scores] == [1.0, 0.0, 0.5]
     assert [str(s.outcome) for s in groups[1].scores] == ["grader_error", "wrong", "correct"]
 
@@ -140,7 +141,7 @@ def test_what_a_failed_grading_had_before_it_failed_is_in_no_mean():
 
     env = SingleTurnEnv(rubric=Rubric([length, number]), dataset=[{"question": "q"}])
     example = Example([{"role": "user", "content": "q"}])
-    groups = grade_groups(env, [example], [0], [trajectory("1"), trajectory("none")], normalize_std=False)
+    groups = grade_groups(env, [example], [0], [trajectory("1"), trajectory("none")], AdvantageConfig())
     assert groups[0].scores[1].components == {"length": 4.0}
     assert step_metrics(groups, version=0)["reward/length/mean"] == 1.0
 

@@ -93,6 +93,10 @@ class AdvantageConfig(BaseConfig):
 
     normalize_std: bool = False
     """Divide by the group's standard deviation (GRPO); off is Dr. GRPO's unbiased form."""
+    std_ddof: int = Field(default=0, ge=0, le=1)
+    """Divisor of the variance: 0 is the group's size G, 1 is G - 1, as in TRL and most papers' code."""
+    std_eps: float = Field(default=1e-6, ge=0)
+    """Added to the standard deviation; 1e-4 in TRL."""
 
 
 class PoolConfig(BaseConfig):

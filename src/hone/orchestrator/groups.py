@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hone.algorithms.advantages import group_advantages, has_signal
-from hone.config.rl import RLConfig
+from hone.config.rl import AdvantageConfig, RLConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.errors import UserError
@@ -41,7 +41,7 @@ class GroupSampler:
         self.curriculum = curriculum
         self._lag = orch.max_async_level
         self._sampling = SamplingParams(temperature=orch.sampling.temperature)
-        self._normalize_std, self._seed = orch.advantage.normalize_std, config.seed
+        self._advantage, self._seed = orch.advantage, config.seed
         self.maker = RequestMaker(
             renderer,
             orch.rollouts_per_example,
@@ -86,7 +86,7 @@ class GroupSampler:
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
         """The completions with their scores and advantages."""
-        return grade_groups(self.env, examples, draws, trajectories, self._normalize_std, self._seed)
+        return grade_groups(self.env, examples, draws, trajectories, self._advantage, self._seed)
 
 
 def check_prompts(
@@ -119,7 +119,7 @@ def grade_groups(
     examples: Sequence[Example],
     draws: Sequence[int],
     trajectories: Sequence[Trajectory],
-    normalize_std: bool,
+    advantage: AdvantageConfig,
     seed: int = 0,
 ) -> list[Group]:
     """Scores the trajectories (given group by group) and computes each group's advantages.
@@ -132,7 +132,7 @@ def grade_groups(
     for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
         of_group = slice(index * size, (index + 1) * size)
         members, scores = list(trajectories[of_group]), all_scores[of_group]
-        advantages = group_advantages(rewards(scores), valid(scores), normalize_std)
+        advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
         groups.append(Group(example, draw, members, scores, advantages))
     return groups
 

@@ -142,8 +142,7 @@ class RLExecution:
                 f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
                 "reached: restore it from another copy of the run"
             )
-        normalize_std = self.config.orchestrator.advantage.normalize_std
-        return groups_of(rows, normalize_std, self.trainer.model.config.vocab_size)
+        return groups_of(rows, self.config.orchestrator.advantage, self.trainer.model.config.vocab_size)
 
     def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
         before = self.trainer.fingerprint()

@@ -9,20 +9,21 @@ from itertools import groupby
 import numpy as np
 
 from hone.algorithms.advantages import group_advantages
+from hone.config.rl import AdvantageConfig
 from hone.errors import UserError
 from hone.orchestrator.groups import rewards, valid
 from hone.reproduce.compare import Row
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
-def groups_of(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[Group]:
+def groups_of(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) -> list[Group]:
     """The groups of a step, as they were before they were written.
 
     Advantages are computed anew from the recorded rewards; everything else is as recorded. UserError for rows that no
     step can have written.
     """
     try:
-        groups = _groups(rows, normalize_std, vocab_size)
+        groups = _groups(rows, advantage, vocab_size)
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
@@ -32,7 +33,7 @@ def groups_of(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list
     return groups
 
 
-def _groups(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[Group]:
+def _groups(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) -> list[Group]:
     ids = np.concatenate([row["token_ids"] for row in rows])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError("a token id is not in the vocabulary")
@@ -44,7 +45,7 @@ def _groups(rows: Sequence[Row], normalize_std: bool, vocab_size: int) -> list[G
         row = of_group[0]
         example = Example(json.loads(row["prompt"]), row["answer"], json.loads(row["info"]), row["example_id"])
         scores = [_score(row) for row in of_group]
-        advantages = group_advantages(rewards(scores), valid(scores), normalize_std)
+        advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
         groups.append(Group(example, draw, [_trajectory(row) for row in of_group], scores, advantages))
     return groups
 
