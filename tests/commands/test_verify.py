@@ -336,10 +336,25 @@ def test_elsewhere_an_equal_step_is_verified_all_the_same(rl_run, verify, monkey
 def test_a_changed_task_is_not_comparable(copied, tmp_path, bench, verify):
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "parity.py").write_text(PARITY.replace("/ 1", "/ 2"))
-    code, certificate = verify(copied, "--model", str(bench.folder / "model"), cwd=tmp_path)
+    model = str(bench.folder / "model")
+    code, certificate = verify(copied, "--model", model, "--trust-local-task", cwd=tmp_path)
     assert (code, certificate["verdict"]) == (3, "not comparable")
     assert certificate["steps"][-1]["difference"]["quantity"] == "rewards"
     assert certificate["incomparable"][0].startswith("the task's module ")
+
+
+@pytest.mark.parametrize("command", [["verify"], ["regrade"], ["regrade", "--env.args", "{}"]])
+def test_a_task_file_here_that_is_not_the_runs_is_not_executed(copied, tmp_path, bench, monkeypatch, capsys, command):
+    (tmp_path / "environments").mkdir()
+    trace = tmp_path / "executed"
+    task = tmp_path / "environments" / "parity.py"
+    task.write_text(f"open({str(trace)!r}, 'w')\n" + PARITY)
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", str(bench.folder / "model")] if command == ["verify"] else []
+    assert main([command[0], str(copied), *command[1:], *model]) == 2
+    error = capsys.readouterr().err
+    assert str(task) in error and "--trust-local-task" in error
+    assert not trace.exists()
 
 
 def test_a_run_that_says_it_is_inexact_is_said_so(copied, verify, perturbed, capsys):

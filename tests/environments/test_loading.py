@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import hone
+from hone import digests
 from hone.environments import load_environment
+from hone.environments.loading import configured, refuse_other_task, task_file
 from hone.errors import UserError
 
 TASK = """
@@ -171,3 +174,36 @@ def test_a_misspelt_task_of_the_current_folder_is_suggested(tmp_path, monkeypatc
     (tmp_path / "largess.py").write_text("def other():\n    ...\n")
     with pytest.raises(UserError, match=r"did you mean largest\?"):
         load_environment("larges")
+
+
+def test_a_file_that_hides_a_task_of_hone_is_named_once(here: Path, capsys: pytest.CaptureFixture[str]):
+    mine = write(here / "environments" / "reverse_text.py", label="mine")
+    own = Path(hone.__file__).parents[2] / "environments" / "reverse_text.py"
+    for _ in range(2):
+        assert configured("reverse-text", {}, None, "").system_prompt == "mine"
+    assert capsys.readouterr().err.count(f"note: the task reverse-text is {mine}, not hone's own ({own})") == 1
+    file = task_file("reverse-text")
+    assert file is not None and (file.local, file.hides) == (True, own)
+
+
+def test_only_a_local_task_file_must_be_that_of_the_run(here: Path):
+    file = write(here / "some_task.py")
+    refuse_other_task("some-task", digests.of_source(file), trusted=False)
+    refuse_other_task("some-task", None, trusted=False)
+    refuse_other_task("some-task", "0" * 64, trusted=True)
+    refuse_other_task("reverse-text", "0" * 64, trusted=False)  # hone's own: what differs there is found later
+    with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):
+        refuse_other_task("some-task", "0" * 64, trusted=False)
+    assert "some_task" not in sys.modules
+
+
+def test_the_digest_of_a_package_covers_the_file_that_its_loader_comes_from(here: Path):
+    write(here / "some_task" / "__init__.py", "from some_task.inner import load_environment")
+    inner = write(here / "some_task" / "inner.py")
+    env = load_environment("some-task")
+    assert env.module == here / "some_task"
+    recorded = env.digests([])["environment"]
+    refuse_other_task("some-task", recorded, trusted=False)
+    write(inner, inner.read_text() + "# edited")
+    with pytest.raises(UserError, match="is not the file that the run was made"):
+        refuse_other_task("some-task", recorded, trusted=False)

@@ -238,7 +238,7 @@ def test_results_on_disk(tmp_path: Path):
     config = EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out", max_tokens=10)
     folder = results_folder(config)
     assert folder == tmp_path / "out" and not folder.exists()
-    save_results(folder, config, result, ["hone", "eval"])
+    save_results(folder, config, result, ["hone", "eval"], {"environment": "d1"})
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert [(row["example"], row["rollout"]) for row in rows] == list(SCRIPT)
     assert [row["reward"] for row in rows] == [1.0, 0.5, 1.0, 1.0, None, 0.0, 0.0, 0.0]
@@ -248,10 +248,11 @@ def test_results_on_disk(tmp_path: Path):
     metadata = json.loads((folder / "metadata.json").read_text())
     assert metadata["metrics"] == result.metrics()
     assert (metadata["failures"], metadata["prompt_tokens"]) == (1, 16)
-    assert json.loads((folder / "run.json").read_text())["kind"] == "eval"
+    info = json.loads((folder / "run.json").read_text())
+    assert (info["kind"], info["sources"]) == ("eval", {"environment": "d1"})
     assert results_folder(config) == folder  # an evaluation may be replaced
     (folder / "report.html").write_text("of the first")
-    save_results(folder, config, result, ["hone", "eval"])
+    save_results(folder, config, result, ["hone", "eval"], {"environment": "d1"})
     assert not (folder / "report.html").exists()
 
 
@@ -262,7 +263,7 @@ def test_numbers_that_json_does_not_know_are_saved_as_null(tmp_path: Path):
         lambda *_: ("<t>a</t>", "stop"), SingleTurnEnv(rubric=Rubric([right]), parser=TAGS, eval_dataset=rows)
     )
     config = EvalConfig(output_dir=tmp_path, env_args={"limit": math.inf})
-    save_results(tmp_path, config, result, ["hone", "eval"])
+    save_results(tmp_path, config, result, ["hone", "eval"], {"environment": "d1"})
     row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
     assert row["info"] == {"limit": None, "least": None, "none": None, "n": 1.5}
 

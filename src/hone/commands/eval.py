@@ -74,7 +74,7 @@ def run(config: EvalConfig) -> int:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
     if folder is not None:
-        save_results(folder, config, result, sys.argv)
+        save_results(folder, config, result, sys.argv, env.digests(["eval"]))
         console.print(Text(f"saved       {folder}/results.jsonl and metadata.json"), soft_wrap=True)
     console.print(Text(f"next        {_next_command(config, available, result)}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)

@@ -20,6 +20,7 @@ from hone.commands.training import load_policy, make_trainer, model_digests, wit
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.environments.loading import refuse_other_task
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -102,13 +103,23 @@ def read_config(run: Run) -> RLConfig | SFTConfig:
     return parse(classes[kind], ["@", str(file)], f"hone {kind}")
 
 
-def rebuild(run: Run, model_name: str | None, replay_only: bool = False, files_checked: bool = False) -> Rebuilt:
+def rebuild(
+    run: Run,
+    model_name: str | None,
+    replay_only: bool = False,
+    files_checked: bool = False,
+    trust_local_task: bool = False,
+) -> Rebuilt:
     """Builds what it takes to execute the run's steps again; with `replay_only` without its task.
 
     `model_name` is where the initial model is now, if not where the run found it. With `files_checked` the caller has
-    found every byte of the checkpoints as it was written; else that is looked at here.
+    found every byte of the checkpoints as it was written; else that is looked at here. UserError if the task is a file
+    in the current folder that is not the run's, unless `trust_local_task`.
     """
     config = read_config(run)
+    task = config.data.env if isinstance(config, SFTConfig) else None if replay_only else config.orchestrator.env
+    if task is not None:
+        refuse_other_task(task.id, run.info.get("sources", {}).get("environment"), trust_local_task)
     records = Records(run)
     config = with_determinism(config, _device(config.model.device))
     model_config = config.model.model_copy(update={"device": _device(config.model.device)})

@@ -19,7 +19,7 @@ from hone.commands.regrade_report import Result, in_words, record, say
 from hone.commands.slow_work import slow_work
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
-from hone.environments.loading import configured, load_environment
+from hone.environments.loading import configured, load_environment, refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.reproduce.attribution import Window, window, windows
@@ -75,8 +75,8 @@ def _task_of(recorded: Run) -> EnvConfig:
 
 
 def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig, quiet: bool) -> Result:
-    own, why = _own(task)
-    grader, named = _grader(config, task, own, why)
+    own, why = _own(config, recorded, task)
+    grader, named = _grader(config, recorded, task, own, why)
     for one in (grader, own):
         if one is not None:
             one.env.use_workers(config.grading)
@@ -121,15 +121,21 @@ def _regrade(config: RegradeConfig, recorded: Run, task: EnvConfig, quiet: bool)
     )
 
 
-def _own(task: EnvConfig) -> tuple[Grader | None, str]:
+def _own(config: RegradeConfig, recorded: Run, task: EnvConfig) -> tuple[Grader | None, str]:
     """The run's own task, or why it can't be had."""
     try:
+        _refuse_other(config, recorded, task)
         return Grader(configured(task.id, task.args, task.template, "orchestrator.env.template")), ""
     except UserError as error:
         return None, str(error)
 
 
-def _grader(config: RegradeConfig, task: EnvConfig, own: Grader | None, why: str) -> tuple[Grader, str]:
+def _refuse_other(config: RegradeConfig, recorded: Run, task: EnvConfig) -> None:
+    """Raise UserError if the run's config names a local file that is not the run's: nobody asked for that one."""
+    refuse_other_task(task.id, recorded.info.get("sources", {}).get("environment"), config.trust_local_task)
+
+
+def _grader(config: RegradeConfig, recorded: Run, task: EnvConfig, own: Grader | None, why: str) -> tuple[Grader, str]:
     """What grades, and its name on the screen."""
     asked = config.env
     if asked.id is None and not asked.args and asked.template is None:
@@ -137,6 +143,8 @@ def _grader(config: RegradeConfig, task: EnvConfig, own: Grader | None, why: str
             raise UserError(f"the run's own task can't be had ({why}): name one that grades with --env ID")
         return own, in_words(task.id, task.args)
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
+    if asked.id is None:
+        _refuse_other(config, recorded, task)
     template = None
     if asked.template is not None:
         if unknown := asked.template.keys() - {"answer", "info"}:

@@ -51,7 +51,7 @@ def _read(config: ReportConfig) -> Read:
     def read(run, evaluated):
         from hone.viewer.card.lenient import read_recorded
 
-        return read_recorded(run, evaluated, config.grading, config.seconds)
+        return read_recorded(run, evaluated, config.grading, config.seconds, config.trust_local_task)
 
     return read
 

@@ -83,7 +83,7 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
     if checked.damages and config.steps:
         verification.notes.append("no step was executed again, for the files are not those of the run")
     elif config.steps:
-        rebuilt = rebuild(recorded, config.model, files_checked=True)
+        rebuilt = rebuild(recorded, config.model, files_checked=True, trust_local_task=config.trust_local_task)
         execute(recorded, rebuilt, config, verification)
         return verification, rebuilt.machine
     elif open_steps := unhashed_steps(checked):

@@ -31,3 +31,5 @@ class ReportConfig(BaseConfig):
     """Print the facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
+    trust_local_task: bool = False
+    """Read leniently with a task file of the current folder although it is not the one that the run was made with."""

@@ -46,6 +46,8 @@ class VerifyConfig(BaseConfig):
     """Seed of the choice, to repeat a verification; by default one that nobody could foresee."""
     model: str | None = None
     """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
+    trust_local_task: bool = False
+    """Execute a task file of the current folder although it is not the one that the run was made with."""
 
 
 class DiffConfig(BaseConfig):
@@ -125,6 +127,8 @@ class RegradeConfig(BaseConfig):
     """So many completions are also graded by the run's own task, which should give what was recorded; 0 checks none."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
+    trust_local_task: bool = False
+    """Execute a task file of the current folder although it is not the one that the run was made with."""
     limit_text: int = Field(default=400, ge=1)
     """Most characters of a completion that are shown."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))

@@ -14,6 +14,7 @@ import traceback
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -30,6 +31,24 @@ ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
 _IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
 """The types of arguments that are checked."""
 _sources: dict[str, str] = {}
+_noted: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The file of a task. `local`: it lies in the current folder or its `environments/`, and is not hone's own.
+
+    `hides` is the file of hone's own task of that name, which a local one is found before.
+    """
+
+    path: Path
+    local: bool
+    hides: Path | None
+
+    @property
+    def source(self) -> Path:
+        """What its digest covers: the file, or the folder of a package."""
+        return self.path.parent if self.path.name == "__init__.py" else self.path
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -74,14 +93,21 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
             f"load_environment of {env_id!r} returned a {type(env).__name__}; it must return an Environment"
         )
     env.id = env.id or env_id
-    file = Path(inspect.getfile(build)).resolve()
-    env.module = file.parent if file.name == "__init__.py" else file
+    file = Path(module.__file__ or inspect.getfile(build)).resolve()
+    env.module = TaskFile(file, False, None).source
     _note_source(env.module)
     return env
 
 
 def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """The environment that a config describes; `name` is where it has the template: "orchestrator.env.template"."""
+    """Load the environment that a config describes; `name` is where it has the template: "orchestrator.env.template".
+
+    Prints on stderr, once, that a file in the current folder hides hone's own task of that name.
+    """
+    file = task_file(env_id)
+    if file is not None and file.hides is not None and file.path not in _noted:
+        _noted.add(file.path)
+        print(f"note: the task {env_id} is {file.path}, not hone's own ({file.hides})", file=sys.stderr)
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)
@@ -123,6 +149,33 @@ def _find_module(env_id: str) -> ModuleType:
     raise UserError(f"no environment {env_id!r}: {_nearest(env_id)}")
 
 
+def task_file(env_id: str) -> TaskFile | None:
+    """Find the local file of a task without importing it; None for one that is installed, or of another library."""
+    name = env_id.replace("-", "_")
+    path = _task_file(name) if name.isidentifier() else None
+    if path is None:
+        return None
+    own = [folder / f"{name}.py" for folder in (*_own_folders(), Path(hone.__file__).resolve().parents[1])]
+    hides = next((file for file in own if file.is_file() and not file.samefile(path)), None)
+    return TaskFile(path.resolve(), path.resolve().parent not in _own_folders(), hides)
+
+
+def refuse_other_task(env_id: str, recorded: str | None, trusted: bool) -> None:
+    """Raise UserError if a local task file is not the one that a run was made with; nothing of it is executed.
+
+    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass.
+    """
+    file = task_file(env_id)
+    if trusted or recorded is None or file is None or not file.local:
+        return
+    digest = digests.of_source(file.source)
+    if digest != recorded:
+        raise UserError(
+            f"the task {env_id} is {file.path} here (digest {digest[:8]}), which is not the file that the run was made "
+            f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
+        )
+
+
 def is_taken(name: str) -> str | None:
     """Where a module of this name is found already, as a task or as an installed package; None if it is nowhere."""
     if (path := _task_file(name)) is not None:
@@ -142,9 +195,13 @@ def _task_file(name: str) -> Path | None:
 def _folders() -> list[Path]:
     """Where task files may lie, first match wins."""
     here = Path.cwd()
+    return [here / "environments", *_own_folders(), here]
+
+
+def _own_folders() -> list[Path]:
+    """The folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
-    source = [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
-    return [here / "environments", *source, here]
+    return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
 
 
 def _note_source(module: Path) -> None:

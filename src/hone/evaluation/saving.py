@@ -52,15 +52,20 @@ def make_folder(folder: Path) -> list[Path]:
     return made
 
 
-def save_results(folder: Path, config: EvalConfig, result: EvalResult, command: list[str]) -> None:
-    """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced."""
+def save_results(
+    folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
+) -> None:
+    """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced.
+
+    `sources` are digests of the task and its examples.
+    """
     make_folder(folder)
     for name in CARD:  # of the evaluation that is replaced
         (folder / name).unlink(missing_ok=True)
     write_file(folder / RESULTS, "".join(to_lines(result.rows())))
     write_file(folder / "config.toml", to_toml(config))
     write_json(folder / "metadata.json", plain(_metadata(config, result)))
-    write_json(folder / "run.json", _run_info(config, command))
+    write_json(folder / "run.json", _run_info(config, command) | {"sources": sources})
 
 
 def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:

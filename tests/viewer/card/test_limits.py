@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from samples_made import BARE, LOST, RIGHT, evaluation, make_run
@@ -132,3 +133,15 @@ def test_a_task_that_is_not_there_is_said(tmp_path):
     (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", "no-such-task"))
     card = facts_of(run, lambda one, some: read_recorded(one, some, GradingConfig(), 10.0))
     assert card.leniency.why_not.startswith("the task can't be had (") and not card.gains
+
+
+def test_a_task_file_here_that_is_not_the_runs_is_not_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "run", {0: evaluation([BARE] * 5)})
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", "trap-task"))
+    info = json.loads((run / "run.json").read_text()) | {"sources": {"environment": "0" * 64}}
+    (run / "run.json").write_text(json.dumps(info))
+    (tmp_path / "trap_task.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    card = facts_of(run, lambda one, some: read_recorded(one, some, GradingConfig(), 10.0))
+    assert "--trust-local-task" in card.leniency.why_not
+    assert not (tmp_path / "executed").exists()

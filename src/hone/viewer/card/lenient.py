@@ -18,7 +18,7 @@ from hone.audit.probes import Subject, subject_of
 from hone.audit.statement import Form, statement_of
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.loading import configured
+from hone.environments.loading import configured, refuse_other_task
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.runs.summary import Summary
@@ -46,10 +46,12 @@ class CannotSay(Exception):
     """Why a task's completions can't be read leniently, as the end of a sentence."""
 
 
-def read_recorded(run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float) -> Leniency:
+def read_recorded(
+    run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
+) -> Leniency:
     """Reads the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded."""
     try:
-        env = _task_of(run)
+        env = _task_of(run, trust_local_task)
     except (UserError, CannotSay) as error:
         return Leniency(f"the task can't be had ({error})" if isinstance(error, UserError) else str(error))
     env.use_workers(grading)
@@ -59,15 +61,18 @@ def read_recorded(run: Summary, evaluated: Sequence[Evaluated], grading: Grading
         env.close_workers()
 
 
-def _task_of(run: Summary) -> Environment:
-    """The run's task, as it was. CannotSay if it has changed since."""
+def _task_of(run: Summary, trust_local_task: bool) -> Environment:
+    """The run's task, as it was. CannotSay if it has changed since; a local file that has is not executed."""
     if run.kind == "eval":
-        env = configured(run.config["env"], run.config.get("env_args") or {}, run.config.get("template"), "template")
+        config, name = run.config, "template"
+        task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
     else:
         task = EnvConfig.model_validate(run.config.get("orchestrator", {}).get("env", {}))
-        env = configured(task.id, task.args, task.template, "orchestrator.env.template")
-    was = run.info.get("sources", {}).get("environment")
-    if was and env.digests([]).get("environment") not in (None, was):
+        name = "orchestrator.env.template"
+    recorded = run.info.get("sources", {}).get("environment")
+    refuse_other_task(task.id, recorded, trust_local_task)
+    env = configured(task.id, task.args, task.template, name)
+    if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
         raise CannotSay("the task's file has changed since the run")
     return env
 
