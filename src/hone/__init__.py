@@ -1,3 +1,3 @@
 """hone: reinforcement learning with verifiable rewards, reproducible to the bit."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -52,7 +52,7 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     assert found["settings"] == "max_steps=4, model.name=some/model, orchestrator.batch_size=12 (the rest are defaults)"
     assert found["exact"] == "no: from step 1 on, resumed with other torch (2.11, now 2.13)"
     assert found["machine"] == "A CPU, 2 cores, 8.0 GiB, no GPU; 1 thread"
-    assert found["code"] == "hone-rl 0.1.0, torch 2.13.0; revision 0123456789ab with changes"
+    assert found["code"] == "hone-rl 0.1.0, torch 2.13.0, numerics 1; revision 0123456789ab with changes"
     assert found["latest"] == "step 3: reward 0.200, 100 tokens/s, 0.50 s/step"
     assert found["held out"] == "reverse-text reward 0.250, at step 2"
     assert found["checkpoints"] == "outputs/a/checkpoints/step_N with N = 1, 2"

@@ -5,6 +5,8 @@
   tampered with it names the file.
 - `hone diff` finds no difference between a run and one that was killed and resumed, and a planted one where it is.
 - `hone regrade` gives the recorded rewards again, if it grades with the run's own task.
+- A run under other numerics is "not comparable" for verify, replay and diff, never damaged or different, while damage
+  of its files is still found; a resume of it is refused with the version that can go on, and changes nothing.
 - None of them writes into a run.
 """
 
@@ -19,6 +21,9 @@ import tampering
 import trials
 from recipes import PROMPTS, ROLLOUTS, STEPS
 from traps import Call, Trap
+
+from hone.cli import main
+from hone.runs.provenance import NUMERICS
 
 
 @pytest.fixture(params=[("rl", "fp32"), ("rl", "bf16_linear"), ("sft", "bf16_linear")], ids="-".join)
@@ -78,3 +83,28 @@ def test_a_planted_divergence_is_found_where_it_is(rl, tmp_path):
     tampering.edit_metrics(run, 4, "loss", 0.5, fit_hashes=True)
     assert hone(log, "diff", rl.unbroken, run) == 1, log.read_text()
     assert "they part at step 3, logprobs: that of token" in log.read_text()
+
+
+@pytest.mark.parametrize("numerics", [None, NUMERICS + 1])
+def test_a_run_under_other_numerics_is_not_comparable(numerics, rl, tmp_path, capsys):
+    run = shutil.copytree(rl.unbroken, tmp_path / "run")
+    info = json.loads((run / "run.json").read_text())
+    assert info.pop("numerics") == NUMERICS
+    if numerics is not None:
+        info["numerics"] = numerics
+    (run / "run.json").write_text(json.dumps(info | {"versions": info["versions"] | {"hone-rl": "7.8.9"}}))
+    before = tampering.snapshot(run)
+    verdict = f"not comparable: made under numerics {numerics or 1}, this is {NUMERICS}"
+    for argv in (["verify", str(run)], ["replay", str(run)]):
+        assert main(argv) == 3 and verdict in capsys.readouterr().out
+    assert certificate(run)["verdict"] == "not comparable" and not certificate(run)["steps"]
+    assert main(["verify", str(run), "--steps", "0"]) == 0 and certificate(run)["verdict"] == "files only"
+    assert main(["diff", str(rl.unbroken), str(run)]) == 3 and main(["diff", str(run), str(run)]) == 0
+    capsys.readouterr()
+    assert main(rl.argv(run, "--resume", "--allow-drift")) == 2
+    assert main(rl.argv(tmp_path / "branch", "--resume.dir", str(run))) == 2
+    refusal = capsys.readouterr().err
+    assert refusal.count("Go on with hone 7.8.9, git revision ") == 2 and "--resume" in refusal
+    assert tampering.snapshot(run) == before and not (tmp_path / "branch" / "run.json").exists()
+    tampering.edit_rollouts(run, 5, lambda rows: rows[0].update(reward=0.75))
+    assert main(["verify", str(run)]) == 1 and certificate(run)["verdict"] == "damaged"

@@ -11,7 +11,7 @@ from hone.commands.status import Status
 from hone.config.reproduce import DiffConfig
 from hone.errors import UserError
 from hone.reproduce.differing import RunDiff, diff
-from hone.runs import Run
+from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
 from hone.runs.summary import standing
@@ -22,7 +22,7 @@ _SHOWN = 12
 
 
 def run(config: DiffConfig) -> int:
-    """Compares and reports; returns 0 if the runs are equal as far as both go, else 1."""
+    """Compares and reports; returns 0 if the runs are equal as far as both go, 1 if not, 3 if they need not be."""
     first, second = Run(find_run(config.a)), Run(find_run(config.b))
     for one in (first, second):
         refuse_interrupted(one.path)
@@ -36,6 +36,10 @@ def run(config: DiffConfig) -> int:
         exact = "" if one.info.get("exact", True) else ", inexact"
         status = standing(one.info, holder(one.path))
         print(f"{name}             {one.path}: hone {one.info['kind']}, {status}{exact}, {one.info['id']}")
+    made = [provenance.numerics(one.info) for one in (first, second)]
+    if made[0] != made[1]:
+        print(f"verdict       not comparable: A was made under numerics {made[0]}, B under numerics {made[1]}")
+        return 3
     progress = Status()
     found = diff(first, second, lambda step: progress(f"comparing step {step}"))
     progress.clear()

@@ -72,8 +72,8 @@ class Rebuilt:
 
 
 def this_machine() -> dict[str, Any]:
-    """Versions, hardware, threads and variables of this process."""
-    here = {"versions": provenance.versions(), "hardware": provenance.hardware()}
+    """Numerics and versions of this hone, hardware, threads and variables of this process."""
+    here = {"numerics": provenance.NUMERICS, "versions": provenance.versions(), "hardware": provenance.hardware()}
     return here | {"threads": provenance.threads(), "variables": provenance.variables()}
 
 
@@ -92,15 +92,28 @@ def open_run(name: str) -> Run:
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
     """The run's config, as it was resolved. UserError for a kind of run that has no steps, such as an evaluation."""
+    return parse(_config_class(run), ["@", str(run.path / "config.toml")], f"hone {run.info['kind']}")
+
+
+def read_precision(run: Run) -> str:
+    """Return the precision of the run's weights; UserError as `read_config`. Of a run under other numerics nothing else
+    of its config is read: it may have settings that this hone does not know.
+    """
+    if provenance.other_numerics(run.info) is None:
+        return read_config(run).precision
+    _config_class(run)
+    return str(run.config.get("precision"))
+
+
+def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
     classes = {"rl": RLConfig, "sft": SFTConfig}
     if (kind := run.info["kind"]) not in classes:
         raise UserError(
             f"{run.path} is a run of `hone {kind}`, which has no steps: name a run of `hone rl` or `hone sft`"
         )
-    file = run.path / "config.toml"
-    if not file.exists():
+    if not (run.path / "config.toml").exists():
         raise UserError(f"{run.path} has no config.toml, so its steps can't be executed again: restore it")
-    return parse(classes[kind], ["@", str(file)], f"hone {kind}")
+    return classes[kind]
 
 
 def rebuild(

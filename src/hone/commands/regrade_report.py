@@ -15,7 +15,7 @@ from hone.pages import visible
 from hone.reproduce.attribution import Window
 from hone.reproduce.regrade import Pair, Regraded, typical
 from hone.reproduce.verdict import Verdict
-from hone.runs import Run
+from hone.runs import Run, provenance
 from hone.runs.liveness import holder
 from hone.runs.summary import standing
 
@@ -54,6 +54,7 @@ def record(result: Result) -> dict[str, Any]:
     return {
         "run": str(result.run.path),
         "id": result.run.info["id"],
+        "numerics": {"recorded": provenance.numerics(result.run.info), "now": provenance.NUMERICS},
         "recorded_by": result.recorded_by,
         "graded_by": result.graded_by,
         "steps": result.steps,
@@ -132,6 +133,8 @@ def checks(result: Result) -> list[str]:
             f"the first that differs: sample {pair.recorded.reply.sample_id} was {_said(pair, old=True)}, and is now "
             f"{_said(pair, old=False)}: the task has changed since, or does not always grade alike"
         )
+    if other_numerics := provenance.other_numerics(result.run.info):
+        found.append(f"the run was {other_numerics}: graders of hone itself may have changed, too")
     if result.reads_state:
         found.append(
             "reward functions read the state of a conversation, which is not recorded: they got the one it begins with"

@@ -18,7 +18,7 @@ from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.reproduce import machine
 from hone.reproduce.replay import Replayed, replay
-from hone.runs import Run
+from hone.runs import Run, provenance
 from hone.runs.files import is_complete, new_dir
 from hone.runs.outputs import refuse_inside_run
 from hone.runs.ranks import most_ranks
@@ -35,6 +35,9 @@ def run(config: ReplayConfig) -> int:
             f"{recorded.path} is a run of `hone {recorded.info['kind']}`, which has no rollouts to replay: "
             f"`hone verify {quoted}` executes its steps again from its data"
         )
+    if other_numerics := provenance.other_numerics(recorded.info):
+        print(f"verdict       not comparable: {other_numerics}")
+        return 3
     read_config(recorded)
     if config.output_dir is not None:
         check_output(config.output_dir)

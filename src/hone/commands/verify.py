@@ -16,7 +16,7 @@ from hone.commands.rebuild import (
     exported_parameters,
     not_resampled,
     open_run,
-    read_config,
+    read_precision,
     rebuild,
     this_machine,
 )
@@ -35,7 +35,7 @@ from hone.reproduce.verify import (
     choose,
     unhashed_steps,
 )
-from hone.runs import Run
+from hone.runs import Run, provenance
 from hone.runs.ranks import most_ranks
 from hone.runs.summary import standing
 from hone.trainer.fingerprint import fingerprint
@@ -65,7 +65,7 @@ def run(config: VerifyConfig) -> int:
 
 def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str, Any]]:
     """(what was found, the facts about this machine); prints how far it is."""
-    precision = read_config(recorded).precision
+    precision = read_precision(recorded)
     status = Status()
     checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
     status.clear()
@@ -80,8 +80,11 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
         verification.notes.append(
             "hashes.jsonl does not cover the run: nothing tells whether its metrics and rollouts changed"
         )
+    other_numerics = provenance.other_numerics(recorded.info)
     if checked.damages and config.steps:
         verification.notes.append("no step was executed again, for the files are not those of the run")
+    elif config.steps and other_numerics:
+        verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
         rebuilt = rebuild(recorded, config.model, files_checked=True, trust_local_task=config.trust_local_task)
         execute(recorded, rebuilt, config, verification)

@@ -53,7 +53,8 @@ class VerifyConfig(BaseConfig):
 class DiffConfig(BaseConfig):
     """Compare two runs: their configs, then the first step and the first quantity in which they part.
 
-    Exit code 0 if what they recorded of the steps they share is equal, 1 if it isn't.
+    Exit code 0 if what they recorded of the steps they share is equal, 1 if it isn't, 3 if they were made
+    under different numerics.
     """
 
     positional: ClassVar[tuple[str, ...]] = ("a", "b")

@@ -107,6 +107,7 @@ def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
         "id": provenance.new_id(),
         "kind": "eval",
         "status": "done",
+        "numerics": provenance.NUMERICS,
         "seed": config.seed,
         "command": command,
         "ended": provenance.now(),

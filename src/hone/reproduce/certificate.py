@@ -32,6 +32,7 @@ def certificate(run: Run, verification: Verification, machine: Mapping[str, Any]
     """The certificate as a record. Of logs that come from clocks it says nothing."""
     info = run.info
     about = {name: info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
+    about["numerics"] = provenance.numerics(info)
     return {
         "format": FORMAT,
         "verdict": verification.verdict,

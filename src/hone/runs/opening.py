@@ -99,7 +99,8 @@ def _fresh(config: RunConfig, start: Start, say: Say) -> Opened:
 
 def _new_info(config: RunConfig, start: Start) -> dict[str, Any]:
     info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": start.kind, "status": "running"}
-    info |= {"exact": True, "inexact": [], "seed": config.seed, "command": start.command}
+    info |= {"numerics": provenance.NUMERICS, "exact": True, "inexact": []}
+    info |= {"seed": config.seed, "command": start.command}
     info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid(), "git": provenance.git()}
     info |= _machine(start) | {"resumes": [], "wandb_id": None}
     return info | predictions.record(config, start.kind, info["id"])
@@ -224,6 +225,7 @@ def _resumable_info(folder: Path, kind: str) -> dict[str, Any]:
         raise UserError(
             f"{folder / 'run.json'} is damaged ({missing[0]} is missing): mend it, or choose another --output-dir"
         )
+    provenance.refuse_other_numerics(info, folder)
     if info["status"] == _COPYING:
         source = info["parent"]["dir"]
         raise UserError(f"copying {source} to {folder} was interrupted: begin again with --resume.dir {source}")

@@ -8,7 +8,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,15 @@ from typing import Any
 
 import hone
 from hone import digests
+from hone.errors import UserError
 
+NUMERICS = 2
+"""Rises whenever a change of hone may change the bytes of a run, or what is computed from them; run.json records it.
+
+1  hone 0.1
+2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
+   grader was killed is graded again
+"""
 _PACKAGES = ("hone-rl", "torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
 
@@ -61,6 +69,30 @@ def _git(*args: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def numerics(info: Mapping[str, Any]) -> Any:
+    """Return the numerics under which the run with this run.json was made; runs that do not record them have 1."""
+    return info.get("numerics", 1)
+
+
+def other_numerics(info: Mapping[str, Any]) -> str | None:
+    """Return why executing this run's steps again proves nothing, if it was made under other numerics; else None."""
+    made = numerics(info)
+    return None if made == NUMERICS else f"made under numerics {made}, this is {NUMERICS}"
+
+
+def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
+    """Raise UserError naming the hone that can go on with the run in `folder`, if this one has other numerics."""
+    if (problem := other_numerics(info)) is None:
+        return
+    version = (info.get("versions") or {}).get("hone-rl") or "that began it"
+    git = info.get("git")
+    source = f", git revision {git['revision']}" if git else ""
+    raise UserError(
+        f"{folder} was {problem}: a resume would give numbers that no unbroken run has. Go on with hone {version}"
+        f"{source} (check it out and run make install), or leave out --resume to begin anew"
+    )
 
 
 def versions() -> dict[str, str | None]:

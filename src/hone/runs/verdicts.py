@@ -13,6 +13,7 @@ from typing import Any
 from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.errors import UserError
+from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.certificates import certificate_path, pinned
 from hone.runs.files import read_json
@@ -112,11 +113,11 @@ def machine_in_words(info: Mapping[str, Any]) -> str:
 
 
 def code_in_words(info: Mapping[str, Any]) -> str:
-    """Versions of hone, torch and Python, and the git revision of the code around it."""
+    """Versions of hone, torch and Python, hone's numerics, and the git revision of the code around it."""
     git, versions = info.get("git"), info["versions"]
     revision = f"; revision {git['revision'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""
     known = (f"{name} {versions[name]}" for name in ("hone-rl", "torch", "python") if versions.get(name))
-    return ", ".join(known) + revision
+    return ", ".join([*known, f"numerics {provenance.numerics(info)}"]) + revision
 
 
 def certificate_in_words(path: Path) -> str:
