@@ -25,7 +25,7 @@ NUMERICS = 2
 2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
    grader was killed is graded again
 """
-_PACKAGES = ("hone-rl", "torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
+_PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
 
 def now(ago: float = 0.0) -> str:
@@ -97,7 +97,7 @@ def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that can change a run's numbers; None for one that isn't installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version(), "hone-rl": hone.__version__}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)

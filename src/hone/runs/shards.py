@@ -6,11 +6,14 @@ that such an index consists of.
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hone.errors import UserError
 
@@ -20,16 +23,27 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 FOLDER = "trainer"
-_RECORDS = {
-    "torch.distributed.checkpoint.metadata": None,
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size", "device"},
-    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
-    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
-    "collections": {"OrderedDict"},
+_NAMES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties"),
+        *("ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),
+    "pathlib": ("Path", "PosixPath", "PurePosixPath"),
+    "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
 }
-"""What an index may name: module → names (None: every class of it)."""
+"""What an index may name: module → names; of torch its dtypes as well."""
+_CALLED = ("_MEM_FORMAT_ENCODING", "_get_layout", "Size", "Path", "PosixPath", "PurePosixPath")
+"""Those of the names that are called, with numbers and texts; the others are classes whose fields are filled in."""
+_OPCODES = (
+    *("PROTO", "FRAME", "STOP", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MARK", "POP", "POP_MARK"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINUNICODE", "BINUNICODE"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT"),
+    *("SETITEM", "SETITEMS", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD"),
+)
+"""Instructions of a pickle that an index may have."""
 
 
 def is_sharded(folder: Path) -> bool:
@@ -37,17 +51,103 @@ def is_sharded(folder: Path) -> bool:
     return (folder / FOLDER).is_dir()
 
 
-class _Unpickler(pickle.Unpickler):
+_Python: Any = getattr(pickle, "_Unpickler")  # noqa: B009 (type checkers do not know it)
+
+
+class _Unpickler(_Python):
+    """Fills fields of new records and calls what makes numbers, paths and dtypes; whatever else a pickle can do fails.
+
+    The one in C can't be kept from setting attributes of the classes that it is given.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        code: _Python.dispatch[code] for name in _OPCODES for code in getattr(pickle, name)
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         import torch
 
-        allowed = _RECORDS.get(module, set())
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        found = super().find_class(module, name) if allowed is None or name in allowed else None
-        if found is None or (allowed is None and not (isinstance(found, type) and found.__module__ == module)):
+        if name not in _NAMES.get(module, ()):
             raise UserError(f"the checkpoint's index names {module}.{name}, which no such index does: do not use it")
-        return found
+        return super().find_class(module, name)
+
+    def load_newobj(self) -> None:
+        arguments, made = self.stack.pop(), self.stack.pop()
+        if arguments != () or not (isinstance(made, type) and is_dataclass(made)):
+            raise ValueError("it makes what is no record")
+        self.append(made.__new__(made))
+
+    def load_reduce(self) -> None:
+        arguments, called = self.stack.pop(), self.stack[-1]
+        plain = all(isinstance(x, int | str) or (type(x) is tuple and {*map(type, x)} <= {int}) for x in arguments)
+        if getattr(called, "__name__", "") not in _CALLED or not plain:
+            raise ValueError("it calls what makes no number, path or dtype")
+        self.stack[-1] = called(*arguments)
+
+    def load_build(self) -> None:
+        from torch.distributed.checkpoint.metadata import TensorProperties
+
+        state, record = self.stack.pop(), self.stack[-1]
+        if isinstance(record, type) or not is_dataclass(record):
+            raise ValueError("it sets attributes of what is no record")
+        if type(state) is dict and state.keys() <= {field.name for field in fields(record)}:
+            vars(record).update(state)
+        elif isinstance(record, TensorProperties):
+            record.__setstate__(state)
+        else:
+            raise ValueError(f"it sets attributes that a {type(record).__name__} does not have")
+
+    def load_setitem(self) -> None:
+        _check_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        _check_keys(self.stack[::2])
+        super().load_setitems()
+
+    dispatch |= {pickle.NEWOBJ[0]: load_newobj, pickle.REDUCE[0]: load_reduce, pickle.BUILD[0]: load_build}
+    dispatch |= {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
+
+
+def _check_keys(keys: Sequence[Any]) -> None:
+    """ValueError for a key that may take for ever to hash, as tuples of tuples do."""
+    for key in keys:
+        facts = (key.fqn, *(key.offset or ())) if type(key).__name__ == "MetadataIndex" else (key,)
+        if not all(isinstance(fact, int | str) for fact in facts):
+            raise ValueError("it has a key that is no name of a tensor")
+
+
+def _read_index(folder: Path) -> Metadata:
+    """Read the index of the tensors in `folder`. UserError for one that `save` does not write."""
+    try:
+        metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+        tensors = sum(_bytes(stored) for stored in metadata.state_dict_metadata.values())
+        if tensors > sum(file.stat().st_size for file in folder.iterdir()):
+            raise ValueError("its tensors are larger than their files")
+        for stored in (metadata.storage_data or {}).values():
+            name = stored.relative_path
+            if name in (".", "..") or Path(name).name != name or stored.transform_descriptors:
+                raise ValueError(f"it reads {name!r}, which is no file beside it")
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # whatever a pickle may run into
+        raise UserError(
+            f"the checkpoint's index {folder / '.metadata'} can't be read ({error}): do not use it"
+        ) from error
+    return metadata
+
+
+def _bytes(stored: Any) -> int:
+    """How large a tensor is, whatever a pickle says that it is; 0 for what is none."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    if not isinstance(stored, TensorStorageMetadata):
+        return 0
+    if min(stored.size, default=0) < 0:
+        raise ValueError("it has a tensor of a negative size")
+    return math.prod(stored.size) * stored.properties.dtype.itemsize
 
 
 def reader(folder: Path) -> FileSystemReader:
@@ -56,8 +156,7 @@ def reader(folder: Path) -> FileSystemReader:
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-            with open(folder / FOLDER / ".metadata", "rb") as file:
-                return _Unpickler(file).load()
+            return _read_index(folder / FOLDER)
 
     return Reader(folder / FOLDER)
 
