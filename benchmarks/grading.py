@@ -342,7 +342,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
     if not importlib.util.find_spec("pebble"):
-        print("Pebble is left out: it is not installed (pip install 'hone-rl[bench]' brings it)")
+        print("Pebble is left out: it is not installed (pip install pebble)")
     with tempfile.TemporaryDirectory() as folder:
         result = run(args, Path(folder))
     show(result, args.out)

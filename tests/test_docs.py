@@ -466,6 +466,26 @@ def test_every_fenced_line_is_a_command_that_exists(page):
             assert dry.returncode == 0, dry.stderr
 
 
+def test_every_pip_command_installs_what_an_index_has():
+    """hone is on no index, so its extras are had by the requirements that they stand for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    required = {re.split(r"[<>=\[]", one)[0]: one for one in known}
+    files = [
+        *PAGES,
+        *(path for folder in ("src", "environments", "benchmarks") for path in (ROOT / folder).rglob("*.py")),
+    ]
+    found = {
+        (path.name, target)
+        for path in files
+        for target in re.findall(r"pip install\s+[\"']?([\w.\[\]<>=,-]+)", path.read_text())
+    }
+    assert {"wandb", "trackio>=0.43", "vllm>=0.32"} <= {target for _, target in found}
+    for file, target in found:
+        name = re.split(r"[<>=\[]", target)[0]
+        assert name != "hone-rl" and target == required.get(name, target), (file, target)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

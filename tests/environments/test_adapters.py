@@ -35,8 +35,8 @@ def test_ids_that_are_none_are_refused_with_the_remedy(env_id: str, message: str
 @pytest.mark.parametrize(
     ("env_id", "remedies"),
     [
-        ("reasoning-gym:leg_counting", ["pip install 'hone-rl[reasoning-gym]'"]),
-        ("verifiers:capitals", ["make verifiers-env", "pip install 'hone-rl[verifiers]'"]),
+        ("reasoning-gym:leg_counting", ["pip install 'reasoning-gym>=0.1.25,<0.2'"]),
+        ("verifiers:capitals", ["make verifiers-env", "pip install 'verifiers>=0.3.1,<0.5'"]),
     ],
 )
 def test_without_the_library_one_sentence_says_how_to_get_it(env_id, remedies, tmp_path, monkeypatch, capfd):

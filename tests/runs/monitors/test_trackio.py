@@ -12,7 +12,7 @@ from hone.config.shared import ResumeConfig
 from hone.runs import Run
 from hone.runs.writer import RunWriter
 
-pytest.importorskip("trackio", reason='pip install "hone-rl[trackio]"')
+pytest.importorskip("trackio", reason="pip install 'trackio>=0.43'")
 P = {"project": "P"}
 
 

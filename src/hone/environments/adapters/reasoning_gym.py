@@ -175,7 +175,8 @@ def load(
         raise UserError(f"reasoning-gym:{name} {_why_not(task)}")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
-            f"reasoning-gym:{name} needs reasoning-gym, which is not installed: pip install 'hone-rl[reasoning-gym]'"
+            f"reasoning-gym:{name} needs reasoning-gym, which is not installed: "
+            "pip install 'reasoning-gym>=0.1.25,<0.2'"
         )
     if "size" in config:
         raise UserError(f"reasoning-gym:{name}: for size write num_train_examples and num_eval_examples")

@@ -190,5 +190,5 @@ def _python(env_id: str) -> Path:
             return candidate
     raise UserError(
         f"{env_id} needs verifiers, which is not installed: `make verifiers-env` in a checkout of hone makes "
-        ".venv-verifiers, or pip install 'hone-rl[verifiers]'"
+        ".venv-verifiers, or pip install 'verifiers>=0.3.1,<0.5'"
     )

@@ -18,6 +18,8 @@ from hone.errors import UserError
 
 PROJECT = "hone"
 """The W&B project where neither flag nor environment names one."""
+INSTALL = {"wandb": "pip install wandb", "trackio": "pip install 'trackio>=0.43'"}
+"""The command that installs the package of a monitor."""
 
 
 class MonitorError(Exception):
@@ -62,7 +64,7 @@ def make_monitors(config: RunConfig) -> list[Monitor]:
             continue
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without an origin it is a folder of that name: wandb leaves one
-            raise UserError(f'--{name} needs the package {name}: pip install "hone-rl[{name}]"')
+            raise UserError(f"--{name} needs the package {name}, which is not installed: {INSTALL[name]}")
         monitors.append(TrackerProcess(name, settings, config.max_steps))
     return monitors
 
