@@ -1,5 +1,7 @@
 """Each alarm on a made-up run that falls ill at step 30: the step at which it is raised, and what it says."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -218,3 +220,80 @@ def test_a_reward_is_told_before_a_window_is_full(window, said):
     assert {alarm.name for alarm in raised} >= {"no_signal", "dead_pool"}
     assert any(said in alarm.finding.evidence for alarm in raised)
     assert not any("nan" in alarm.finding.evidence for alarm in raised)
+
+
+FIGURES = {
+    "falling_reward": "best:reward/mean step:reward/mean now:reward/mean best:reward/mean|completion/length/mean "
+    "now:completion/length/mean",
+    "zero_std": "now:frac_reward_zero_std window first:frac_reward_zero_std",
+    "unparsable": "now:outcome/unparsable least:outcome/unparsable step:outcome/unparsable "
+    "least:outcome/unparsable|outcome/wrong now:outcome/wrong",
+    "wrong": "best:outcome/correct step:outcome/correct now:outcome/correct best:outcome/correct|outcome/wrong "
+    "now:outcome/wrong",
+    "component": "least:reward/bonus/mean now:reward/bonus/mean weight step:reward/bonus/mean "
+    "least:reward/bonus/mean|outcome/correct now:outcome/correct",
+    "truncation": "now:completion/truncated window first:completion/truncated",
+    "entropy_collapse": "first:entropy now:entropy now:outcome/correct",
+    "entropy_blowup": "least:entropy step:entropy now:entropy",
+    "kl": "now:kl window",
+    "ratio": "now:clipped window",
+    "identical": "now:completion/identical first:completion/identical now:outcome/correct",
+    "grader": "failed window now:outcome/grader_error now:outcome/grader_timeout latest:failed",
+    "solved_pool": "now:outcome/correct window",
+    "dead_pool": "steps now:reward/mean",
+    "no_signal": "steps now:reward/mean",
+}
+"""What each number in an alarm's sentence is, in order: a metric's mean over a window (the last, the first, that with
+its `best` or `least` mean, or of another metric (after `|`) over that one), the step at which the window ends, …
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "early"), [*((name, False) for name in FIGURES), ("grader", True), ("no_signal", True)]
+)
+def test_the_figures_in_a_sentence_are_of_the_steps_that_it_names(name, early):
+    """Compared with means that are taken here. `early`: ill from the first step on, before a window is full."""
+    ill, window, noise = CASES[name][0], 10, np.random.default_rng(1)
+    alarms = Alarms(AlarmsConfig(window=window), {"answer": 1.0, "bonus": 0.5})
+    lines: list[dict[str, float]] = []
+    found = []
+    while not found and len(lines) < END:
+        line = HEALTHY | (ill if early or len(lines) >= ONSET else {})
+        lines.append(
+            {k: v if k in EXACT and "grader" not in k else v * noise.uniform(0.7, 1.3) for k, v in line.items()}
+        )
+        found = [one for one in alarms.look(len(lines) - 1, lines[-1])[0] if one.name == name]
+    ((evidence, value),) = [(one.finding.evidence, one.finding.value) for one in found]
+
+    def mean(metric: str, end: int, steps: int = window) -> float:
+        return float(np.mean([line[metric] for line in lines[max(0, end + 1 - steps) : end + 1]]))
+
+    def end_of(which: str, metric: str) -> int:
+        ends = {"now": len(lines) - 1, "first": window - 1}
+        order = sorted(range(window - 1, len(lines)), key=lambda end: mean(metric, end))
+        return ends.get(which, order[-1] if which == "best" else order[0] if which == "least" else -1)
+
+    def figure(said: str) -> float:
+        which, _, metric = said.partition(":")
+        over, _, other = metric.partition("|")
+        if which == "step":
+            return end_of("best" if name in ("falling_reward", "wrong") else "least", metric)
+        taken = min(window, len(lines))
+        failed = ("outcome/grader_error", "outcome/grader_timeout")
+        known = {"window": taken, "weight": 0.5, "steps": {"dead_pool": 20, "no_signal": 5}.get(name, 0)}
+        known["failed"] = sum(mean(one, len(lines) - 1) for one in failed)
+        known["latest"] = sum(lines[-1][one] for one in failed)
+        if which in known:
+            return known[which]
+        return mean(other or over, end_of(which, over), int(known["steps"]) or window)
+
+    numbers = NUMBER.findall(evidence)
+    assert len(numbers) == len(FIGURES[name].split()), evidence
+    for (number, percent), said in zip(numbers, FIGURES[name].split(), strict=True):
+        last_digit = 10.0 ** -len(number.partition(".")[2])
+        assert float(number) == pytest.approx(figure(said) * (100 if percent else 1), abs=0.51 * last_digit), evidence
+    if name == "grader":
+        assert value == pytest.approx(figure("failed"))
+
+
+NUMBER = re.compile(r"(\d+(?:\.\d+)?)( %)?")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import fmean
+
 from hone.runs.alarm_finding import SOLVED, Finding
 from hone.runs.history import History, differ
 from hone.runs.progress import percent
@@ -161,20 +164,25 @@ RISEN = 0.2
 
 
 def grader(history: History, threshold: float) -> Finding | None:
-    """Reward functions fail."""
-    shares = [history.now(f"outcome/{name}") for name in ("grader_error", "grader_timeout")]
-    latest = sum(history.latest(f"outcome/{name}") for name in ("grader_error", "grader_timeout"))
-    errors, timeouts = (window.mean if window else 0.0 for window in shares)
-    share = max(errors + timeouts, latest / history.window)
-    if not share >= threshold:
+    """Reward functions fail. At the beginning, steps of the window that are still to come count as free of failures."""
+    kinds = ("grader_error", "grader_timeout")
+    recent = [[_known(value) for value in history.values(f"outcome/{kind}")[-history.window :]] for kind in kinds]
+    if not sum(map(sum, recent)) / history.window >= threshold:
         return None
+    errors, timeouts = map(fmean, recent)
+    latest = sum(one[-1] for one in recent)
     return Finding(
-        share,
+        errors + timeouts,
         threshold,
-        f"{percent(latest)} of this step's completions could not be graded ({percent(errors)} errors and "
-        f"{percent(timeouts)} timeouts over the last {history.window} steps); they are in no mean and no loss",
+        f"{percent(errors + timeouts)} of the completions of the last {len(recent[0])} steps could not be graded "
+        f"({percent(errors)} errors and {percent(timeouts)} timeouts; {percent(latest)} at this step); "
+        "they are in no mean and no loss",
         "the causes stand in rollouts/ (column detail) and in logs/; run `hone audit` on the task",
     )
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
 
 
 def _share(history: History, name: str, index: int) -> str:
