@@ -11,9 +11,9 @@ from rich.console import Console
 
 from hone import rng
 from hone.config.eval import EvalConfig
-from hone.environments import Rubric, SingleTurnEnv, TagParser
+from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
-from hone.evaluation.intervals import mean_interval, wilson
+from hone.evaluation.intervals import bounded_interval, mean_interval, wilson
 from hone.evaluation.loop import evaluate
 from hone.evaluation.report import printable, show_result, show_sample
 from hone.evaluation.result import EvalResult
@@ -104,7 +104,8 @@ def test_metrics_of_a_known_set_of_completions():
     metrics = run(scripted)[0].metrics()
     rewards = [1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0]  # without the one whose grading failed
     lengths = [len(text) for text, _ in SCRIPT.values()]
-    interval = mean_interval([np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])])
+    means = [np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])]
+    interval = bounded_interval(means, 0.0, 1.5)
     expected = {
         "reward/mean": np.mean(rewards),
         "reward/std": np.std(rewards),
@@ -135,6 +136,25 @@ def test_one_completion_per_example_gives_wilsons_interval_for_exact_match():
     assert metrics["eval/toy/exact/ci95/low"] == interval.low
     assert metrics["eval/toy/exact/ci95/high"] == interval.high
     assert "eval/toy/pass@2" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("ranges", "high"),
+    [
+        ({}, 1.0),
+        ({"right": Range(right=(1.0, 1.0), wrong=(-1.0, 0.0))}, 1.0),
+        ({"right": Range((0.5, 9.0), (0.0, 0.0))}, 9),
+    ],
+)
+def test_the_interval_of_a_reward_does_not_leave_what_the_reward_can_be(ranges, high):
+    rows = [{"question": str(i), "answer": "a"} for i in range(8)]
+    env = SingleTurnEnv(rubric=Rubric([right], ranges=ranges), parser=TAGS, eval_dataset=rows, id="toy")
+    result = run(lambda draw, rollout: ("<t>a</t>" if draw else "<t>b</t>", "stop"), env, n=8, r=1)[0]
+    metrics, t_high = result.metrics(), mean_interval([result.rewards[i : i + 1] for i in range(8)]).high
+    assert metrics["eval/toy/reward/mean"] == 7 / 8 and t_high > 1.0
+    low, top = (metrics[f"eval/toy/ci95/{end}"] for end in ("low", "high"))
+    assert result.reward_range[1] == high and low < 7 / 8 < top
+    assert top <= 1.0 if high == 1.0 else top == t_high, "what rewards were seen is not the range of the reward"
 
 
 def test_when_all_gradings_fail_there_is_no_average():
@@ -201,7 +221,7 @@ def shown(draw) -> str:
 def test_the_report_has_every_number():
     text = shown(lambda console: show_result(console, run(scripted)[0]))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    interval = mean_interval([np.array(v) for v in ([1.0, 0.5], [1.0, 1.0], [0.0], [0.0, 0.0])])
+    interval = run(scripted)[0].reward_interval
     assert f"reward 0.500 ± 0.463 {interval.low:.3f} to {interval.high:.3f}" in lines
     assert "pass@2 0.667" in lines
     assert "right 1 0.429 0.495 7" in lines

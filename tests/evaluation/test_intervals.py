@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from hone import rng
-from hone.evaluation.intervals import Interval, mean_interval, share_interval, wilson
+from hone.evaluation.intervals import Interval, bounded_interval, mean_interval, share_interval, wilson
 
 
 def arrays(*rows):
@@ -65,6 +65,35 @@ def test_a_share_on_which_all_examples_agree_still_has_a_width():
     assert share_interval(arrays([1, 1], [1, 1], [1, 1])) == wilson(3, 3)
     assert share_interval(arrays([1, 0, 0], [0, 1, 0])) == wilson(2 / 3, 2)
     assert share_interval(arrays([1, 0])) == wilson(0.5, 1)
+
+
+def test_a_reward_of_0_or_1_has_the_interval_of_a_share():
+    rewards = arrays([1], [1], [1], [0], [1], [1])
+    assert mean_interval(rewards).high > 1.0, "Student's t leaves the range"
+    expected = stats.binomtest(5, 6).proportion_ci(0.95, method="wilson")
+    got = bounded_interval(rewards, 0.0, 1.0)
+    assert (got.low, got.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    signs = bounded_interval([2 * v - 1 for v in rewards], -1.0, 1.0)
+    assert (signs.low, signs.high) == (pytest.approx(2 * got.low - 1), pytest.approx(2 * got.high - 1))
+    several = arrays([1, 1], [1, 1], [1, 0], [1, 1])
+    assert bounded_interval(several, 0.0, 1.0) == share_interval(several)
+
+
+@pytest.mark.parametrize("per_example", [1, 4])
+@pytest.mark.parametrize("values", [[0.0, 1.0], [0.0, 0.1, 0.9, 1.0], [-0.5, 0.0, 2.0]])
+def test_no_interval_leaves_the_range_however_few_the_examples(values, per_example):
+    generator = rng.stream(0, "bounded")
+    for trial in range(200):
+        shape = (int(generator.integers(2, 9)), per_example)
+        rewards = list(generator.choice(values, size=shape, p=[0.05] * (len(values) - 1) + [1.05 - 0.05 * len(values)]))
+        interval, mean = bounded_interval(rewards, min(values), max(values)), float(np.mean(rewards))
+        assert min(values) <= interval.low <= mean + 1e-9 and mean - 1e-9 <= interval.high <= max(values), trial
+        assert bounded_interval(rewards, -99.0, 99.0) == mean_interval(rewards), "far from its ends it is Student's"
+
+
+def test_equal_rewards_have_no_width_and_one_example_no_interval():
+    assert bounded_interval(arrays([1], [1], [1]), 0.0, 1.0) == Interval(1.0, 1.0)
+    assert bounded_interval(arrays([1, 0]), 0.0, 1.0) is None
 
 
 def test_it_covers_the_truth_in_95_of_100_evaluations():

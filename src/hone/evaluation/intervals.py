@@ -44,6 +44,23 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
     return Interval(mean - half, mean + half)
 
 
+def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
+    """Interval of the mean of values in [low, high], which it does not leave; None with fewer than two examples.
+
+    Of values that are all `low` or `high` (a reward of 0 or 1) it is that of the share of `high`. Of others it is
+    `mean_interval`, cut at the two, which covers the mean as often. It has no width if all values agree.
+    """
+    interval = mean_interval(values)
+    if interval is None:
+        return None
+    flat = np.concatenate(values)
+    if np.ptp(flat) > 0 and (np.isclose(flat, low) | np.isclose(flat, high)).all():
+        share = share_interval([np.isclose(v, high).astype(np.float64) for v in values])
+        assert share is not None
+        return Interval(low + (high - low) * share.low, low + (high - low) * share.high)
+    return Interval(max(low, interval.low), min(high, interval.high))
+
+
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
     """Interval of a share (values 0 and 1), inside [0, 1]; None without values.
 

@@ -64,4 +64,4 @@ def evaluate(
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled
         progress(indices.stop, count)
-    return EvalResult(env.id, version, rollouts_per_example, samples, seconds)
+    return EvalResult(env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges)

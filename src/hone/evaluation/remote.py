@@ -68,9 +68,8 @@ def evaluate_url(
     samples, failed = _grade(env, examples, places, answers, seed)
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
     waits = [answer.seconds for answer in answers if isinstance(answer, Reply)]
-    return EvalResult(
-        env.id, 0, rollouts_per_example, samples, seconds, failed, RequestStats(waits, retries, endpoint.concurrency)
-    )
+    requests = RequestStats(waits, retries, endpoint.concurrency)
+    return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges)
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:

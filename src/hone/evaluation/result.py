@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from hone.evaluation.intervals import Interval, mean_interval, share_interval
+from hone.environments.rubric import Range
+from hone.evaluation.intervals import Interval, bounded_interval, share_interval
 from hone.evaluation.passk import pass_at_ks
 from hone.orchestrator.metrics import component_means, outcome_shares
 from hone.types import Example, Outcome, Reply, Score, Trajectory
@@ -124,6 +126,8 @@ class EvalResult:
     seconds: dict[str, float]
     failed: list[FailedRollout] = field(default_factory=list)
     requests: RequestStats | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    """The values that a component of the reward may take, as the rubric declares them."""
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `results.jsonl`, by example and rollout."""
@@ -163,7 +167,23 @@ class EvalResult:
     @cached_property
     def reward_interval(self) -> Interval | None:
         """95 % interval of the mean reward, clustered by example; None with fewer than two graded examples."""
-        return mean_interval([np.array([s.score.reward for s in group]) for group in self.by_example])
+        rewards = [np.array([s.score.reward for s in group], dtype=np.float64) for group in self.by_example]
+        return bounded_interval(rewards, *self.reward_range)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the largest reward there can be: a component is from 0 to 1, unless another range is declared,
+        or further where it was seen there.
+        """
+        scores = [s.score for s in self.samples if s.graded]
+        low = high = 0.0
+        for name, weight in (scores[0].weights if scores else {}).items():
+            declared = self.ranges.get(name)
+            values = [0.0, *((*declared.right, *declared.wrong) if declared else (1.0,))]
+            values += [score.components[name] for score in scores if name in score.components]
+            ends = sorted((weight * min(values), weight * max(values)))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
 
     @cached_property
     def exact(self) -> float | None:
