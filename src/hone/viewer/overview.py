@@ -36,8 +36,8 @@ _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "pr
 
 
 INTERVAL = (
-    "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and of a "
-    "reward of 0 or 1 (Student's t, too, of several completions of an example). That of the run card is the "
+    "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
+    "of a reward of 0 or 1 (Student's t, too, of several completions of an example). That of the run card is the "
     "bootstrap's, which need not be symmetric."
 )
 """What the intervals of the overview are."""
