@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
+GREEDY_BELOW = 1e-5
+"""A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
+
 
 class Outcome(StrEnum):
     """What grading found out about one completion. Listed by precedence: the first that applies is the outcome."""

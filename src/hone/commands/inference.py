@@ -12,13 +12,14 @@ from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
 from hone.commands.serving import listen, serve
 from hone.config.inference import ServeConfig
+from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY
-from hone.model.hf import load_model
+from hone.model.hf import load_model, non_finite
 
 GRACE = 5
 """Seconds that requests in flight have to end when the server is stopped."""
@@ -42,6 +43,10 @@ def run(config: ServeConfig) -> int:
         model = load_model(
             config.model.name, device=device, precision=config.precision, seed=config.seed, init=config.model.init
         )
+        if (found := non_finite(model)) is not None:
+            raise UserError(
+                f"{found[1]} values of {found[0]} are not finite: serve other weights than {config.model.name}"
+            )
         threads = configure(config.threads, model.num_parameters)
         renderer = load_renderer(config.model.name, config.model.chat_template)
         engine = Engine(

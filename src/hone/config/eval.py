@@ -48,7 +48,7 @@ class EvalConfig(BaseConfig):
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
     """Most new tokens per completion; by default 1024, or what a local model's context leaves if that is less."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
-    """0 is greedy."""
+    """0 is greedy, and so is less than 1e-5 for a model in this process."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))

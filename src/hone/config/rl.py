@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -213,8 +214,14 @@ class OrchestratorConfig(SectionConfig):
 
     @model_validator(mode="after")
     def _check_sampling(self) -> OrchestratorConfig:
+        from hone.types import GREEDY_BELOW  # numpy, which parsing needs nowhere else
+
         sampling = self.sampling
-        neutral = {"temperature": sampling.temperature > 0, "top_p": sampling.top_p == 1, "top_k": sampling.top_k == 0}
+        neutral = {
+            "temperature": GREEDY_BELOW <= sampling.temperature < math.inf,
+            "top_p": sampling.top_p == 1,
+            "top_k": sampling.top_k == 0,
+        }
         for name, fine in neutral.items():
             if not fine:
                 raise UserError(

@@ -203,7 +203,7 @@ class SamplingConfig(BaseConfig):
     max_tokens: int | None = Field(default=None, ge=1)
     """Most new tokens per completion; without it, what the sequence length leaves."""
     temperature: float = Field(default=1.0, ge=0)
-    """Logits are divided by this; 0 is greedy (evaluation only)."""
+    """Logits are divided by this; 0, or less than 1e-5, is greedy (evaluation only)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling (evaluation only: the RL ratio needs the full distribution)."""
     top_k: int = Field(default=0, ge=0)

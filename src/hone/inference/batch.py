@@ -5,9 +5,12 @@ Shapes: B rows, T tokens of the longest completion, V vocabulary, S stop ids of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import traceback
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +20,15 @@ from torch import Tensor
 from hone import rng
 from hone.inference.sampler import sample_tokens, token_distribution
 from hone.inference.text import StopWatch
-from hone.inference.types import Completion, Job, SamplingParams, Token
+from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
 
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
 _NO_TOKEN = -1
+NOT_FINITE = "the model's logits are not finite"
+
+Tops = dict[int, tuple[tuple[int, float], ...]]
+"""The likeliest tokens with their logprobs, of rows that ask for them."""
 
 
 class Cache(Protocol):
@@ -46,8 +53,21 @@ class Ticket:
     watch: StopWatch | None = None
 
 
+def failures(tickets: Iterable[int], error: Exception) -> list[Failure]:
+    """One for each of the jobs with these tickets, whose computing raised `error`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = next(iter(str(error).strip().splitlines()), "")[:300]
+    reason, line = f"{type(error).__name__}: {text}", f"{Path(frame.filename).name}:{frame.lineno}"
+    return [Failure(ticket, reason, line) for ticket in tickets]
+
+
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token."""
+    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token.
+
+    `whole` is False while it takes in another, and stays so if that fails: it is of no use then.
+    """
+
+    whole = True
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
         device = logits_BV.device
@@ -63,7 +83,7 @@ class Batch:
         self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
         self.alive = torch.ones(len(tickets), dtype=torch.bool, device=device)
         self.next = self.index
-        self.cut = ~self.alive  # rows ended by a stop string
+        self.cut = ~self.alive  # rows ended by a stop id or a stop string, at `last`
         width = max(1, max(len(ticket.stops) for ticket in tickets))
         stops = [[*ticket.stops, *[_NO_TOKEN] * (width - len(ticket.stops))] for ticket in tickets]
         self.stops = torch.tensor(stops, dtype=torch.int64, device=device)
@@ -73,23 +93,33 @@ class Batch:
         return len(self.tickets)
 
     @property
+    def numbers(self) -> list[int]:
+        """The tickets' numbers."""
+        return [ticket.number for ticket in self.tickets]
+
+    @property
     def room(self) -> int:
         """Tokens that the row with most of them left may still get."""
         return int((self.last - self.index).max()) + 1
 
-    def sample(self, version: int, emit: bool) -> list[Token]:
-        """Takes the next token of every row; of rows that are alive they are returned if `emit`."""
+    def sample(self, version: int, emit: bool) -> list[Token | Failure]:
+        """Takes the next token of every row; of rows that are alive they are returned if `emit`.
+
+        With `emit` a row whose token cannot be sampled ends in a Failure, and the others go on.
+        """
         column = self.index[:, None]
         uniforms = self.uniforms.gather(1, column).squeeze(1)
-        self.next, logprobs, tops = self._draw(uniforms, emit)
+        self.next, logprobs, tops, failed = self._draw(uniforms, emit)
         self.tokens.scatter_(1, column, self.next[:, None])
         self.logprobs.scatter_(1, column, logprobs[:, None])
         stopped = (self.next[:, None] == self.stops).any(1)
         before = self.alive
         if self._watched:
             stopped |= self._at_stop_string(before)
-        self.alive = before & ~stopped & (self.index < self.last)
-        return self._emitted(before, stopped, logprobs, tops, version) if emit else []
+        self.cut |= before & stopped
+        self.last = torch.where(before & stopped, self.index, self.last)
+        self.alive = before & (self.index < self.last)
+        return self._emitted(before, logprobs, tops, version, failed) if emit else []
 
     def _at_stop_string(self, alive: Tensor) -> Tensor:
         """Rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
@@ -97,40 +127,51 @@ class Batch:
         for row in self._watched:
             watch = self.tickets[row].watch
             if watch is not None and alive[row] and watch.push(int(self.next[row])):
-                found[row] = self.cut[row] = True
-                self.last[row] = self.index[row]
+                found[row] = True
         return found
 
-    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, dict[int, tuple[tuple[int, float], ...]]]:
-        """Tokens `[B]`, logprobs `[B]`, and the likeliest tokens of rows that ask for them."""
+    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, Tops, dict[int, Failure]]:
+        """Tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens, and what failed (only with `emit`)."""
         if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
-            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
-        tokens, logprobs = torch.empty_like(self.index), torch.empty_like(self.logits[:, 0], dtype=torch.float32)
-        tops: dict[int, tuple[tuple[int, float], ...]] = {}
+            chosen, its_logprobs = sample_tokens(self.logits, uniforms, self._groups[0][0])
+            return chosen, its_logprobs, {}, {}
+        tokens, logprobs = torch.zeros_like(self.index), torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
+        tops: Tops = {}
+        failed: dict[int, Failure] = {}
         for params, rows in self._groups:
             logits = self.logits.index_select(0, rows)
-            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
-            if params.top_logprobs and emit:
-                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
-                pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                tops |= {row: tuple(zip(*pair, strict=True)) for row, pair in zip(rows.tolist(), pairs, strict=True)}
-        return tokens, logprobs, tops
+            try:
+                tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
+                if params.top_logprobs and emit:
+                    best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
+                    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                    found = zip(rows.tolist(), pairs, strict=True)
+                    tops |= {row: tuple(zip(*pair, strict=True)) for row, pair in found}
+            except Exception as error:
+                if not emit:
+                    raise
+                mine = rows.tolist()
+                failed |= zip(mine, failures((self.tickets[row].number for row in mine), error), strict=True)
+        return tokens, logprobs, tops, failed
 
     def _emitted(
-        self,
-        before: Tensor,
-        stopped: Tensor,
-        logprobs: Tensor,
-        tops: dict[int, tuple[tuple[int, float], ...]],
-        version: int,
-    ) -> list[Token]:
-        columns = (x.tolist() for x in (before, self.alive, stopped, self.next, logprobs))
-        emitted = []
+        self, before: Tensor, logprobs: Tensor, tops: Tops, version: int, failed: dict[int, Failure]
+    ) -> list[Token | Failure]:
+        columns = (x.tolist() for x in (before, self.alive, self.cut, self.next, logprobs))
+        emitted: list[Token | Failure] = []
+        lost = []
         for row, (was, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
-            if was:
+            ticket = self.tickets[row].number
+            if not was:
+                continue
+            if row in failed or not math.isfinite(logprob):
+                lost.append(row)
+                emitted.append(failed.get(row) or Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))
+            else:
                 reason = None if goes_on else "stop" if at_stop else "length"
-                ticket = self.tickets[row].number
                 emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason))
+        if lost:
+            self.alive[lost] = False
         return emitted
 
     def advance(self) -> dict[int, Completion]:
@@ -145,9 +186,9 @@ class Batch:
 
     def moved(self, logits_BV: Tensor) -> None:
         """To be called after a decode step, with the logits that it gave."""
-        self.logits = logits_BV
+        positions = self.positions + 1
         self.cache.moved()
-        self.positions = self.positions + 1
+        self.positions, self.logits = positions, logits_BV
 
     def cancel(self, number: int) -> bool:
         """Ends the row of this ticket, if it is here."""
@@ -181,6 +222,7 @@ class Batch:
 
     def join(self, other: Batch) -> None:
         """Takes in the rows of another batch."""
+        self.whole = False
         room = max(self.room, other.room)
         self.cache.join(other.cache, room)
         self.tickets += other.tickets
@@ -192,6 +234,7 @@ class Batch:
         for name in ("index", "last", "positions", "alive", "cut", "next", "logits"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         self._group()
+        self.whole = True
 
     def _group(self) -> None:
         """Rows that are sampled in the same way, and those whose text is watched."""
@@ -203,15 +246,12 @@ class Batch:
             self._groups.append((self.tickets[rows[0]].params, torch.tensor(rows, device=self.logits.device)))
 
     def _completions(self, rows: Tensor) -> dict[int, Completion]:
-        """Completions of rows that have ended: up to the first stop id, or the limit."""
-        tokens_BT, logprobs_BT, stops_BS, last_B, cut_B = (
-            x.index_select(0, rows).cpu().numpy() for x in (self.tokens, self.logprobs, self.stops, self.last, self.cut)
-        )
-        at_stop_BT = (tokens_BT[:, :, None] == stops_BS[:, None]).any(2)
-        ended_BT = at_stop_BT | (np.arange(tokens_BT.shape[1]) >= last_B[:, None])
+        """Completions of rows that have ended."""
+        columns = (self.tokens, self.logprobs, self.last, self.cut)
+        tokens_BT, logprobs_BT, last_B, cut_B = (x.index_select(0, rows).cpu().numpy() for x in columns)
         found = {}
-        for i, (row, count) in enumerate(zip(rows.tolist(), ended_BT.argmax(axis=1) + 1, strict=True)):
-            reason = "stop" if at_stop_BT[i, count - 1] or cut_B[i] else "length"
+        for i, (row, count) in enumerate(zip(rows.tolist(), last_B + 1, strict=True)):
+            reason = "stop" if cut_B[i] else "length"
             completion = Completion(tokens_BT[i, :count].tolist(), logprobs_BT[i, :count].tolist(), reason)
             found[self.tickets[row].number] = completion
         return found

@@ -120,7 +120,7 @@ class KVCache:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, H, Dh]`, k and v `[B, K, Dh]` of one new token per row; stores k, v and attends to all so far."""
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
-        if used == 1:
+        if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
             blocks.append(Block(k.new_empty(2, k.shape[1], k.shape[0], BLOCK, k.shape[2], dtype=torch.float32)))
         blocks[-1].store(self.column % BLOCK, k, v)
         keys = [*(block.keys for block in blocks[:-1]), blocks[-1].keys[:, :, :used]]

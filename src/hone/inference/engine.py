@@ -8,6 +8,7 @@ sequences at once, attention over each batch of sequences that began together.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -15,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 
 from hone import rng
-from hone.errors import UserError
-from hone.inference.batch import Batch, Ticket
+from hone.errors import Halt, UserError
+from hone.inference.batch import NOT_FINITE, Batch, Ticket, failures
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.graphs import GraphRunner
 from hone.inference.invariant import InvariantRunner
@@ -24,7 +25,7 @@ from hone.inference.prefill import Prompt
 from hone.inference.runner import GroupedRunner, Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.text import StopWatch
-from hone.inference.types import Completion, Job, SamplingParams, ScoredToken, Token
+from hone.inference.types import Completion, Failure, Job, SamplingParams, ScoredToken, Token
 from hone.model.decoder import Decoder
 
 ADMIT_AT = 0.25
@@ -64,6 +65,7 @@ class Engine:
             self.runner = (InvariantRunner if batch_invariant else GroupedRunner)(model, prefix_bytes)
         self.prefill = self.runner.prefill
         self._waiting: deque[Ticket] = deque()
+        self._suspects: set[int] = set()  # waiting again, as they could not be started together
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None
         self._batches: list[Batch] = []
         self._done: dict[int, Completion] = {}
@@ -88,7 +90,10 @@ class Engine:
         return [flat[p * params.n : (p + 1) * params.n] for p in range(len(prompts))]
 
     def run(self, jobs: Sequence[Job], params: SamplingParams) -> list[Completion]:
-        """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill."""
+        """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
+
+        What fails is raised, and all jobs are dropped. Raises Halt if the model's logits are not finite.
+        """
         for job in jobs:
             self._check(job)
         try:
@@ -96,9 +101,12 @@ class Engine:
             while self.busy:
                 self._step(emit=False)
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
-            self._forget()
+            self.clear()
             raise
-        return [self._done.pop(ticket) for ticket in tickets]
+        completions = [self._done.pop(ticket) for ticket in tickets]
+        if not all(math.isfinite(sum(completion.logprobs)) for completion in completions):
+            raise Halt(f"{NOT_FINITE} (version {self.version} of the weights): go back to earlier weights")
+        return completions
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
         """Queues a job, which is sampled as its own `params` say, else these; returns its ticket.
@@ -113,6 +121,7 @@ class Engine:
 
     def cancel(self, ticket: int) -> None:
         """Drops a job, wherever it is; does nothing if it has ended."""
+        self._suspects.discard(ticket)
         self._waiting = deque(other for other in self._waiting if other.number != ticket)
         if self._starting is not None:
             tickets, prompts = self._starting
@@ -122,11 +131,12 @@ class Engine:
             if batch.cancel(ticket):
                 return
 
-    def _forget(self) -> None:
+    def clear(self) -> None:
         """Drops all jobs."""
         self._waiting.clear()
         self._batches.clear()
         self._done.clear()
+        self._suspects.clear()
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
@@ -157,39 +167,95 @@ class Engine:
         rows = zip(ids[1:], *(column.tolist() for column in columns), strict=True)
         return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
 
-    def step(self) -> list[Token]:
-        """Lets in what fits, then takes one token of every running job. Nothing if no job is there."""
+    def step(self) -> list[Token | Failure]:
+        """Lets in what fits, then takes one token of every running job. Nothing if no job is there.
+
+        What fails is not raised: it ends the jobs that it cannot be told apart from, and the others go on.
+        """
         emitted = self._step(emit=True)
         self._done.clear()
         return emitted
 
     @torch.no_grad()
-    def _step(self, emit: bool) -> list[Token]:
-        self._admit()
-        emitted = []
-        for batch in self._batches:
-            emitted += batch.sample(self.version, emit)
-        for batch in self._batches:
-            self._done |= batch.advance()
+    def _step(self, emit: bool) -> list[Token | Failure]:
+        """One step. With `emit` tokens are returned, and what fails in the place of its jobs; else it is raised."""
+        emitted = self._admit(emit)
+        for batch in list(self._batches):
+            try:
+                emitted += batch.sample(self.version, emit)
+                self._done |= batch.advance()
+            except Exception as error:
+                if not emit:
+                    raise
+                emitted += failures(batch.numbers, error)
+                self._batches.remove(batch)
         self._batches = [batch for batch in self._batches if len(batch)]
         if self._batches:
-            self.runner.join(self._batches, self._budget)
-            self.runner.decode(self._batches)
+            emitted += self._join(emit)
+            emitted += self._decode(emit)
         return emitted
 
-    def _admit(self) -> None:
-        """Begins what waits and fits; goes on with prompts that are computed in chunks."""
+    def _admit(self, emit: bool) -> list[Token | Failure]:
+        """Begins what waits and fits; goes on with prompts that are computed in chunks.
+
+        If that fails, the requests are tried again one by one: jobs of one request have the same `params` object.
+        """
         if self._starting is None:
             tickets = self._next_tickets()
             if not tickets:
-                return
-            distinct = dict.fromkeys(ticket.job.prompt for ticket in tickets)
-            self._starting = tickets, [self.prefill.begin(prompt) for prompt in distinct]
+                return []
+            self._starting = tickets, []
         tickets, prompts = self._starting
-        self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
-        if all(prompt.done == len(prompt.ids) for prompt in prompts):
+        try:
+            if not prompts:
+                distinct = dict.fromkeys(ticket.job.prompt for ticket in tickets)
+                prompts += [self.prefill.begin(prompt) for prompt in distinct]
+            self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
+            if all(prompt.done == len(prompt.ids) for prompt in prompts):
+                self._batches += self.runner.start(tickets, prompts)
+                self._starting = None
+            return []
+        except Exception as error:
+            if not emit:
+                raise
             self._starting = None
-            self._batches += self.runner.start(tickets, prompts)
+            if all(ticket.params is tickets[0].params for ticket in tickets):
+                return [*failures((ticket.number for ticket in tickets), error)]
+        self._suspects.update(ticket.number for ticket in tickets)
+        self._waiting.extendleft(reversed(tickets))
+        return []
+
+    def _join(self, emit: bool) -> list[Token | Failure]:
+        """Joins batches. If that fails, those that were to be one are lost."""
+        before = [number for batch in self._batches for number in batch.numbers]
+        try:
+            self.runner.join(self._batches, self._budget)
+            return []
+        except Exception as error:
+            if not emit:
+                raise
+            self._batches = [batch for batch in self._batches if batch.whole]
+            kept = {number for batch in self._batches for number in batch.numbers}
+            return [*failures((number for number in before if number not in kept), error)]
+
+    def _decode(self, emit: bool) -> list[Token | Failure]:
+        """One step of all batches. If that fails, of each alone: a batch that has not moved can be decoded again."""
+        before = [(batch, batch.logits) for batch in self._batches]
+        try:
+            self.runner.decode(self._batches)
+            return []
+        except Exception:
+            if not emit:
+                raise
+        lost: list[Token | Failure] = []
+        for batch, logits in before:
+            try:
+                if batch.logits is logits:
+                    self.runner.decode([batch])
+            except Exception as error:
+                lost += failures(batch.numbers, error)
+                self._batches.remove(batch)
+        return lost
 
     def _next_tickets(self) -> list[Ticket]:
         """The jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
@@ -206,6 +272,8 @@ class Engine:
             full = used + width * (len(taken) + 1) > budget
             if (full and (taken or self._batches)) or (taken and new and tokens + new > self.prefill_tokens):
                 break
+            if taken and ticket.params is not taken[0].params and self._suspects & {ticket.number, taken[0].number}:
+                break
             tokens += new
             longest_prompt, longest_new = widths
             prompts.add(job.prompt)
@@ -213,8 +281,9 @@ class Engine:
         all_fit = len(taken) == len(self._waiting)
         if self._batches and not all_fit and used > (1 - ADMIT_AT) * budget:
             return []
-        for _ in taken:
+        for ticket in taken:
             self._waiting.popleft()
+            self._suspects.discard(ticket.number)
         return taken
 
     @property

@@ -154,16 +154,18 @@ class SlotState:
         self.resize(slots, tokens, rows=0)
 
     def resize(self, slots: int, tokens: int, rows: int) -> None:
-        """Moves the first `rows` slots to new tensors."""
+        """Moves the first `rows` slots to new tensors. If that fails, it has no slots and nothing can be decoded."""
         self.drop_graphs()
-        self.slots, self.tokens = slots, tokens
-        for index, old in enumerate(self.layers):
+        self.slots = self.tokens = 0
+        layers, self.layers = self.layers, []
+        for index, old in enumerate(layers):
             new = old.new_zeros(2, slots, old.shape[2], tokens, old.shape[4])
             width = min(tokens, old.shape[3])
             new[:, :rows, :, :width] = old[:, :rows, :, :width]
-            self.layers[index] = new
+            layers[index] = new
         self.next, self.positions = torch.zeros(2, slots, dtype=torch.int64, device=self.device)
         self.logits = torch.zeros(slots, self.vocab_size, device=self.device)
+        self.slots, self.tokens, self.layers = slots, tokens, layers
 
     def drop_graphs(self) -> None:
         """Graphs of one state share the memory of what they compute in between; a pool serves no second set."""

@@ -16,10 +16,11 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids `[B]` int64 and their logprobs `[B]` float32.
 
-    Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`.
+    Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`. A row whose logits
+    hold NaN or +inf gets some token of the vocabulary, with the logprob NaN.
     """
     logprobs_BV = token_distribution(logits_BV, params)
-    if params.temperature == 0:
+    if params.greedy:
         tokens_B = logits_BV.argmax(dim=-1)
     else:
         tokens_B = inverse_cdf(_truncate(logprobs_BV, params).exp(), uniforms_B)
@@ -37,7 +38,7 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
     if size <= WHOLE:
         cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
         thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
-        return torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1)
+        return torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1).clamp_(max=size - 1)
     if size % BLOCK:
         weights_BV = torch.nn.functional.pad(weights_BV, (0, BLOCK - size % BLOCK))
     blocks_BNK = weights_BV.unflatten(1, (-1, BLOCK))
@@ -47,18 +48,21 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
     before_B1 = torch.where(block_B1 > 0, cumulative_BN.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
     chosen_BK = blocks_BNK[torch.arange(len(blocks_BNK), device=weights_BV.device), block_B1.squeeze(1)]
     within_B1 = _first_above(chosen_BK.cumsum(-1, dtype=torch.float64), thresholds_B1 - before_B1)
-    return (block_B1 * BLOCK + within_B1).squeeze(1)
+    return (block_B1 * BLOCK + within_B1).squeeze(1).clamp_(max=size - 1)
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
     """The first index `[B, 1]` whose value exceeds the threshold; if rounding left none, the last that adds to it."""
-    last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous())
+    # Nothing exceeds NaN: its place is behind the end.
+    last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
+        max=cumulative_BN.shape[1] - 1
+    )
     return torch.minimum(torch.searchsorted(cumulative_BN, thresholds_B1, right=True), last_B1)
 
 
 def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Logprobs `[B, V]` of softmax(logits / temperature), of softmax(logits) when greedy."""
-    scaled_BV = logits_BV if params.temperature in (0, 1) else logits_BV / params.temperature
+    scaled_BV = logits_BV if params.greedy or params.temperature == 1 else logits_BV / params.temperature
     return torch.log_softmax(scaled_BV, dim=-1)
 
 

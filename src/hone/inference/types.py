@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hone.errors import UserError
+from hone.types import GREEDY_BELOW
 
 
 @dataclass(frozen=True)
@@ -12,9 +14,9 @@ class SamplingParams:
     """How to sample. `n` completions per prompt; `stop` are token ids and strings that end a completion: the id, or the
     token that completed the string wherever it began, is kept as its last token.
 
-    `temperature` 0 is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of transformers: to the k
-    likeliest tokens, to the smallest set of what is left that holds the share top_p of its probability, to those at
-    least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature) before that (of
+    A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
+    transformers: to the k likeliest tokens, to the smallest set of what is left that holds the share top_p of its
+    probability, to those at least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature) before that (of
     softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well. `seed` keys the
     randomness of `Engine.generate`.
     """
@@ -33,16 +35,28 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for ok, text in (
             (self.max_tokens >= 1, f"max_tokens is {self.max_tokens}; it must be at least 1"),
-            (self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more"),
+            (
+                0 <= self.temperature < math.inf,
+                f"temperature is {self.temperature}; it must be 0 (greedy) or more, and finite",
+            ),
             (0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]"),
-            (self.top_k >= 0, f"top_k is {self.top_k}; it must be 0 (off) or more"),
+            (0 <= self.top_k < 2**31, f"top_k is {self.top_k}; it must be 0 (off) or more, and less than 2^31"),
             (0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]"),
             (self.n >= 1, f"n is {self.n}; it must be at least 1"),
             (self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 (off) or more"),
             ("" not in self.stop, "stop has an empty string, which would end every completion: take it out"),
+            (
+                all(0 <= stop < 2**63 for stop in self.stop if isinstance(stop, int)),
+                "stop has a number that is no token id: ids go from 0 to the vocabulary's size",
+            ),
         ):
             if not ok:
                 raise UserError(text)
+
+    @property
+    def greedy(self) -> bool:
+        """True if the likeliest token is taken."""
+        return self.temperature < GREEDY_BELOW
 
     @property
     def transform(self) -> tuple[float, float, int, float, int]:
@@ -97,3 +111,15 @@ class Token:
     top: tuple[tuple[int, float], ...]
     version: int
     stop_reason: str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of the job with this ticket, which the engine dropped: the reason, and the line of code that raised it.
+
+    `line` is "" if nothing was raised: the model's logits were not finite.
+    """
+
+    ticket: int
+    reason: str
+    line: str = ""

@@ -7,6 +7,7 @@ silently half understood gives a model that is silently wrong.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +76,11 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> DecoderConfig:
         """From the content of a `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""
+        hf = {name: value for name, value in hf.items() if value is not None}
         family = hf.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise UserError(f"model_type {family!r} is not supported: {SUPPORTED}")
+        _check_values(hf)
         _refuse_unsupported(hf)
         missing = [k for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers") if k not in hf]
         if missing:
@@ -147,6 +150,43 @@ class DecoderConfig:
         else:
             hf |= {"use_sliding_window": False, "sliding_window": None}
         return hf
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and -1 <= value < 2**31  # some files write -1 for none
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e30 and math.isfinite(value)
+
+
+_COUNT, _NUMBER, _ID = (_is_count, "a whole number above 0"), (_is_number, "a number"), (_is_id, "a token id")
+_VALUES = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), _COUNT),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"), _COUNT),
+    **dict.fromkeys(("rms_norm_eps", "initializer_range", "rope_theta", "attention_dropout"), _NUMBER),
+    **dict.fromkeys(("bos_token_id", "pad_token_id"), _ID),
+    "eos_token_id": (lambda x: all(map(_is_id, x)) if isinstance(x, list) else _is_id(x), "a token id, or a list"),
+    "layer_types": (lambda x: isinstance(x, list), "a list"),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
+}
+"""What these keys of a config.json must hold."""
+
+
+def _check_values(hf: dict[str, Any]) -> None:
+    """Raises UserError for a value of the wrong kind."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    for name, value in [*hf.items(), *([] if theta is None else [("rope_theta", theta)])]:
+        if name in _VALUES and not _VALUES[name][0](value):
+            kind = _VALUES[name][1]
+            raise UserError(
+                f"{name} in config.json is {str(value)[:40]}, not {kind}: restore it from the model's source"
+            )
 
 
 def _refuse_unsupported(hf: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from hone.errors import UserError
 
 TINY = "hone/tiny"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
+MAX_JSON = 128 * 2**20
+"""Bytes of a JSON file of a model."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -45,15 +47,20 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """A JSON object from a model folder; empty if there is no such file and it is not needed."""
+    """A JSON object from a model folder; empty if there is no such file and it is not needed.
+
+    Raises UserError for a file that cannot be read or holds something else.
+    """
     path = folder / name
     if not path.is_file():
         if not needed:
             return {}
         raise UserError(f"{folder} has no {name}: give the folder of a model in Hugging Face layout")
     try:
+        if path.stat().st_size > MAX_JSON:
+            raise ValueError(f"it has more than {MAX_JSON // 2**20} MiB")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"{path} is not valid JSON ({error}): restore it from the model's source") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object: restore it from the model's source")

@@ -74,7 +74,7 @@ def load_model(
         return random_decoder(tiny_config(init), seed, precision).to(device)
     folder = resolve_model(path_or_preset)
     config = read_config(folder)
-    files = _weight_files(folder)
+    files = weight_files(folder)
     with torch.device(device):
         model = Decoder(config, precision)
     _load_weights(model, folder, files)
@@ -183,11 +183,25 @@ def _shards(
     return shards
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model's weights."""
+def non_finite(model: Decoder) -> tuple[str, int] | None:
+    """Return the first tensor that holds NaN or infinity, by its Hugging Face name, and how many; None if none does."""
+    for name, tensor in hf_tensors(model):
+        # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too.
+        if not tensor.sum().isfinite() and (count := int((~tensor.isfinite()).sum())):
+            return name, count
+    return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files that hold the model's weights. Raises UserError if they are not in the folder."""
     if (folder / WEIGHTS_INDEX).is_file():
         weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+        names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+        if not all(isinstance(name, str) and _is_inside(name) for name in names):
+            raise UserError(
+                f"weight_map in {folder / WEIGHTS_INDEX} must map each tensor to a file in its own folder: restore it"
+            )
+        files = [folder / name for name in sorted({str(name) for name in names})]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise UserError(f"{folder} lacks {', '.join(missing)}, named by {WEIGHTS_INDEX}: complete the download")
@@ -199,9 +213,14 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has a config.json but no {WEIGHTS}: {hint}, or give another folder")
 
 
+def _is_inside(name: str) -> bool:
+    """Return True if `name` is a path that does not lead out of the folder that it is relative to."""
+    return "\0" not in name and len(name) < 256 and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
 def load_weights(model: Decoder, folder: Path) -> None:
     """Overwrites the parameters of a model with those in `folder`. UserError for a misfit, and the model is no more."""
-    _load_weights(model, folder, _weight_files(folder))
+    _load_weights(model, folder, weight_files(folder))
 
 
 @torch.no_grad()
@@ -216,15 +235,15 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     if name in slices:
                         parameter, start, end = slices[name]
-                        target, value = parameters[parameter][start:end], tensors.get_tensor(name)
+                        target, shape = parameters[parameter][start:end], tensors.get_slice(name).get_shape()
                         waiting.pop(name, None)
-                        if target.shape != value.shape:
-                            misshapen.append(f"{name} is {list(value.shape)}, not {list(target.shape)}")
+                        if list(target.shape) != shape:
+                            misshapen.append(f"{name} is {shape}, not {list(target.shape)}")
                         else:
-                            target.copy_(value)
+                            target.copy_(tensors.get_tensor(name))
                     elif not _DERIVED.search(name) and not (name == "lm_head.weight" and model.lm_head is None):
                         unknown.append(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read ({error}): complete the download") from error
     for problem, names in (("lacks", list(waiting)), ("has unknown", unknown), ("has misshapen", misshapen)):
         if names:

@@ -24,7 +24,9 @@ def read_object(text: str) -> dict[str, Any] | None:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key twice")
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
     return value
 
 
@@ -34,11 +36,11 @@ def _no_constant(name: str) -> None:
 
 def _finite(digits: str) -> float:
     if not math.isfinite(number := float(digits)):
-        raise ValueError(f"{digits} is too large")
+        raise ValueError(f"{digits[:40]} is too large")
     return number
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
 _SPACE = re.compile(r"\s*")
 
 
@@ -50,8 +52,8 @@ def skip_space(text: str, at: int) -> int:
 def read_json(text: str, at: int) -> tuple[Any, int]:
     """The JSON value at `at` and its end; (None, at) if there is none within the bounds."""
     try:
-        value, end = _DECODER.raw_decode(text, at)
-        if end - at > MAX_CHARS or not _shallow(value):
+        value, end = DECODER.raw_decode(text, at)
+        if end - at > MAX_CHARS or not shallow(value):
             return None, at
         text[at:end].encode()
         json.dumps(value, ensure_ascii=False).encode()  # an escape may have made half a surrogate pair
@@ -60,7 +62,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
     return value, end
 
 
-def _shallow(value: Any) -> bool:
+def shallow(value: Any) -> bool:
     """Whether lists and objects are nested at most `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):

@@ -163,7 +163,7 @@ class ServerPolicy:
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
         """One trajectory per request, with the prompt that the server says it had."""
         begun = self._loaded
-        alone = self.server.backend == "vllm" and sampling.temperature == 0  # it refuses n > 1 then
+        alone = self.server.backend == "vllm" and sampling.greedy  # it refuses n > 1 then
         groups = list(_groups(requests, 1 if alone else len(requests)))
         asked = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
         answers = asyncio.run(self._ask([self._body(of_one, sampling) for of_one in asked], begun))
@@ -248,7 +248,7 @@ class ServerPolicy:
             "prompt": prompts if len(groups) > 1 else prompts[0],
             "n": len(groups[0]),
             "max_tokens": first.max_tokens,
-            "temperature": sampling.temperature,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,

@@ -261,13 +261,13 @@ def test_chat_goes_on_to_the_end_of_the_context(served: Served) -> None:
     [
         ("completions", b"", "not valid JSON"),
         ("completions", b"{", "not valid JSON"),
-        ("completions", b"[]", "Input should be an object"),
+        ("completions", b"[]", "must be a JSON object"),
         ("completions", b'\xff{"prompt": "a"}', "not valid JSON"),
         ("completions", b'{"promt": "a"}', "promt is not a field of this request: did you mean prompt?"),
         ("completions", b"{}", "prompt is missing"),
         ("completions", b'{"prompt": "a", "n": "3"}', "n: Input should be a valid integer"),
         ("completions", b'{"prompt": "a", "n": 100000}', "n: Input should be less than or equal to 4096"),
-        ("completions", b'{"prompt": "a", "temperature": NaN}', "temperature: "),
+        ("completions", b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON"),
         ("completions", b'{"prompt": "a", "temperature": -1}', "temperature: "),
         ("completions", b'{"prompt": "a", "max_tokens": 0}', "max_tokens = 0 asks for nothing"),
         ("completions", b'{"prompt": "a", "max_tokens": -1}', "max_tokens: "),
@@ -418,7 +418,7 @@ def test_health_and_metrics(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port)
     connection.request("GET", "/health")
     health = json.loads(connection.getresponse().read())
-    assert health == {"status": "ok", "model": "hone/tiny", "policy_version": 0, "paused": False}
+    assert health == {"status": "ok", "model": "hone/tiny", "policy_version": 0, "paused": False, "failed_steps": 0}
 
 
 def test_idle_is_the_time_without_samples_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

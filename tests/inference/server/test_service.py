@@ -74,7 +74,7 @@ def test_an_engine_that_cannot_be_cleared_ends_the_service(monkeypatch: pytest.M
         raise RuntimeError("the device is lost")
 
     monkeypatch.setattr(service.engine, "step", broken)
-    monkeypatch.setattr(service.engine, "cancel", broken)
+    monkeypatch.setattr(service.engine, "clear", broken)
     service.start()
     service.submit([job(0)], seen, whole=True).result(300)
     until(lambda: not service.alive, "the thread has ended")

@@ -92,14 +92,18 @@ class Api:
         return JSONResponse(self.card())
 
     async def health(self) -> Response:
-        alive = self.service.alive
+        service = self.service
+        status = "ok" if service.alive else "the engine's thread has ended"
         body = {
-            "status": "ok" if alive else "the engine's thread has ended",
+            "status": "failing" if service.alive and service.failing else status,
             "model": self.name,
-            "policy_version": self.service.engine.version,
-            "paused": self.service.paused,
+            "policy_version": service.engine.version,
+            "paused": service.paused,
+            "failed_steps": service.failed_steps,
         }
-        return JSONResponse(body, 200 if alive else 503)
+        if service.failed_steps:
+            body["last_failure"] = service.last_failure
+        return JSONResponse(body, 200 if body["status"] == "ok" else 503)
 
     async def prometheus(self) -> Response:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -131,7 +135,7 @@ class Api:
         ids = await self._apart(sum(map(len, prompts)), lambda: [self._ids(prompt) for prompt in prompts])
         top, seed = body.logprobs or 0, self._fresh_seed()
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
-        jobs = body.jobs(ids, max_tokens, context=self.context, seed=seed, top=top)
+        jobs = self._jobs(body, ids, max_tokens, seed=seed, top=top)
         if body.about_prompts:
             about = AboutPrompts(body, ids, self.renderer.tokenizer)
             return await while_connected(request, self._about_prompts(body, jobs, about))
@@ -153,7 +157,7 @@ class Api:
             )
         stop_ids = () if body.ignore_eos else self.renderer.stop_ids
         top, seed = body.top_logprobs or 0, self._fresh_seed()
-        jobs = body.jobs([prompt], max_tokens, context=self.context, seed=seed, top=top, stop_ids=stop_ids)
+        jobs = self._jobs(body, [prompt], max_tokens, seed=seed, top=top, stop_ids=stop_ids)
         calls = partial(CallReader, self.renderer, tools or []) if body.reads_calls else None
         return await self._answer(request, body, jobs, partial(ChatAnswer, calls=calls), bool(body.logprobs))
 
@@ -235,21 +239,28 @@ class Api:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
+    def _jobs(self, body: GenerationRequest, prompts: list[list[int]], max_tokens: int, **how: Any) -> list[Job]:
+        self._check_ids(body.stop_token_ids, "stop_token_ids")
+        return body.jobs(prompts, max_tokens, context=self.context, **how)
+
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.renderer.tokenizer.encode(prompt).ids
-        size = self.service.engine.model.config.vocab_size
-        wrong = next((token for token in prompt if not 0 <= token < size), None)
-        if wrong is not None:
-            raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", "prompt")
+        self._check_ids(prompt, "prompt")
         return prompt
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
-        from jinja2 import TemplateError
+    def _check_ids(self, ids: list[int], param: str) -> None:
+        size = self.service.engine.model.config.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", param)
 
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
         try:
             return self.renderer.prompt_ids(messages, tools)
-        except TemplateError as error:
+        except UserError:
+            raise
+        except Exception as error:  # the template is the model's: on odd messages it may fail in any way
             raise ApiError(400, f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def _fresh_seed(self) -> int:

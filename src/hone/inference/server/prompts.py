@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from hone.inference.batch import NOT_FINITE
 from hone.inference.server.answers import finite, top_by_text
-from hone.inference.server.protocol import CompletionRequest
+from hone.inference.server.protocol import CompletionRequest, SampleFailed
 from hone.inference.server.service import Service
 from hone.inference.text import token_text
 from hone.inference.types import ScoredToken
@@ -31,7 +33,10 @@ class AboutPrompts:
         top = max(self.body.prompt_logprobs or 0, self.body.logprobs or 0)
         for ids in self.ids:
             call = service.call(lambda ids=ids: service.engine.score_tokens(ids, temperature, top))
-            self._scores.append(await asyncio.wrap_future(call))
+            scores = await asyncio.wrap_future(call)
+            if any(math.isnan(token.logprob) for token in scores):
+                raise SampleFailed(NOT_FINITE)
+            self._scores.append(scores)
 
     def tell(self, choices: list[dict[str, Any]]) -> None:
         """Completes the choices, `n` for each prompt in turn."""

@@ -12,6 +12,7 @@ A sample's randomness has one address. Sample i of prompt p of a request with `s
 from __future__ import annotations
 
 import json
+import re
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,18 +21,39 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from hone import rng
 from hone.errors import UserError
 from hone.inference.types import Job, SamplingParams
+from hone.model.strict_json import DECODER, MAX_DEPTH, shallow
 
+# The bounds of what a request may hold. Token ids must also be in the vocabulary, and a prompt with its new tokens in
+# the model's context; both are checked when the model is at hand.
 MAX_SAMPLES = 4096
-"""Samples of one request."""
-
-
-MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
-
+"""Samples of one request (prompts x n), and so its prompts, and its keys."""
+MAX_STOP_IDS = 256
+MAX_STOPS, MAX_STOP_CHARS = 32, 256
+MAX_MESSAGES, MAX_TOOLS = 4096, 512
+MAX_NAME, MAX_PATH = 256, 4096
+"""Characters."""
+MAX_TEMPERATURE = 1000.0
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Key = Annotated[int, Field(ge=0, lt=2**64)]
+Version = Annotated[int, Field(ge=0, lt=2**63)]
+Top = Annotated[int, Field(ge=0, le=20)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+EMPTY = (None, "", [], {})
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ServiceEnded(Exception):
     """The engine's thread has ended, so nothing can be asked of it."""
+
+
+class SampleFailed(Exception):
+    """The engine dropped a sample, for this reason."""
 
 
 class ApiError(Exception):
@@ -59,25 +81,25 @@ class StreamOptions(Strict):
 class GenerationRequest(Strict):
     """What both kinds of request share."""
 
-    model: str | None = None
+    model: Name | None = None
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: Seed | None = None
+    stop: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_STOP_IDS)
     ignore_eos: bool = False
     return_token_ids: bool = False
-    key: list[Key] | None = None
+    key: list[Key] | None = Field(default=None, max_length=MAX_SAMPLES)
     # Of no effect here.
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
+    user: Name | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Name | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -88,14 +110,14 @@ class GenerationRequest(Strict):
         "logit_bias": (None, {}),
     }
 
-    @field_validator("key", mode="before")
+    @field_validator("key", "stop", mode="before")
     @classmethod
-    def _key_of_one(cls, value: Any) -> Any:
-        return [value] if isinstance(value, int) else value
+    def _list_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int | str) else value
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return self.stop or []
 
     def check(self) -> None:
         for name, values in self.off.items():
@@ -150,12 +172,12 @@ class GenerationRequest(Strict):
         )
         return [
             Job(
-                tuple(prompt),
+                prompt,
                 rng.key(params.seed, "generate", p, i) if keys is None else keys[p * self.n + i],
                 max_tokens,
                 params,
             )
-            for p, prompt in enumerate(prompts)
+            for p, prompt in enumerate(map(tuple, prompts))
             for i in range(self.n)
         ]
 
@@ -164,12 +186,12 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Any
-    max_tokens: int | None = Field(default=16, ge=0)
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+    max_tokens: Count | None = 16
+    logprobs: Top | None = None
+    prompt_logprobs: Top | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Count | None = None
 
     off: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.off,
@@ -184,6 +206,9 @@ class CompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        prompts = len(self.prompts())
+        if prompts > MAX_SAMPLES:
+            raise ApiError(400, f"{prompts} prompts are over {MAX_SAMPLES} samples: send fewer", "prompt")
         if self.about_prompts and self.stream:
             raise ApiError(400, "an answer about the prompt comes whole: leave out stream", "stream")
         if self.max_tokens == 0 and not self.about_prompts:
@@ -206,13 +231,13 @@ def _is_prompt(item: Any) -> bool:
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: Count | None = Field(default=None, ge=1)
+    max_completion_tokens: Count | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Top | None = None
     response_format: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    tools: list[Any] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Any = None
     parallel_tool_calls: Any = None
 
@@ -224,6 +249,9 @@ class ChatRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        for name in ("messages", "tools"):
+            if not shallow(getattr(self, name)):
+                raise ApiError(400, f"{name} is nested more than {MAX_DEPTH} levels deep", name)
         for index, tool in enumerate(self.tools or []):
             function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -242,8 +270,9 @@ class ChatRequest(GenerationRequest):
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise ApiError(400, f"messages[{index}] has no role: user, assistant or system", "messages")
+    if role not in ROLES:
+        sent = "no role" if role is None else f"the role {str(role)[:40]!r}"
+        raise ApiError(400, f"messages[{index}] has {sent}: give one of {', '.join(ROLES)}", "messages")
     if isinstance(content, list):
         content = "".join(_text_part(index, part) for part in content)
     calls = message.get("tool_calls")
@@ -253,10 +282,13 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise ApiError(400, f"messages[{index}] has no content: give a text", "messages")
-    # Clients send back what they got, with fields that are null; a template would stumble over others.
-    unknown = next((key for key, value in message.items() if key not in MESSAGE_FIELDS and value is not None), None)
+    # Clients send back what they got, with fields that are null or empty; a template would stumble over others.
+    unknown = next((key for key, value in message.items() if key not in MESSAGE_FIELDS and value not in EMPTY), None)
     if unknown is not None:
-        raise ApiError(400, f"messages[{index}].{unknown} is not supported here: leave it out", "messages")
+        raise ApiError(400, f"messages[{index}].{unknown[:80]} is not supported here: leave it out", "messages")
+    for key in ("name", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            raise ApiError(400, f"messages[{index}].{key} is no text", "messages")
     made: dict[str, Any] = {"role": role, "content": content}
     if role == "tool":
         made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
@@ -268,6 +300,8 @@ def _call(index: int, call: Any) -> dict[str, Any]:
     if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
         words = "has a call without the texts function.name and function.arguments: give both"
         raise ApiError(400, f"messages[{index}].tool_calls {words}", "messages")
+    if not isinstance(call.get("id"), str | None):
+        raise ApiError(400, f"messages[{index}].tool_calls has an id that is no text", "messages")
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
@@ -281,21 +315,19 @@ def _text_part(index: int, part: Any) -> str:
 class UpdateRequest(Strict):
     """`POST /update_weights`."""
 
-    path: str = Field(min_length=1)
-    version: int = Field(ge=0)
+    path: str = Field(min_length=1, max_length=MAX_PATH)
+    version: Version
 
 
 def parse(cls: type[Strict], body: bytes) -> Any:
-    """The request in `body`. Raises ApiError 400 that names the first thing that is wrong."""
+    """Parse and check the request in `body`. Raises ApiError 400 that names the first thing that is wrong."""
     try:
-        return cls.model_validate_json(body)
+        return cls.model_validate(_json_object(body))
     except ValidationError as errors:
         found = errors.errors(include_url=False, include_context=False, include_input=False)
         # A misspelt field is missing under its right name: say how it is spelt first.
         error = next((error for error in found if error["type"] == "extra_forbidden"), found[0])
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "json_invalid":
-        raise ApiError(400, f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
+    name = ".".join(str(part)[:80] for part in error["loc"])
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, cls.model_fields, n=1)
         remedy = f"did you mean {close[0]}?" if close else "leave it out"
@@ -303,6 +335,25 @@ def parse(cls: type[Strict], body: bytes) -> Any:
     if error["type"] == "missing":
         raise ApiError(400, f"{name} is missing", name)
     raise ApiError(400, f"{name}: {error['msg']}" if name else error["msg"], name or None)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`: UTF-8, no key twice, only finite numbers. Raises ApiError 400."""
+    try:
+        value = DECODER.decode(body.decode())
+        if _HALF_PAIR.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ApiError(400, "the body is not valid JSON: it is nested too deep") from None
+    except (json.JSONDecodeError, UnicodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    except ValueError as error:
+        # Python refuses to read a number of thousands of digits, with advice for programmers.
+        reason = "a number is out of range" if "int_max_str_digits" in str(error) else str(error)
+        raise ApiError(400, f"the body cannot be read: {reason}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return value
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -313,4 +364,6 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error))
     if isinstance(error, ServiceEnded):
         return ApiError(503, "the server is stopping")
+    if isinstance(error, SampleFailed):
+        return ApiError(500, f"the server failed at this request: {error}")
     return ApiError(500, "the server failed at this request; its log says why")

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from hone.errors import UserError
+from hone.inference.batch import failures
 from hone.inference.engine import Engine
-from hone.inference.server.protocol import ServiceEnded
+from hone.inference.server.protocol import SampleFailed, ServiceEnded
 from hone.inference.server.weights import swap_weights
-from hone.inference.types import Job, Token
+from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
 Sink = Callable[[int, "list[Token] | Exception"], None]
 """Takes a sample's index within its request and its next tokens, or what ended it."""
 Deliver = Callable[[list[tuple[Sink, int, "list[Token] | Exception"]]], None]
 """Calls the sinks, on the thread that they belong to."""
+FAILING_AFTER = 3
+"""Steps in a row that sampled nothing, as all failed; the server is failing then."""
 
 
 @dataclass
@@ -47,6 +49,11 @@ class Service:
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
         """Spent in decode steps."""
+        self.failed_steps = 0
+        """Steps that failed since a token was sampled or weights were updated."""
+        self.last_failure = ""
+        """The reason of the last step that failed."""
+        self._logged: set[str] = set()
         self._idle: tuple[float, float | None] = (0.0, None)  # so far, and since when now: read as one by others
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future]] = SimpleQueue()
         self._routes: dict[int, _Route] = {}
@@ -66,6 +73,11 @@ class Service:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def failing(self) -> bool:
+        """True if the engine's last steps have all failed."""
+        return self.failed_steps >= FAILING_AFTER
 
     @property
     def running(self) -> int:
@@ -120,6 +132,7 @@ class Service:
             self.engine.weights_changed(version)
             self.weights_path = path
             self.updates += 1
+            self.failed_steps = 0
 
         return self.call(swap)
 
@@ -136,16 +149,14 @@ class Service:
                 continue
             start = time.perf_counter()
             try:
-                tokens = self.engine.step()
+                events = self.engine.step()
             except Exception as error:
                 # Those in flight are lost, the server is not: it goes on with the next request.
-                traceback.print_exc()
-                self._fail(error)
-                continue
+                events = failures([0, *self._routes], error)  # 0: logged even if nobody waits
+                self.engine.clear()
             self.seconds += time.perf_counter() - start
             self.steps += 1
-            self.sampled_tokens += len(tokens)
-            self._hand_on(tokens)
+            self._hand_on(events)
 
     def _take_calls(self, wait: bool) -> None:
         try:
@@ -169,7 +180,7 @@ class Service:
         try:
             for job in jobs:
                 tickets.append(self.engine.add(job))
-        except UserError:
+        except Exception:
             for ticket in tickets:
                 self.engine.cancel(ticket)
             raise
@@ -184,13 +195,27 @@ class Service:
                 self.engine.cancel(ticket)
                 self.cancelled += not ended
 
-    def _hand_on(self, tokens: list[Token]) -> None:
+    def _hand_on(self, events: Sequence[Token | Failure]) -> None:
+        """Gives what a step emitted to the sinks, and counts failures."""
         deliveries: list[tuple[Sink, int, list[Token] | Exception]] = []
-        for token in tokens:
-            route = self._routes[token.ticket]  # a cancelled sample has none, and no tokens either
-            route.tokens.append(token)
-            if token.stop_reason is not None:
-                del self._routes[token.ticket]
+        failed = [event for event in events if isinstance(event, Failure)]
+        self.sampled_tokens += len(events) - len(failed)
+        if failed:
+            self.failures += 1
+            self.last_failure = failed[-1].reason
+            self._log(failed)
+        self.failed_steps = 0 if len(events) > len(failed) else self.failed_steps + bool(failed)
+        for event in events:
+            route = self._routes.get(event.ticket)
+            if route is None:  # it has ended, or was cancelled
+                continue
+            if isinstance(event, Failure):
+                del self._routes[event.ticket]
+                deliveries.append((route.sink, route.index, SampleFailed(event.reason)))
+                continue
+            route.tokens.append(event)
+            if event.stop_reason is not None:
+                del self._routes[event.ticket]
             elif route.whole:
                 continue
             deliveries.append((route.sink, route.index, route.tokens))
@@ -198,13 +223,13 @@ class Service:
         if deliveries:
             self.deliver(deliveries)
 
-    def _fail(self, error: Exception) -> None:
-        self.failures += 1
-        routes = list(self._routes.items())
-        self._routes.clear()
-        self.deliver([(route.sink, route.index, error) for _, route in routes])
-        for ticket, _ in routes:
-            self.engine.cancel(ticket)
+    def _log(self, failed: Sequence[Failure]) -> None:
+        """Prints one line for each place in the code that fails: the words may hold a number that differs each time."""
+        for key, failure in {failure.line or failure.reason: failure for failure in failed}.items():
+            if key not in self._logged:
+                self._logged.add(key)
+                where = f" ({failure.line})" if failure.line else ""
+                print(f"A step failed: {failure.reason}{where}; /metrics counts how often", file=sys.stderr, flush=True)
 
     def _close(self) -> None:
         self._closing = True

@@ -11,11 +11,11 @@ import torch
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model, load_weights, read_config
+from hone.model.hf import WEIGHTS_INDEX, load_model, load_weights, non_finite, read_config, weight_files
 
 
 class WeightsFolder:
-    """The only folder under which weights are taken; links that lead out of it don't count as under it."""
+    """The only folder under which weights are taken. A file that a link or the index leads to must be under it too."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -26,16 +26,18 @@ class WeightsFolder:
     def load(self, path: str, model: Decoder) -> Decoder:
         """The model in `path` (relative paths count from the root), ready to sample from.
 
-        UserError unless it is of `model`'s shape.
+        Raises UserError unless it is of `model`'s shape and all its weights are finite.
         """
-        folder = (self.root / path).resolve()
-        if not folder.is_relative_to(self.root):
-            raise UserError(f"{path} is not under the weights root {self.root}: save the weights there")
+        folder = self._resolve(self.root / path, path)
         with suppress(OSError):
             os.listdir(folder.parent)  # on NFS this asks for folders that have come since
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
+        for name in ("config.json", "generation_config.json", WEIGHTS_INDEX):
+            self._resolve(folder / name, f"{path}/{name}")
         config = read_config(folder)
+        for file in weight_files(folder):
+            self._resolve(file, f"{path}/{file.name}")
         for field in fields(model.config):
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
@@ -45,8 +47,21 @@ class WeightsFolder:
             loaded = load_model(folder, device=model.device, precision=model.precision)
         else:
             load_weights(loaded, folder)
+        if (found := non_finite(loaded)) is not None:
+            name, count = found
+            raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
         loaded.prepare()
         return loaded
+
+    def _resolve(self, file: Path, name: str) -> Path:
+        """Where `file` leads. Raises UserError unless that is under the root; `name` is what the client called it."""
+        try:
+            resolved = file.resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
+            raise UserError(f"{name[:80]!r} is no path of a file ({error}): save the weights in {self.root}") from None
+        if not resolved.is_relative_to(self.root):
+            raise UserError(f"{name} is not under the weights root {self.root}: save the weights there")
+        return resolved
 
     def reuse(self, old: Decoder) -> None:
         """The next weights may be loaded into this model, which has those that were swapped out.
