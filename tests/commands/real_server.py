@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +13,11 @@ import pytest
 import torch
 import uvicorn
 
+from hone.commands.serving import HEAD_SECONDS, listen, settings
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
-from hone.model.chat import load_renderer
+from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 
@@ -34,8 +34,8 @@ def random_model(seed: int = 0) -> Decoder:
 class Served:
     """A server that answers at `url`, until `stop()`."""
 
-    def __init__(self, service: Service, port: int, stop: Callable[[], None]) -> None:
-        self.service, self.port, self.stop = service, port, stop
+    def __init__(self, service: Service, renderer: ChatRenderer, port: int, stop: Callable[[], None]) -> None:
+        self.service, self.renderer, self.port, self.stop = service, renderer, port, stop
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str = "none") -> openai.OpenAI:
@@ -56,17 +56,15 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
+def serving(
+    model: Decoder | None = None, port: int = 0, head_seconds: float = HEAD_SECONDS, **options: Any
+) -> Iterator[Served]:
     """A server of `model` (by default a random one) under the name hone/tiny."""
     renderer = load_renderer("hone/tiny")
     service = Service(Engine(model or random_model()))
     app = create_app(service, renderer, "hone/tiny", **options)
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, loop="asyncio", http="h11")
-    )
+    listener = listen("127.0.0.1", port)
+    server = uvicorn.Server(settings(app, listener, 1, head_seconds))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
 
@@ -77,6 +75,6 @@ def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iter
 
     try:
         until(lambda: server.started or not thread.is_alive(), "the server has started")
-        yield Served(service, listener.getsockname()[1], stop)
+        yield Served(service, renderer, listener.getsockname()[1], stop)
     finally:
         stop()

@@ -78,6 +78,21 @@ def test_what_cannot_be_served(argv: list[str], words: str, capsys: pytest.Captu
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "", *(["::"] if socket.has_dualstack_ipv6() else [])])
+@pytest.mark.parametrize("backend", ["hone", "vllm"])
+def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """It is said before a model, or vLLM, is looked for: neither is there."""
+    argv = ["inference", "--host", host, "--port", str(free_port()), "--backend", backend]
+    argv += ["--model.name", "./nowhere", "--vllm-python", "./nowhere"]
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert "--api-key-var, or leave out --host" in error and error.count("\n") == 1
+    monkeypatch.setenv("KEY", "sesame")
+    for more in (["--api-key-var", "KEY"], ["--host", "localhost"], ["--host", "127.0.0.2"]):
+        assert cli.main([*argv, *more]) == 2
+        assert "nowhere" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> None:
     port = free_port()

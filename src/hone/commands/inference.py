@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 
 from hone.commands.api_key import api_key
 from hone.commands.machine import configure, device_of
-from hone.commands.serving import listen, serve
+from hone.commands.serving import is_local, listen, serve
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
 from hone.inference.engine import Engine
@@ -35,9 +36,9 @@ def run(config: ServeConfig) -> int:
     if config.backend == "vllm":
         from hone.commands import inference_vllm
 
-        listen(config.host, config.port).close()  # what is wrong with the address is said here, not in vLLM's log
+        _listen(config).close()  # what is wrong with the address is said here, not in vLLM's log
         return inference_vllm.serve(config, lambda described: _intro(config, described))
-    with listen(config.host, config.port) as listener:
+    with _listen(config) as listener:
         print(f"Loading {config.model.name} ...", flush=True)
         device = device_of(config.model.device)
         model = load_model(
@@ -64,6 +65,18 @@ def run(config: ServeConfig) -> int:
     return 0
 
 
+def _listen(config: ServeConfig) -> socket.socket:
+    """The server's socket. UserError if others than this machine's programs could connect, and need no key."""
+    listener = listen(config.host, config.port)
+    if config.api_key is None and not is_local(listener):
+        listener.close()
+        raise UserError(
+            f"anyone who reaches {config.host or 'this machine'} could use this server: put a key into an environment "
+            "variable and name that with --api-key-var, or leave out --host"
+        )
+    return listener
+
+
 def _described(config: ServeConfig, model: Decoder, threads: int) -> str:
     plural = "s" if threads > 1 else ""
     return f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, {threads} thread{plural}"
@@ -82,8 +95,6 @@ def _intro(config: ServeConfig, described: str) -> str:
     lines = [f"Serving {name} ({described}) at {url}/v1"]
     if name == TINY:
         lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
-    if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
-        lines.append(f"Anyone who reaches {config.host} can use it: set --api-key-var, or leave out --host")
     if config.weights_root is not None:
         lines.append(f"POST /update_weights takes weights under {config.weights_root}")
     lines += [

@@ -16,9 +16,9 @@ class SamplingParams:
 
     A `temperature` below `GREEDY_BELOW` is greedy. `top_k`, `top_p` and `min_p` cut the distribution, in the order of
     transformers: to the k likeliest tokens, to the smallest set of what is left that holds the share top_p of its
-    probability, to those at least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature) before that (of
-    softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well. `seed` keys the
-    randomness of `Engine.generate`.
+    probability, to those at least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature)
+    before that (of softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well.
+    `seed` keys the randomness of `Engine.generate`.
     """
 
     max_tokens: int = 128

@@ -132,7 +132,7 @@ class TemplateRendering:
         return self._compiled.render(written, opens, tools)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
 
 
 class NamedRendering:
@@ -281,7 +281,7 @@ class _RendererTokenizer:
         self.unk_token_id = self.eos_token_id = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

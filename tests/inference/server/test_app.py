@@ -23,6 +23,7 @@ from hone.model.chat import load_renderer
 RENDERER = load_renderer("hone/tiny")
 ENGINE = Engine(random_model())
 PROMPTS = ["Hello", "abc abc"]
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
@@ -343,7 +344,7 @@ def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, s
     service, cancelled = served.service, served.service.cancelled
     fields = {"prompt": "Hello", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": stream}
     body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"{HEAD}Content-Length: {len(body)}"
     with socket.create_connection(("127.0.0.1", served.port)) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)
         if stream:
@@ -354,7 +355,7 @@ def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, s
 
 
 def test_a_client_that_leaves_before_it_has_said_all(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    head = f"{HEAD}Content-Length: 99\r\n\r\n{{".encode()
     with socket.create_connection(("127.0.0.1", served.port)) as client:
         client.sendall(head)
     until(lambda: '/v1/completions",status="499"' in text(served, "/metrics"), "the server has noticed")

@@ -27,12 +27,16 @@ from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, 
 from hone.inference.server.calls import CallReader
 from hone.inference.server.generation import Delta, Generation
 from hone.inference.server.http import (
+    Bodies,
     EventStream,
+    characters,
+    check_size_of_json,
     event,
+    json_answer,
     on_error,
     on_http_error,
     on_leaving,
-    read_body,
+    only_json,
     while_connected,
 )
 from hone.inference.server.metrics import Metrics
@@ -42,6 +46,7 @@ from hone.inference.server.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    Strict,
     UpdateRequest,
     as_api_error,
     parse,
@@ -54,20 +59,33 @@ from hone.model.chat import ChatRenderer
 SHORT = 4096
 """Characters that are tokenised in about a millisecond."""
 
+AT_ONCE = 16
+"""Prompts of a request that are tokenised before it is another's turn."""
+
 T = TypeVar("T")
+R = TypeVar("R", bound=Strict)
 
 
 class Api:
     """One served model. `seed` gives requests that bring none their randomness: request k has (seed, "request", k)."""
 
     def __init__(
-        self, service: Service, renderer: ChatRenderer, name: str, weights: WeightsFolder | None, seed: int
+        self,
+        service: Service,
+        renderer: ChatRenderer,
+        name: str,
+        weights: WeightsFolder | None,
+        seed: int,
+        bodies: Bodies,
     ) -> None:
         self.service, self.renderer, self.name, self.weights, self.seed = service, renderer, name, weights, seed
         self.metrics = Metrics(service)
         self.created, self.instance = int(time.time()), uuid.uuid4().hex
         self.updating = asyncio.Lock()
         self._requests = 0
+        self.bodies = bodies
+        self.longest = self.context * max(map(len, renderer.tokenizer.get_vocab()))
+        """Characters beyond which no text fits into the context: that many of the longest token."""
         # One thread: each would keep the memory of the longest text it has met.
         self._worker = ThreadPoolExecutor(1, "tokenizer")
 
@@ -120,7 +138,7 @@ class Api:
         """Loads beside the running engine; the swap itself is between two steps."""
         if self.weights is None:
             raise ApiError(403, "this server takes no weights: start it with --weights-root FOLDER")
-        body: UpdateRequest = parse(UpdateRequest, await read_body(request))
+        body, _ = await self._read(UpdateRequest, request)
         engine = self.service.engine
         async with self.updating:
             before = engine.version
@@ -130,9 +148,13 @@ class Api:
         return JSONResponse({"status": "ok", "policy_version": body.version, "previous_version": before})
 
     async def completions(self, request: Request) -> Response:
-        body: CompletionRequest = self._checked(parse(CompletionRequest, await read_body(request)))
-        prompts = body.prompts()
-        ids = await self._apart(sum(map(len, prompts)), lambda: [self._ids(prompt) for prompt in prompts])
+        body, size = await self._read(CompletionRequest, request)
+        self._check_model(body.model)
+        prompts = await self._apart(size, partial(self._prompts, body))
+        ids: list[list[int]] = []
+        for start in range(0, len(prompts), AT_ONCE):  # texts of other requests may come in between
+            part = prompts[start : start + AT_ONCE]
+            ids += await self._apart(size, partial(list, map(self._ids, part)))
         top, seed = body.logprobs or 0, self._fresh_seed()
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         jobs = self._jobs(body, ids, max_tokens, seed=seed, top=top)
@@ -142,12 +164,12 @@ class Api:
         return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
 
     async def chat(self, request: Request) -> Response:
-        body: ChatRequest = self._checked(parse(ChatRequest, await read_body(request)))
+        body, size = await self._read(ChatRequest, request)
+        self._check_model(body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
-        messages = body.conversation()
         tools = body.tools or None
-        size = sum(len(str(message)) for message in messages) + len(str(tools))
+        messages = await self._apart(size, partial(self._conversation, body))
         prompt = await self._apart(size, lambda: self._render(messages, tools))
         room = self.context - len(prompt)
         max_tokens = body.max_completion_tokens or body.max_tokens or room
@@ -190,19 +212,30 @@ class Api:
         deltas = [Delta(i, "", [], "length", None) for i in range(len(jobs))]
         if body.max_tokens != 0:
             deltas = await self._deltas(generation)
-        told = answer.complete(deltas, _usage(sum(map(len, about.ids)), generation.sampled_tokens))
-        about.tell(told["choices"])
-        return JSONResponse(told)
+        usage = _usage(sum(map(len, about.ids)), generation.sampled_tokens)
+
+        def written() -> Response:
+            told = answer.complete(deltas, usage)
+            about.tell(told["choices"])
+            return json_answer(told)
+
+        return await self._apart(sum(usage.values()), written)
 
     async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
         deltas = await self._deltas(generation)
-        return JSONResponse(answer.complete(deltas, _usage(prompt_tokens, generation.sampled_tokens)))
+        usage = _usage(prompt_tokens, generation.sampled_tokens)
+        # The prompt's ids may come with each sample.
+        size = generation.sampled_tokens + sum(len(job.prompt) for job in generation.jobs)
+        return await self._apart(size, lambda: json_answer(answer.complete(deltas, usage)))
 
     async def _deltas(self, generation: Generation) -> list[Delta]:
         """All that each sample gains."""
+        deltas = []
         try:
             await generation.start()
-            deltas = [delta async for delta in generation.deltas()]
+            async for delta in generation.deltas():
+                deltas.append(delta)
+                await asyncio.sleep(0)  # thousands of samples may end at once: others get their turn in between
         finally:
             generation.close()
         return merged(deltas, len(generation.samples))
@@ -222,10 +255,18 @@ class Api:
                 yield event(answer.closing(_usage(prompt_tokens, generation.sampled_tokens)))
             yield "data: [DONE]\n\n"
 
-    def _checked(self, body: Any) -> Any:
-        self._check_model(body.model)
-        body.check()
-        return body
+    async def _read(self, cls: type[R], request: Request) -> tuple[R, int]:
+        """The request's body, checked by itself, and its size."""
+
+        def read(body: bytearray) -> R:
+            check_size_of_json(body)
+            parsed = parse(cls, bytes(body))
+            if issubclass(cls, GenerationRequest):
+                parsed.check()
+            return parsed
+
+        async with self.bodies.read(request) as body:
+            return await self._apart(len(body), partial(read, body)), len(body)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -243,9 +284,32 @@ class Api:
         self._check_ids(body.stop_token_ids, "stop_token_ids")
         return body.jobs(prompts, max_tokens, context=self.context, **how)
 
+    def _prompts(self, body: CompletionRequest) -> list[str | list[int]]:
+        """The prompts; ApiError 400 for one that is too long, before it is tokenised."""
+        prompts = body.prompts()
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_length("a prompt", len(prompt), "prompt")
+            elif len(prompt) > self.context:
+                words = f"a prompt of {len(prompt)} tokens exceeds the model's context of {self.context}: shorten it"
+                raise ApiError(400, words, "prompt")
+        return prompts
+
+    def _conversation(self, body: ChatRequest) -> list[dict[str, Any]]:
+        """The messages; ApiError 400 if they and the tools are too long, before they are rendered."""
+        messages = body.conversation()
+        self._check_length("the conversation", characters([messages, body.tools]), "messages")
+        return messages
+
+    def _check_length(self, what: str, length: int, param: str) -> None:
+        if length > self.longest:
+            words = f"{what} has {length} characters, the model's context of {self.context} tokens room for"
+            raise ApiError(400, f"{words} {self.longest} at most: shorten it", param)
+
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            return self.renderer.tokenizer.encode(prompt).ids
+            (encoded,) = self.renderer.tokenizer.encode_batch_fast([prompt])  # lets other threads run; `encode` doesn't
+            return encoded.ids
         self._check_ids(prompt, "prompt")
         return prompt
 
@@ -275,12 +339,13 @@ def create_app(
     api_key: str | None = None,
     weights_root: Path | None = None,
     seed: int = 0,
+    bodies: Bodies | None = None,
 ) -> FastAPI:
     """The application that serves `service` under the model name `name`. It starts and ends the service's thread.
 
     Weights are taken from folders under `weights_root` only; without it, not at all.
     """
-    api = Api(service, renderer, name, WeightsFolder(weights_root) if weights_root else None, seed)
+    api = Api(service, renderer, name, WeightsFolder(weights_root) if weights_root else None, seed, bodies or Bodies())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -307,7 +372,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, on_leaving)
     app.add_middleware(api.metrics.counting)
 
-    key = [Depends(authorised)]
+    key = [Depends(authorised), Depends(only_json)]
     app.get("/health")(api.health)
     app.get("/metrics", dependencies=key)(api.prometheus)
     app.get("/v1/models", dependencies=key)(api.models)
