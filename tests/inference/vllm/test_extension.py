@@ -22,15 +22,16 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def status(layer, path: str, key: str | None, method: str = "POST") -> int:
+def status(layer, path: str, key: str | None, method: str = "POST", **headers: str) -> int:
     """That of the answer."""
     sent = []
 
     async def send(message) -> None:
         sent.append(message)
 
-    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
-    asyncio.run(layer({"type": "http", "method": method, "path": path, "headers": headers}, None, send))
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    named += [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    asyncio.run(layer({"type": "http", "method": method, "path": path, "headers": named}, None, send))
     return sent[0]["status"]
 
 
@@ -51,6 +52,18 @@ def test_the_key_is_wanted_everywhere_but_where_it_is_of_no_use(extension: Modul
     assert [status(layer, "/update_weights", key) for key in (None, "guess", "sesame")] == [401, 401, 403]
     assert [status(layer, path, None, "GET") for path in ("/health", "/metrics")] == [200, 200]
     assert status(layer, "/invocations", None, "OPTIONS") == 200
+
+
+def test_without_a_key_only_programs_of_this_machine_are_let_in(extension: ModuleType) -> None:
+    extension.KEY = None
+    layer, own = extension.UpdateWeights(inner), "localhost:8000"
+    for path in ("/v1/completions", "/v1/models"):
+        assert [status(layer, path, None, host=host) for host in (own, "127.0.0.1:1", "[::1]:1")] == [200, 200, 200]
+        assert status(layer, path, None, host=own, origin=f"http://{own}") == 200
+    for headers in ({}, {"host": "evil.example"}, {"host": "[::1"}, {"host": own, "origin": "http://evil.example"}):
+        found = [status(layer, path, None, **headers) for path in (*PATHS, "/update_weights")]
+        assert found == [403] * len(found)
+        assert status(layer, "/health", None, "GET", **headers) == 200
 
 
 def test_a_model_that_is_half_new_answers_nowhere(extension: ModuleType) -> None:

@@ -15,10 +15,12 @@ import uuid
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
 """Weights are taken from under this folder only; without it, not at all."""
 KEY = os.environ.get("VLLM_API_KEY")
+LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
 """Paths that need no key, and answer while the model is half new. vLLM itself wants the key under some paths only."""
 
@@ -43,8 +45,8 @@ class UpdateWeights:
     """Answers `POST /update_weights` as hone's own server does, and adds the weights' version and folder to
     `GET /v1/models`, and a name for this process.
 
-    Lets nobody in without the key, if there is one. An update that fails while weights are being written leaves the
-    model half new: the server then answers no requests (503) until an update succeeds.
+    Lets nobody in without the key; if there is none, only programs of this machine. An update that fails while weights
+    are being written leaves the model half new: the server then answers no requests (503) until an update succeeds.
     """
 
     def __init__(self, app: Any) -> None:
@@ -58,6 +60,8 @@ class UpdateWeights:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
+        elif not KEY and _from_elsewhere(scope):
+            await _answer(send, 403, _error("without a key this server answers to programs that ask localhost only"))
         elif not _has_key(scope):
             await _answer(send, 401, _error("this server wants its API key"))
         elif (scope["method"], scope["path"]) == ("POST", "/update_weights"):
@@ -127,6 +131,17 @@ def _has_key(scope: dict[str, Any]) -> bool:
     if not KEY or scope["method"] == "OPTIONS":
         return True
     return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode())
+
+
+def _from_elsewhere(scope: dict[str, Any]) -> bool:
+    """True for what a web page sends, by a name of its own that points here or from its own; vLLM lets in any page."""
+    headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
+    host, origin = headers.get(b"host", ""), headers.get(b"origin")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = None
+    return name not in LOCAL or origin not in (None, f"http://{host}", f"https://{host}")
 
 
 def weights_folder(path: str) -> Path:
