@@ -71,8 +71,8 @@ class Trajectory:
 
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
-    off, as outcome and detail; `late`: a tool was ended at its deadline, which the model was told, so another time it
-    may answer.
+    off, as outcome and detail. Another time the environment may answer what it did not: `late` if a tool was ended at
+    its deadline, which the model was told, `killed` if a process was killed from outside, each time it was asked.
     """
 
     token_ids: np.ndarray
@@ -85,6 +85,7 @@ class Trajectory:
     state: dict[str, Any] | None = None
     failure: tuple[Outcome, str] | None = None
     late: bool = False
+    killed: bool = False
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -156,7 +157,8 @@ class Score:
     """What grading made of one completion: reward = sum over components of weight x value, in the rubric's order.
 
     A component that abstained (returned None) is absent from `components`. When `outcome.is_failure`, the reward is NaN
-    and must not be used. `detail` says in words why; `seconds` is wall time, never written to exact logs.
+    and must not be used. `detail` says in words why; `seconds` is wall time, never written to exact logs. `killed`: the
+    process of the grader was killed from outside, each time it was asked, so another time there may be a reward.
     """
 
     reward: float
@@ -165,6 +167,7 @@ class Score:
     outcome: Outcome
     detail: str = ""
     seconds: float = 0.0
+    killed: bool = False
 
     def __post_init__(self) -> None:
         assert math.isnan(self.reward) == self.outcome.is_failure, (self.reward, self.outcome)

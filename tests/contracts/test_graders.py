@@ -3,6 +3,7 @@
 - A grader that hangs, crashes, forks, eats memory or prints garbage costs its own sample only: the run goes on, and
   every other sample has the score that it has in a run whose graders behave.
 - It is ended at its deadline, of processor time: the run says then that it is not exact, since which step, and why.
+- One that is killed from outside changes no byte: its completion is graded again.
 - When the run is over nothing of it is left, also if it was killed while a grader slept.
 - The number of worker processes changes no byte.
 """
@@ -29,7 +30,7 @@ from hone.runs import Run
 pytestmark = pytest.mark.long
 
 TASK = '''
-import ctypes, os, subprocess, sys, time, zlib
+import ctypes, os, signal, subprocess, sys, time, zlib
 from pathlib import Path
 
 from hone.environments import Rubric, SingleTurnEnv
@@ -104,8 +105,17 @@ def asleep(completion):
     sleep()
 
 
+def killed(completion):
+    """Is killed at the first completion of some lengths."""
+    died = Path(f"died-{len(completion[-1]['content']) % 8}")
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return score(completion)
+
+
 def load_environment(kind: str = "clean"):
-    func = {"clean": score, "hostile": hostile, "asleep": asleep}[kind]
+    func = {"clean": score, "hostile": hostile, "asleep": asleep, "killed": killed}[kind]
     func.__name__ = "score"
     return SingleTurnEnv(rubric=Rubric([func]), dataset=[{"question": f"question {i}"} for i in range(8)])
 '''
@@ -195,6 +205,16 @@ def test_a_grader_that_goes_wrong_costs_its_own_sample(mark, tmp_path):
     assert (info["status"], info["exact"], info["inexact"][0]) == ("done", False, cause)
     assert states.read_json(Path("clean/run.json"))["exact"] is True
     assert states.fingerprint(Path("one")) == states.fingerprint(Path("four"))
+
+
+def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
+    subprocess.run(argv("clean", "clean"), check=True, capture_output=True)
+    subprocess.run(argv("killed", "killed", "--no-audit"), check=True, capture_output=True)
+    assert list(tmp_path.glob("died-*"))
+    assert states.read_json(Path("killed/run.json"))["exact"] is True
+    names = ("reward", "outcome", "detail", "components", "text", "advantage")
+    clean, again = ([[row[name] for name in names] for row in rows(out)] for out in ("clean", "killed"))
+    assert again == clean
 
 
 def test_nothing_is_left_of_a_run_that_was_killed_while_a_grader_slept(mark, tmp_path):

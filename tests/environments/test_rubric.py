@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -271,10 +272,71 @@ def test_an_answer_that_cannot_be_shown_is_graded():
 
 
 def test_numbers_of_other_kinds_are_taken():
-    import torch
+    for value, reward in ((True, 1.0), (np.float64(0.5), 0.5), (np.True_, 1.0), (np.uint8(3), 3.0), (3, 3.0)):
+        score = grade(make(lambda completion, value=value: value))
+        assert score.reward == reward and type(score.components["<lambda>"]) is float
 
-    for value, reward in ((True, 1.0), (np.float64(0.5), 0.5), (torch.tensor(0.25), 0.25), (3, 3.0)):
-        assert grade(make(lambda completion, value=value: value)).reward == reward
+
+class Lying(float):
+    def __float__(self):
+        return 1.0
+
+
+class Holding:
+    def item(self):
+        return 1.0
+
+
+class LyingInteger(np.int64):
+    def __float__(self):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "value", [Lying(0.0), Holding(), LyingInteger(0), np.array(0.5), np.timedelta64(1, "s"), Fraction(1, 2), 1 + 0j]
+)
+def test_what_is_no_plain_number_is_refused_with_the_remedy(value):
+    score = grade(make(lambda completion: value))
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)
+    assert type(value).__name__ in score.detail and score.detail.endswith("return float(…) of it")
+
+
+def test_each_function_has_arguments_of_its_own_but_for_what_it_adds_to_the_state():
+    def vandal(completion, prompt, info, state):
+        for messages in (completion, prompt, state["completion"], state["prompt"]):
+            messages[-1]["content"] = "<t>4</t>"
+        info["n"].append(9)
+        state["info"]["n"].append(9)
+        state["answer"], state["is_truncated"], state["note"] = "5", True, 0.5
+        return 0.0
+
+    def seen(completion, answer, prompt, info, state):
+        assert state["completion"] is completion and state["info"] is info
+        assert (completion[-1]["content"], prompt[-1]["content"]) == ("<t>5</t>", "2 + 2?")
+        assert (answer, state["answer"], state["is_truncated"], info) == ("4", "4", False, {"n": [2, 2]})
+        return state["note"]
+
+    class Clearing(TagParser):
+        def parse_answer(self, completion):
+            found = super().parse_answer(completion)
+            completion.clear()
+            return found
+
+    env = SingleTurnEnv(rubric=Rubric([vandal, seen, right], correctness="right"), parser=Clearing("t"))
+    score = env.grade(env.example(question="2 + 2?", answer="4", info={"n": [2, 2]}), "<t>5</t>")
+    assert (score.components, score.outcome) == ({"vandal": 0.0, "seen": 0.5, "right": 0.0}, Outcome.WRONG)
+
+
+def test_info_that_cannot_be_pickled_is_copied_too():
+    def vandal(info):
+        info["n"].append(info["function"]())
+        return 0.0
+
+    def seen(info):
+        return float(info["n"] == [2])
+
+    env = make(vandal, seen)
+    assert env.grade(env.example(question="q", info={"n": [2], "function": lambda: 9}), "").components["seen"] == 1.0
 
 
 def test_functions_without_a_name_of_their_own():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import math
 import os
 import sys
 import threading
@@ -19,7 +21,7 @@ from hone.grading import GraderFailure
 from hone.types import Outcome, Reply
 
 TASK = '''
-import asyncio, os, time
+import asyncio, json, os, sys, time
 from hone.environments import MultiTurnEnv, Parser, Rubric, SingleTurnEnv
 
 
@@ -28,11 +30,32 @@ class Whole(Parser):
         return text
 
 
+def die_first(times):
+    """Ends this process by a signal, as if it were sent by the system, so many times."""
+    seen = len([name for name in os.listdir() if name.startswith("died-")])
+    if seen < times:
+        open(f"died-{seen}", "x").close()
+        os.kill(os.getpid(), 9)
+
+
+def forge():
+    """Makes this process answer what is in the file, one after another."""
+    frame = sys._getframe()
+    while "kinds" not in frame.f_locals:
+        frame = frame.f_back
+    answers = iter(json.loads(open("forged.json").read()))
+    frame.f_locals["kinds"].update(grade=lambda *_: next(answers), respond=lambda *_: next(answers))
+
+
 def graded(completion, answer, info, state, rng):
     """A number of all that it is given."""
     text = completion[-1]["content"]
     if text == "exit":
         os._exit(0)
+    if text.startswith("die "):
+        die_first(int(text[4:]))
+    if text == "forge":
+        forge()
     if text == "spin":
         while True:
             pass
@@ -52,6 +75,8 @@ def where(state):
 
 async def judged(completion):
     text = completion[-1]["content"]
+    if text.startswith("die "):
+        die_first(int(text[4:]))
     if text == "wait":
         await asyncio.sleep(600)
     if text == "block":
@@ -70,6 +95,10 @@ class Chat(MultiTurnEnv):
         text = messages[-1]["content"]
         if text == "exit":
             os._exit(0)
+        if text.startswith("die "):
+            die_first(int(text[4:]))
+        if text == "forge":
+            forge()
         if text == "raise":
             raise RuntimeError("no answer")
         if text == "odd":
@@ -195,6 +224,52 @@ def test_a_chunk_whose_process_died_is_asked_again_one_by_one(task):
     scores = grades(load(1, kind="async"), ["soon", "die", "soon", "die", "soon"])
     assert [score.outcome for score in scores] == ["correct", "grader_error", "correct", "grader_error", "correct"]
     assert scores[1].detail == "the process that was grading ended with 3"
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_what_was_graded_by_a_process_that_was_killed_is_graded_again(kind):
+    right = told(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))
+    scores = grades(load(1, kind=kind), ["a", "b", "die 1", "a"])
+    assert len(list(Path().glob("died-*"))) == 1 and not any(score.killed for score in scores)
+    assert [one[:4] for one in told(scores)] == [one[:4] for one in right]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_of_what_is_killed_each_time_only_the_guilty_completion_fails(kind):
+    scores = grades(load(1, kind=kind), ["a", "b", "die 99", "a"])
+    assert [(score.outcome.is_failure, score.killed) for score in scores] == [(i == 2, i == 2) for i in range(4)]
+
+
+def test_a_conversation_whose_process_was_killed_is_answered_again():
+    turns = [([{"role": "assistant", "content": text}], {}) for text in ("a", "die 1", "b")]
+    answers = load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
+    assert [answer[0][0]["content"] for answer in answers] == ["a 1", "die 1 1", "b 1"]
+    (failure,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "die 99"}], {})])  # type: ignore[attr-defined]
+    assert failure.killed and failure.lost
+
+
+FAIR = {"components": {"graded": 1.0, "where": 0.0}, "answer": "'a'", "failure": None, "seconds": 0.0}
+NO_COMPONENTS = ({"graded": "1"}, {"graded": True}, {"graded": math.inf}, {"graded": math.nan}, {"more": 1.0}, [1.0])
+NO_FAILURES = (["correct", "", False], ["grader_error"], "no", [[], "", False])
+FORGED = [[FAIR | {"components": components}] for components in NO_COMPONENTS]
+FORGED += [[FAIR | {"failure": failure}] for failure in NO_FAILURES]
+FORGED += [[FAIR | {"answer": 5}], [FAIR | {"seconds": "0"}], [{}], [], [FAIR, FAIR], [None], "no", 5, None]
+
+
+def test_a_process_that_says_what_it_likes_gives_no_reward_but_a_sum_of_finite_components():
+    more = FAIR | {"reward": 1e6, "outcome": "unparsable", "weights": {"graded": 1e6}}
+    Path("forged.json").write_text(json.dumps([*FORGED, [more]]))
+    _, *scores, last = grades(load(1), ["forge", *["b"] * len(FORGED), "b"])
+    assert [score.outcome for score in scores] == [Outcome.GRADER_ERROR] * len(FORGED)
+    assert (last.reward, last.outcome, last.weights) == (1.0, "correct", {"graded": 1.0, "where": 1.0})
+
+
+def test_a_process_that_answers_conversations_as_it_likes_fails_them():
+    forged = [[["say", {}]], [[[], 5]], [[]], [None], 5, [{"failure": ["correct", "", False]}]]
+    Path("forged.json").write_text(json.dumps(forged))
+    turns = [([{"role": "assistant", "content": text}], {}) for text in ["forge"] + ["b"] * len(forged)]
+    _, *answers = load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
+    assert [answer.outcome for answer in answers] == [Outcome.GRADER_ERROR] * len(forged)
 
 
 def test_what_runs_where(monkeypatch):

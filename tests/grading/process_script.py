@@ -31,6 +31,11 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     if broken == "dies":
         print("no such library", file=sys.stderr, flush=True)
         os._exit(7)
+    if broken == "is killed once" and not Path(pids).read_text():
+        Path(pids).write_text("killed\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if broken == "is always killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if broken == "writes":
         os.write(answers_pipe(), b"hello\n")
     print("a warning while it starts", file=sys.stderr, flush=True)
@@ -104,6 +109,24 @@ class Ways:
 
     def kill_its_group(self) -> None:
         os.killpg(0, signal.SIGKILL)
+
+    def be_killed_once(self) -> None:
+        self._end_once(signal.SIGKILL)
+
+    def be_terminated_once(self) -> None:
+        self._end_once(signal.SIGTERM)
+
+    def crash_once(self) -> None:
+        self._end_once(signal.SIGSEGV)
+
+    def exit_once(self) -> None:
+        if not self.pids.read_text():
+            self._tell(0)
+            os._exit(6)
+
+    def be_killed(self) -> None:
+        self._tell(os.getpid())
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def kill_its_parent(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -261,6 +284,13 @@ class Ways:
         end = time.thread_time() + 1.0
         while time.thread_time() < end:
             pass
+
+    def _end_once(self, number: int) -> None:
+        """Ends by this signal, as sent by somebody else, unless that was done before."""
+        if not self.pids.read_text():
+            self._tell(os.getpid())
+            signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+            os.kill(os.getpid(), number)
 
     def _fork(self) -> bool:
         """True in the process that was forked."""

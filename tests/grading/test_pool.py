@@ -130,6 +130,34 @@ def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
         assert answer == question or (isinstance(question, str) and answer.detail.endswith("was killed"))
 
 
+@pytest.mark.parametrize("question", ["be killed once", "be terminated once"])
+def test_a_question_whose_process_was_killed_from_outside_is_asked_again(question, pool, pids):
+    assert pool.ask_all([1, question, 2], 5.0, 60.0) == [1, question, 2]
+    assert all(map(gone, map(int, pids.read_text().split())))
+
+
+def test_a_question_whose_process_is_killed_again_has_a_failure_that_says_so(pool, pids):
+    failure, other = pool.ask_all(["be killed", 1], 5.0, 60.0)
+    assert (failure.outcome, failure.lost, failure.killed, other) == (ERROR, True, True, 1)
+    assert len(set(pids.read_text().split())) == 2, "asked twice, of two processes"
+
+
+@pytest.mark.parametrize("question", ["crash once", "exit once"])
+def test_what_a_question_does_to_its_own_process_is_not_tried_again(question, pool):
+    failure, other = pool.ask_all([question, 1], 5.0, 60.0)
+    assert (failure.outcome, failure.lost, failure.killed, other) == (ERROR, True, False, 1)
+
+
+def test_a_process_that_is_killed_while_it_starts_is_replaced(pids):
+    with Pool(SCRIPT, [str(pids), "is killed once"], "testing", workers=1) as pool:
+        assert pool.ask_all([1, 2], 5.0, 60.0) == [1, 2]
+    with (
+        Pool(SCRIPT, [str(pids), "is always killed"], "testing", workers=1) as pool,
+        pytest.raises(UserError, match="could not start: the process that was starting was ended by SIGKILL"),
+    ):
+        pool.ask_all([1], 5.0, 60.0)
+
+
 def test_a_process_that_keeps_half_of_its_memory_is_replaced(pids):
     with Pool(SCRIPT, [str(pids)], "testing", workers=1, memory_bytes=512 * 2**20) as pool:
         assert pool.ask_all(["keep 300 mib"] * 4, 5.0, 60.0) == ["keep 300 mib"] * 4

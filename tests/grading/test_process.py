@@ -66,16 +66,20 @@ def test_the_process_ends_with_its_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "outcome", "said"),
+    ("code", "seconds", "outcome", "said", "killed"),
     [
-        (-signal.SIGPROF, 10, Outcome.GRADER_TIMEOUT, "grading took 10 seconds of processor time"),
-        (-signal.SIGXCPU, 2.5, Outcome.GRADER_TIMEOUT, "grading took 2.5 seconds of processor time"),
-        (-signal.SIGXCPU, None, Outcome.GRADER_TIMEOUT, "grading took too long"),
-        (-signal.SIGSEGV, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGSEGV: its words"),
-        (1, 10, Outcome.GRADER_ERROR, "the process that was grading ended with 1: its words"),
-        (None, 10, Outcome.GRADER_ERROR, "the process that was grading was killed: its words"),
+        (-signal.SIGPROF, 10, Outcome.GRADER_TIMEOUT, "grading took 10 seconds of processor time", False),
+        (-signal.SIGXCPU, 2.5, Outcome.GRADER_TIMEOUT, "grading took 2.5 seconds of processor time", False),
+        (-signal.SIGXCPU, None, Outcome.GRADER_TIMEOUT, "grading took too long", False),
+        (-signal.SIGSEGV, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGSEGV: words", False),
+        (-signal.SIGABRT, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGABRT: words", False),
+        (-signal.SIGKILL, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGKILL: words", True),
+        (-signal.SIGTERM, 10, Outcome.GRADER_ERROR, "the process that was grading was ended by SIGTERM: words", True),
+        (1, 10, Outcome.GRADER_ERROR, "the process that was grading ended with 1: words", False),
+        (137, 10, Outcome.GRADER_ERROR, "the process that was grading ended with 137: words", False),
+        (None, 10, Outcome.GRADER_ERROR, "the process that was grading was killed: words", True),
     ],
 )
-def test_what_a_process_ended_of_in_words(code, seconds, outcome, said):
-    failure = Ended(code, "its words").failure("grading", seconds)
-    assert (failure.outcome, failure.detail) == (outcome, said)
+def test_what_a_process_ended_of_in_words(code, seconds, outcome, said, killed):
+    failure = Ended(code, "words").failure("grading", seconds)
+    assert (failure.outcome, failure.detail, failure.killed) == (outcome, said, killed)

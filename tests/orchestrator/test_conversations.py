@@ -223,6 +223,14 @@ def test_an_environment_may_answer_for_a_tool_that_was_ended_which_makes_the_run
     assert outcome is Outcome.GRADER_ERROR and t.failure is not None and "env_response returned" in t.failure[1]
 
 
+def test_an_environment_whose_process_was_killed_makes_the_run_inexact_whatever_the_model_was_told():
+    for detail, told in (("late", True), ("gone", False)):
+        t, _ = returning(GraderFailure(Outcome.GRADER_ERROR, detail, lost=True, killed=True))
+        assert t.killed and not t.late and (t.failure is None) == told
+    t, _ = returning(GraderFailure(Outcome.GRADER_ERROR, "late", lost=True))
+    assert not t.killed
+
+
 def test_half_a_surrogate_pair_that_a_tool_prints_becomes_text():
     t, _ = returning(([{"role": "user", "content": "a\ud800é", "name": "\udfff"}], {}))
     assert t.messages[-2] == {"role": "user", "content": "a?é", "name": "?"}

@@ -56,6 +56,25 @@ def test_the_first_of_each_kind_is_told_and_the_total_at_the_end(make, tmp_path)
     assert Run(tmp_path / "run").info["inexact"] == [{"step": 4, "cause": "a grader was ended at its deadline"}]
 
 
+def test_completions_whose_graders_were_killed_make_the_run_inexact_and_other_errors_do_not(make, tmp_path):
+    watch, _, writer = make(max_failed=1.0)
+    killed = [Score(math.nan, {}, {}, Outcome.GRADER_ERROR, "was ended by SIGKILL", killed=True)]
+    with writer:
+        watch.step(0, scores(3, 97))
+        assert writer.info["exact"]
+        watch.step(3, scores(3, 96) + killed)
+        watch.step(4, killed + scores(0, 99))
+    [entry] = Run(tmp_path / "run").info["inexact"]
+    assert entry["step"] == 3 and "killed" in entry["cause"]
+
+
+def test_an_evaluation_whose_grader_was_killed_makes_the_run_inexact(make, tmp_path):
+    watch, _, writer = make()
+    with writer:
+        watch.evaluated(5, [Score(math.nan, {}, {}, Outcome.GRADER_ERROR, "was ended by SIGKILL", killed=True)])
+    assert [entry["step"] for entry in Run(tmp_path / "run").info["inexact"]] == [5]
+
+
 def test_a_failure_may_say_nothing(make):
     watch, out, writer = make(max_failed=0.0)
     with writer, pytest.raises(Halt, match="said at last: no reason was given"):

@@ -18,9 +18,9 @@ from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
-from hone.environments.rubric import Rubric, is_async
+from hone.environments.rubric import Measured, Rubric
 from hone.environments.template import Template
-from hone.environments.workers import Limits, Origin, Progress, Sample, Workers, score
+from hone.environments.workers import Limits, Origin, Progress, Sample, Workers
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.grading.process import inside
@@ -299,13 +299,15 @@ class Environment:
     def _grade(self, samples: list[Sample]) -> list[Score]:
         workers = None if self.rubric.inline and not self._apart else self._processes()
         if workers is None:
-            return together([self.grading(sample) for sample in samples], self._limits.timeout)
-        waits = sum(map(is_async, self.rubric.funcs.values()))
-        return [score(answer, self.rubric.weights) for answer in workers.grade(samples, waits)]
+            measured = together([self.grading(sample) for sample in samples], self._limits.timeout)
+        else:
+            measured = workers.grade(samples, self.rubric)
+        pairs = zip(measured, samples, strict=True)
+        return [self.rubric.score(one, s.example, s.completion, self.parser, s.stop_reason) for one, s in pairs]
 
-    def grading(self, sample: Sample) -> Work[Score]:
-        """Runs the rubric on a sample, in whatever process this is."""
-        return self.rubric.grade(
+    def grading(self, sample: Sample) -> Work[Measured]:
+        """Runs the functions of the rubric on a sample, in whatever process this is."""
+        return self.rubric.measure(
             sample.example,
             sample.completion,
             self.parser,

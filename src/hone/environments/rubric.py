@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import pickle
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,15 +44,27 @@ class Range:
         assert self.right[0] <= self.right[1] and self.wrong[0] <= self.wrong[1], self
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What the task's code made of a completion: the values of its functions, the answer that its parser found, as text
+    to show (None: none), and why it failed, if it did. `seconds` is wall time.
+    """
+
+    components: dict[str, float]
+    answer: str | None
+    failure: GraderFailure | None
+    seconds: float
+
+
 class Rubric:
     """Reward = sum of weight x value over the reward functions.
 
     A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
     (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
-    `grade`), `parser` and `rng` (a numpy generator of its own, for graders that draw), and returns a float, or None to
-    abstain. `weights` default to 1. `correctness` names the function, by itself or by its name, that decides whether an
-    answer is right (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the range
-    of components by name. `parser` is used unless the environment has its own.
+    `measure`), `parser` and `rng` (a numpy generator of its own, for graders that draw), and returns a number, or None
+    to abstain. `weights` default to 1. `correctness` names the function, by itself or by its name, that decides whether
+    an answer is right (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the
+    range of components by name. `parser` is used unless the environment has its own.
     """
 
     def __init__(
@@ -89,7 +102,7 @@ class Rubric:
         """Whether a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())
 
-    def grade(
+    def measure(
         self,
         example: Example,
         completion: list[Message],
@@ -98,37 +111,52 @@ class Rubric:
         seed: int = 0,
         sample_id: str = "",
         kept: Mapping[str, Any] | None = None,
-    ) -> Work[Score]:
-        """Runs all functions on one completion. The first that fails ends the grading: the sample has no reward then.
+    ) -> Work[Measured]:
+        """Runs all functions on one completion, up to the first that fails.
 
-        To be run by `hone.grading.together`. `state` holds prompt, completion, answer, info, example_id, stop_reason
-        and is_truncated, and what the environment of a conversation `kept` in it; functions may add to it. The `rng` of
-        each function is the stream (seed, "grader", example, sample_id, function): what is graded before or beside it
-        changes nothing, and grading again gives the same.
+        To be run by `hone.grading.together`. Each function has copies of its own of what it is given, but for `state`,
+        which all share, and may add to: it holds prompt, completion, answer, info, example_id, stop_reason and
+        is_truncated, as they were for each function, and what the environment of a conversation `kept` in it. The `rng`
+        of each is the stream (seed, "grader", example, sample_id, function): what is graded before or beside it changes
+        nothing, and grading again gives the same.
         """
         started = time.perf_counter()
-        offered = yield from attempt(_arguments, example, completion, parser, stop_reason, kept or {})
-        if isinstance(offered, GraderFailure):
-            return Score(math.nan, {}, self.weights, offered.outcome, offered.detail)
-        offered["rng"] = functools.partial(stream, seed, "grader", example.id, sample_id)
-        answer = yield from attempt(parser.parse_answer, completion)
         components: dict[str, float] = {}
-        failure = answer if isinstance(answer, GraderFailure) else (yield from self._run(offered, components))
-        reward = math.nan if failure else sum(self.weights[name] * value for name, value in components.items())
-        failure = failure or self._no_reward(reward, components)
-        seconds = time.perf_counter() - started
-        if failure is not None:
-            return Score(math.nan, components, self.weights, failure.outcome, failure.detail, seconds)
-        outcome = decide_outcome(components.get(self.correctness), answer is not None, stop_reason == "length")
-        detail = _explain(example, completion, parser, answer, components)
-        return Score(reward, components, self.weights, outcome, detail, seconds)
+        offer = yield from attempt(_Offer, example, completion, parser, stop_reason, kept or {})
+        answer = offer
+        if isinstance(offer, _Offer):
+            answer = yield from attempt(lambda: parser.parse_answer(offer.copies()["completion"]))
+        if isinstance(answer, GraderFailure):
+            return Measured({}, None, answer, time.perf_counter() - started)
+        assert isinstance(offer, _Offer)
+        draws = functools.partial(stream, seed, "grader", example.id, sample_id)
+        failure = yield from self._run(offer, draws, components)
+        found = None if answer is None else _short(answer)
+        return Measured(components, found, failure, time.perf_counter() - started)
 
-    def _run(self, offered: Mapping[str, Any], components: dict[str, float]) -> Work[GraderFailure | None]:
+    def score(
+        self, measured: Measured, example: Example, completion: list[Message], parser: Parser, stop_reason: str
+    ) -> Score:
+        """The reward and the outcome of a completion, of what its functions gave: no code of the task runs here."""
+        components = {name: measured.components[name] for name in self.funcs if name in measured.components}
+        reward = sum(self.weights[name] * value for name, value in components.items())
+        failure = measured.failure or self._no_reward(reward, components)
+        if failure is not None:
+            because = failure.outcome, failure.detail, measured.seconds, failure.killed
+            return Score(math.nan, components, self.weights, *because)
+        well_formed = measured.answer is not None
+        outcome = decide_outcome(components.get(self.correctness), well_formed, stop_reason == "length")
+        detail = _explain(example, completion, parser, measured.answer, components)
+        return Score(reward, components, self.weights, outcome, detail, measured.seconds)
+
+    def _run(
+        self, offer: _Offer, draws: Callable[[str], Any], components: dict[str, float]
+    ) -> Work[GraderFailure | None]:
         """Adds to `components` the value of each function that does not abstain, up to the first that fails."""
         for name, func in self.funcs.items():
-            kwargs = {key: offered[key] for key in self._accepts[name]}
-            if "rng" in kwargs:
-                kwargs["rng"] = offered["rng"](name)
+            kwargs = offer.arguments(self._accepts[name])
+            if "rng" in self._accepts[name]:
+                kwargs["rng"] = draws(name)
             value = yield from run_reward(func, kwargs)
             if isinstance(value, GraderFailure):
                 return value
@@ -188,42 +216,45 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
         ) from None
 
 
-def _arguments(
-    example: Example, completion: list[Message], parser: Parser, stop_reason: str, kept: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What reward functions are offered. Copies: a function that changes its arguments must not change the example."""
-    prompt = [dict(message) for message in example.prompt]
-    info = copy.deepcopy(example.info) if example.info else {}
-    state = copy.deepcopy(dict(kept)) | {
-        "prompt": prompt,
-        "completion": completion,
-        "answer": example.answer,
-        "info": info,
-        "example_id": example.id,
-        "stop_reason": stop_reason,
-        "is_truncated": stop_reason == "length",
-    }
-    return {
-        "completion": completion,
-        "answer": example.answer,
-        "prompt": prompt,
-        "info": info,
-        "state": state,
-        "parser": parser,
-    }
+class _Offer:
+    """What reward functions are offered: what one of them changes, but for `state`, no other one sees."""
+
+    def __init__(
+        self, example: Example, completion: list[Message], parser: Parser, stop_reason: str, kept: Mapping[str, Any]
+    ) -> None:
+        shared = {"prompt": example.prompt, "completion": completion, "info": example.info}
+        try:
+            pickled = pickle.dumps(shared)  # far faster to copy from than the value
+            self.copies: Callable[[], dict[str, Any]] = lambda: pickle.loads(pickled)
+        except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
+            self.copies = lambda: copy.deepcopy(shared)
+        self._parser, self._state = parser, copy.deepcopy(dict(kept))
+        self._facts = {
+            "answer": example.answer,
+            "example_id": example.id,
+            "stop_reason": stop_reason,
+            "is_truncated": stop_reason == "length",
+        }
+
+    def arguments(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of one function, but for its `rng`."""
+        offered = self.copies() | {"answer": self._facts["answer"], "parser": self._parser, "state": self._state}
+        if "state" in names:
+            self._state |= self._facts | {name: offered[name] for name in ("prompt", "completion", "info")}
+        return {name: offered[name] for name in names if name in offered}
 
 
 def _explain(
-    example: Example, completion: list[Message], parser: Parser, answer: Any, components: Mapping[str, float]
+    example: Example, completion: list[Message], parser: Parser, answer: str | None, components: Mapping[str, float]
 ) -> str:
-    """Why this reward, in one line: what was expected and what came, then each component."""
+    """Why this reward, in one line: what was expected and what came (`answer`, by `_short`), then each component."""
     if answer is None:
         text = completion_text(completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"
     elif example.answer:
-        found = f"expected {_short(example.answer)}, got {_short(answer)}"
+        found = f"expected {_short(example.answer)}, got {answer}"
     else:
-        found = f"got {_short(answer)}"
+        found = f"got {answer}"
     return "; ".join([found, *(f"{name} {value:.3g}" for name, value in components.items())])
 
 

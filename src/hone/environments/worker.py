@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -22,9 +21,10 @@ def start(
 
     Returns the function that answers, item by item:
 
-    - `["grade", samples]`: {"reward" (null: none), "components", "outcome", "detail", "seconds"};
-    - `["respond", [[messages, state], …]]`: [what the environment says, its state then], or {"failure": [outcome,
-      detail]}.
+    - `["grade", samples]`: {"components", "answer", "failure", "seconds"}, a `Measured`;
+    - `["respond", [[messages, state], …]]`: [what the environment says, its state then], or {"failure"}.
+
+    "failure" is [outcome, detail, killed], or null.
 
     UserError if a task file is not as it was when hone's process loaded it.
     """
@@ -47,16 +47,10 @@ def start(
 def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
     from hone.environments.workers import unpacked
 
-    scores = _together([env.grading(unpacked(item)) for item in items], timeout)
+    measured = _together([env.grading(unpacked(item)) for item in items], timeout)
     return [
-        {
-            "reward": None if math.isnan(score.reward) else score.reward,
-            "components": score.components,
-            "outcome": score.outcome.value,
-            "detail": score.detail,
-            "seconds": score.seconds,
-        }
-        for score in scores
+        {"components": one.components, "answer": one.answer, "seconds": one.seconds} | _failed(one.failure)
+        for one in measured
     ]
 
 
@@ -102,4 +96,4 @@ def _check_keys(value: Any) -> None:
 
 
 def _failed(failure: Any) -> dict[str, Any]:
-    return {"failure": [failure.outcome.value, failure.detail]}
+    return {"failure": failure and [failure.outcome.value, failure.detail, failure.killed]}

@@ -11,15 +11,17 @@ import json
 import math
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.environments.rubric import Measured, Rubric, is_async
 from hone.errors import UserError
 from hone.grading import GraderFailure, last_line
+from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
-from hone.types import Example, Message, Outcome, Score
+from hone.types import Example, Message, Outcome
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
@@ -30,6 +32,8 @@ CHUNK = 64
 """Most samples of one question, where functions wait and do so together."""
 BACKSTOP = 6.0
 """By the clock, a sample of a run may take this many times its processor time."""
+_FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
+_NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
@@ -105,9 +109,11 @@ class Workers:
         )
         self._progress = progress
 
-    def grade(self, samples: Sequence[Sample], waits: int) -> list[dict[str, Any] | GraderFailure]:
-        """What `grade` of worker.py says of each sample; `waits` is how many of the reward functions are async."""
-        return self._ask("grade", [_packed(sample) for sample in samples], waits, "grading")
+    def grade(self, samples: Sequence[Sample], rubric: Rubric) -> list[Measured]:
+        """What the functions of the rubric make of each sample."""
+        waits = sum(map(is_async, rubric.funcs.values()))
+        answers = self._ask("grade", [_packed(sample) for sample in samples], waits, "grading")
+        return [_measured(answer, rubric.funcs) for answer in answers]
 
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
@@ -116,7 +122,7 @@ class Workers:
         for _, state in turns:
             _check_json(state)
         answers = self._ask("respond", [list(turn) for turn in turns], int(waits), "answering the model")
-        return [answer if isinstance(answer, GraderFailure) else (answer[0], answer[1]) for answer in answers]
+        return [_responded(answer) for answer in answers]
 
     def _ask(self, kind: str, items: list[Any], waits: int, doing: str) -> list[Any]:
         """The answers about the items: one question each, or where functions wait, many in one.
@@ -134,15 +140,15 @@ class Workers:
         alone = self._asked(kind, [[items[i]] for i in again], waits, doing) if again else []
         for index, chunk in zip(again, alone, strict=True):
             answers[index] = chunk if isinstance(chunk, GraderFailure) else chunk[0]
-        return [_failure(answer) or answer for answer in answers]
+        return answers
 
     def _asked(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
         cpu, clock = self._limits.seconds(waits)
         failures: list[str] = []
 
         def heard(done: int, answer: Any) -> None:
-            lost = isinstance(answer, GraderFailure)
-            failures.extend([answer.detail] if lost else [why for item in answer if (why := _why(item)) is not None])
+            items = answer if isinstance(answer, list) else [answer]
+            failures.extend(failure.detail for item in items if (failure := _failure(item)) is not None)
             words = f"{doing}: {done} of {len(chunks)} done"
             if failures:
                 words += f", {len(failures)} failed, the latest: {last_line(failures[-1]):.100}"
@@ -151,15 +157,7 @@ class Workers:
         answers = self.pool.ask_all([[kind, chunk] for chunk in chunks], cpu, clock, doing, heard)
         self._progress("")
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
-        return [_with_setting(answer, allowed) for answer in answers]
-
-
-def score(answer: dict[str, Any] | GraderFailure, weights: dict[str, float]) -> Score:
-    """The score that a worker gave, or the failure for one."""
-    if isinstance(answer, GraderFailure):
-        return Score(math.nan, {}, weights, answer.outcome, answer.detail)
-    reward = math.nan if answer["reward"] is None else answer["reward"]
-    return Score(reward, answer["components"], weights, Outcome(answer["outcome"]), answer["detail"], answer["seconds"])
+        return [_chunk(answer, len(chunk), allowed) for answer, chunk in zip(answers, chunks, strict=True)]
 
 
 def cores() -> int:
@@ -193,24 +191,42 @@ def _check_json(state: dict[str, Any]) -> None:
         ) from None
 
 
+def _measured(answer: Any, names: Collection[str]) -> Measured:
+    """What a worker said of one sample. The task's code can make it say anything: only finite numbers are taken."""
+    match answer:
+        case {"components": dict(values), "answer": None | str() as found, "seconds": float(seconds)}:
+            numbers = all(type(value) is float and math.isfinite(value) for value in values.values())
+            if numbers and values.keys() <= set(names):
+                return Measured(values, found and cut(found, MAX_DETAIL), _failure(answer), seconds)
+    return Measured({}, None, _failure(answer) or _NO_ANSWER, 0.0)
+
+
+def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFailure:
+    """What a worker said of one conversation."""
+    match answer:
+        case [list(messages), dict(state)]:
+            return messages, state
+    return _failure(answer) or _NO_ANSWER
+
+
 def _failure(answer: Any) -> GraderFailure | None:
-    """The failure that a worker reported for one item."""
-    failed = answer.get("failure") if isinstance(answer, dict) else None
-    return None if failed is None else GraderFailure(Outcome(failed[0]), failed[1])
+    """The failure that an answer about one item is, or tells of."""
+    match answer:
+        case GraderFailure():
+            return answer
+        case {"failure": [str(outcome), str(detail), bool(killed)]} if outcome in _FAILURES:
+            return GraderFailure(Outcome(outcome), cut(detail, MAX_DETAIL), killed=killed)
+        case {"failure": None} | list():
+            return None
+    return _NO_ANSWER
 
 
-def _why(answer: Any) -> str | None:
-    """Why a worker reported a failure for one item, if it did."""
-    if (failed := _failure(answer)) is not None:
-        return failed.detail
-    return answer["detail"] if isinstance(answer, dict) and Outcome(answer["outcome"]).is_failure else None
-
-
-def _with_setting(answer: Any, allowed: str) -> Any:
-    """A failure that took too long, with the setting that says how long it may take."""
-    if not isinstance(answer, GraderFailure) or answer.outcome is not Outcome.GRADER_TIMEOUT:
-        return answer
-    return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})")
+def _chunk(answer: Any, count: int, allowed: str) -> list[Any] | GraderFailure:
+    """The answers about `count` items; a failure that took too long names the setting that says how long it may."""
+    if isinstance(answer, GraderFailure):
+        late = answer.outcome is Outcome.GRADER_TIMEOUT
+        return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})") if late else answer
+    return answer if isinstance(answer, list) and len(answer) == count else _NO_ANSWER
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:

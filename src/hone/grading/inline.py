@@ -19,8 +19,9 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeVar
+
+import numpy as np
 
 from hone.types import Outcome
 
@@ -28,8 +29,11 @@ T = TypeVar("T")
 Work = Generator[Awaitable[Any], Any, T]
 """Something to be run by `together`; what it returns is its result."""
 
+_NUMBERS = {bool, int, float}
+_NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
+"""What a reward may be, to the very type: float() of any other class is whatever that class says."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
-_MAX_DETAIL = 4000
+MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
 _of_thread = threading.local()
 
@@ -38,12 +42,14 @@ _of_thread = threading.local()
 class GraderFailure:
     """A reward function gave no usable value. `detail` says why: the traceback, or what it returned.
 
-    `lost`: the process that ran it gave no answer, because it ended, was ended, or wrote something else.
+    `lost`: the process that ran it gave no answer, because it ended, was ended, or wrote something else. `killed`: a
+    signal from outside ended it, and the one that was asked after it, so another time there may be a value.
     """
 
     outcome: Outcome
     detail: str
     lost: bool = False
+    killed: bool = False
 
     def __post_init__(self) -> None:
         assert self.outcome.is_failure
@@ -82,7 +88,7 @@ def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | G
 def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
     """What a reward function returns: a number, or None if it abstains.
 
-    An exception, a value that is not a number, NaN and infinity are failures.
+    An exception, a value that is no bool, int, float or numpy number, NaN and infinity are failures.
     """
     value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
@@ -114,10 +120,13 @@ def together(
 
 def _as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
     try:
-        number = float(value if isinstance(value, Real) else value.item())  # item: a zero-dimensional array or tensor
-    except (AttributeError, ValueError, TypeError, RuntimeError, OverflowError):
-        kind = repr(value[:100]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
-        return GraderFailure(Outcome.GRADER_ERROR, f"{_name(func)} returned {kind}, which is neither a number nor None")
+        number = float(value) if type(value) in _NUMBERS else None
+    except OverflowError:
+        number = None
+    if number is None:
+        kind = repr(value[:100]) if type(value) is str else f"a value of type {type(value).__name__}"
+        detail = f"{_name(func)} returned {kind}, which is neither a number nor None: return float(…) of it"
+        return GraderFailure(Outcome.GRADER_ERROR, detail)
     if not math.isfinite(number):
         return GraderFailure(Outcome.GRADER_ERROR, f"{_name(func)} returned {number}, which is not a finite number")
     return number
@@ -127,7 +136,7 @@ def describe_exception(error: BaseException) -> str:
     """The traceback from the reward function on, without memory addresses, so that two runs write the same text."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
-    return cut(_ADDRESS.sub("0x…", text), _MAX_DETAIL)
+    return cut(_ADDRESS.sub("0x…", text), MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:

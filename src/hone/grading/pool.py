@@ -4,8 +4,9 @@
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
 A question that hangs, crashes or takes too much costs itself alone: its process is replaced, and what it had been given
-beyond that goes to others. Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had
-started, takes 4 seconds more for code that hears no signal, limits neither memory nor processor time, and is no faster.
+beyond that goes to others. One whose process is killed from outside is asked again. Why not Pebble (5.2, measured by
+`benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more for code that hears no signal,
+limits neither memory nor processor time, and is no faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,8 +37,10 @@ Heard = Callable[[int, Any], None]
 _CLOSING_SECONDS = 10.0
 """How long a process that has closed its output may live on. One that ends has closed it, too, and on a busy machine it
 may be a while until that is told."""
-_RETRIES = 3
-"""How often a question is asked again whose process was killed from outside: it need not be what did that."""
+_AGAIN = 1
+"""How often a question is asked again whose process was killed from outside."""
+_AGAIN_KEEPER = 3
+"""The same where the keeper was killed, which code of questions before may have done."""
 _QUICK_SECONDS = 0.1
 """A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
 
@@ -193,6 +196,7 @@ class _Round:
         self.waiting = deque(range(len(questions)))
         self.answers: dict[int, Any] = {}
         self.again: Counter[int] = Counter()
+        self.killed_at_start = 0
         self.gone: list[Process] = []
 
     def run(self) -> list[Any]:
@@ -260,7 +264,7 @@ class _Round:
             self.let_go(worker)
             if not worker.ready:
                 raise _start_failure(self.doing, "it wrote to the pipe of the answers while it started") from None
-            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
+            self.fail(worker, _error(f"the process that was {self.doing} wrote what is no answer"))
         except Closed:
             worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS
             self.pool._selector.unregister(process.answers)  # type: ignore[union-attr]
@@ -277,8 +281,7 @@ class _Round:
             raise Garbled
         else:
             worker.numbers.popleft()
-            failed = None if reply.error is None else GraderFailure(Outcome.GRADER_ERROR, reply.error)
-            self.enter(worker.given.popleft(), reply.answer if failed is None else failed)
+            self.enter(worker.given.popleft(), reply.answer if reply.error is None else _error(reply.error))
             worker.quick = time.monotonic() - worker.began <= _QUICK_SECONDS
         self.begin(worker)
         if reply.last:
@@ -294,14 +297,16 @@ class _Round:
     def ended(self, worker: _Worker, ended: Ended) -> None:
         """A process ended by itself: the question that it was at has no answer."""
         if not worker.ready:
-            raise _start_failure(self.doing, ended.failure("starting", None).detail)
-        if worker.given and ended.code is None and self.again[worker.given[0]] < _RETRIES:
-            # The keeper was killed, maybe by a question before.
+            self.killed_at_start += ended.killed
+            if not ended.killed or self.killed_at_start > self.pool.workers:
+                raise _start_failure(self.doing, ended.failure("starting", None).detail)
+            return
+        most = _AGAIN_KEEPER if ended.code is None else _AGAIN
+        if worker.given and ended.killed and self.again[worker.given[0]] < most:
             self.again[worker.given[0]] += 1
             self.give_back(worker)
         else:
-            failure = ended.failure(self.doing, self.cpu)
-            self.fail(worker, failure.outcome, failure.detail)
+            self.fail(worker, ended.failure(self.doing, self.cpu))
 
     def too_late(self, worker: _Worker) -> None:
         """A process has let its time go by."""
@@ -310,14 +315,14 @@ class _Round:
             late = f"it was not ready after {START_SECONDS:.0f} seconds"
             raise _start_failure(self.doing, "it closed its output" if worker.closing else late)
         if worker.closing:
-            self.fail(worker, Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
+            self.fail(worker, _error(f"the process that was {self.doing} closed its output"))
         else:
-            self.fail(worker, Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds")
+            self.fail(worker, GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds"))
 
-    def fail(self, worker: _Worker, outcome: Outcome, detail: str) -> None:
+    def fail(self, worker: _Worker, failure: GraderFailure) -> None:
         """The question that a process was at failed; the others that it has are for other processes."""
         if worker.given:
-            self.enter(worker.given.popleft(), GraderFailure(outcome, detail, lost=True))
+            self.enter(worker.given.popleft(), replace(failure, lost=True))
         self.give_back(worker)
 
     def give_back(self, worker: _Worker) -> None:
@@ -340,6 +345,10 @@ class _Round:
                 selector.register(fd, selectors.EVENT_WRITE, worker)
             else:
                 selector.unregister(fd)
+
+
+def _error(detail: str) -> GraderFailure:
+    return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
 def _start_failure(doing: str, text: str) -> StartFailure:

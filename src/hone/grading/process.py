@@ -36,6 +36,8 @@ _END_SECONDS = 10.0
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 """One thread each, for there is a process per core, and threads take address space that is limited."""
+_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+"""Signals that a user or the system (short of memory) ends a process by; others come of what it does itself."""
 _numbers = itertools.count()
 
 
@@ -64,10 +66,15 @@ class Reply:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a process ended of: its exit code, or minus the signal; None if it was killed from outside."""
+    """What a process ended of: its exit code, or minus the signal; None if its keeper was killed."""
 
     code: int | None
     words: str
+
+    @property
+    def killed(self) -> bool:
+        """True for a signal from outside, which says nothing of the question that the process was at."""
+        return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
         """In words; `doing` is what it was at, with a limit of `seconds` of processor time."""
@@ -77,7 +84,8 @@ class Ended:
         how = "was killed" if self.code is None else f"ended with {self.code}"
         if self.code is not None and self.code < 0:
             how = f"was ended by {_signal_name(-self.code)}"
-        return GraderFailure(Outcome.GRADER_ERROR, f"the process that was {doing} {how}: {self.words}".rstrip(": "))
+        detail = f"the process that was {doing} {how}: {self.words}".rstrip(": ")
+        return GraderFailure(Outcome.GRADER_ERROR, detail, killed=self.killed)
 
 
 class Process:

@@ -90,7 +90,7 @@ class Conversation:
         self.turns, self.stop_reason = 0, "stop"
         self._key = key
         self._failure: tuple[Outcome, str] | None = None
-        self._late = False
+        self._late = self._killed = False
         self._ids: list[int] = []
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
@@ -113,8 +113,9 @@ class Conversation:
     def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
         """Takes the environment's answer; True if the policy has another turn, for which `request` asks."""
         said, self.state, self._failure = settled(answer, env, self.messages, self.state)
-        if self._failure is None and isinstance(answer, GraderFailure):
-            self._late |= answer.outcome is Outcome.GRADER_TIMEOUT
+        if isinstance(answer, GraderFailure):
+            self._late |= self._failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
+            self._killed |= answer.killed
         if not said:
             return False
         bridge = self._bridge(said)
@@ -141,6 +142,7 @@ class Conversation:
             state=self.state,
             failure=self._failure,
             late=self._late,
+            killed=self._killed,
         )
 
     def _bridge(self, said: list[Message]) -> list[int]:

@@ -16,6 +16,7 @@ WINDOW = 1000
 LEAST = 256
 """The same in a run that has fewer altogether."""
 _DEADLINE = "a grader was ended at its deadline"
+_KILLED = "a process that graded was killed from outside, and once more"
 _FAILURES = [outcome for outcome in Outcome if outcome.is_failure]
 
 
@@ -56,8 +57,7 @@ class FailureWatch:
         if not failures:
             return
         first, kinds = failures[0].detail, Counter(score.outcome for score in failures)
-        if Outcome.GRADER_TIMEOUT in kinds:
-            self._run.mark_inexact(step, _DEADLINE)
+        self._mark_inexact(step, failures)
         firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._told}
         self._told |= kinds.keys()
         for outcome, detail in firsts.items():
@@ -76,8 +76,7 @@ class FailureWatch:
     def evaluated(self, step: int, scores: Sequence[Score]) -> None:
         """Tells of the first failure in an evaluation. They are in none of its averages, and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
-        if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
-            self._run.mark_inexact(step, _DEADLINE)
+        self._mark_inexact(step, failures)
         if failures and not self._told_of_evaluation:
             self._told_of_evaluation = True
             self._run.display.message(
@@ -92,6 +91,13 @@ class FailureWatch:
                 f"{self._failed:,} of {self._all:,} completions could not be graded, and nothing was learned from them "
                 "(outcome grader_error or grader_timeout in rollouts/)."
             )
+
+    def _mark_inexact(self, step: int, failures: Sequence[Score]) -> None:
+        """Says of failures that the completion alone does not decide that the run is inexact from `step` on."""
+        if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
+            self._run.mark_inexact(step, _DEADLINE)
+        if any(score.killed for score in failures):
+            self._run.mark_inexact(step, _KILLED)
 
     def _judge(self, first: str) -> None:
         failed, seen, of = self._shares()

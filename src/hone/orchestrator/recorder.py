@@ -84,6 +84,8 @@ class RunRecorder:
     def _look_at_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):
             self.run.mark_inexact(step, "a tool was ended at its deadline")
+        if any(trajectory.killed for trajectory in trajectories):
+            self.run.mark_inexact(step, "a process of the environment was killed from outside, and once more")
 
 
 def token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[str, Any]]:
