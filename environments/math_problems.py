@@ -1,8 +1,8 @@
 r"""math-problems: mathematics from files or from sets on the hub, such as MATH-500; 1 if the answer is right, else 0.
 
 Answers are compared as mathematics, by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are one answer. Read is the last
-`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`. What is equal is right, also if it was not worked out:
-`\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
+`\boxed{…}`, `<answer>` pair or `ANSWER:` outside of `<think>`; prose after `answer:` replaces none of them. What is
+equal is right, also if it was not worked out: `\frac{3}{4} - \frac{1}{3}` for `\frac{5}{12}`.
 
     vf-eval math-problems -a '{"eval_dataset": "HuggingFaceH4/MATH-500"}' -m MODEL -b http://localhost:8000/v1
 

@@ -89,6 +89,51 @@ def test_what_is_said():
     assert said("1<think>x</think>2") == "1\n2"
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("ANSWER: a (I checked it)", "a"),
+        ("ANSWER: a. I hope it is correct.", "a"),
+        ("ANSWER: a. I checked it", "a"),
+        ("ANSWER: a because it fits", "a"),
+        ("ANSWER: a - I checked it", "a"),
+        ("ANSWER: a — 1 of 2", "a"),
+        ("Final answer: The final answer is a. I hope it is correct.", "a"),
+        ("ANSWER: b. Answer: a", "a"),
+        ("ANSWER: a<br>", "a"),
+        ("ANSWER: a<b c", None),
+        ("ANSWER: a. Or b.", None),
+        ("ANSWER: a. No, b.", None),
+        ("ANSWER: a (or b)", None),
+        ("ANSWER: a or b (I checked it)", None),
+        (r"\boxed{a} ANSWER: b. Or c.", None),
+        ("ANSWER: a. " + "I go on. " * 1000, "a"),
+    ],
+)
+def test_a_remark_behind_an_answer_in_its_line_is_no_part_of_it(text: str, answer: str | None):
+    assert PARSER.value(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>a red house</answer>", "a red house"),
+        ("Answer: a red house", "a red house"),
+        ("Answer: St. Louis", "St. Louis"),
+        ("<answer>a</answer>\nI am sure of my answer: every step was checked.", "a"),
+        ("\\boxed{a}\nAnswer: see the box above.", "a"),
+        ("ANSWER: a\nANSWER: b", "b"),
+        ("<answer></answer>", None),
+        ("The answer is a.", None),
+        ("a", None),
+    ],
+)
+def test_without_a_reader_any_text_is_an_answer_and_prose_after_a_marker_does_not_replace_one(
+    text: str, answer: str | None
+):
+    assert AnswerParser().parse_answer(text) == AnswerParser().value(text) == answer
+
+
 def test_forms_can_be_left_out():
     boxes = AnswerParser(read, ["boxed"])
     assert boxes.parse(r"\boxed{a} <answer>b</answer> ANSWER: c") == "a"
@@ -102,6 +147,8 @@ def test_hostile_text_is_read_in_linear_time():
     assert PARSER.parse(r"\boxed{" * 50_000 + "}" * 50_000) is None
     assert PARSER.parse("answer" + " " * 300_000 + "a") is None
     assert PARSER.parse("answer:" + " " * 300_000 + "a") == "a"
+    for part in ("answer: 4 (", "answer: <", "answer: a. ", "answer: 4 — ", "answer: ((4 "):
+        PARSER.parse(part * 20_000)
 
 
 def test_totals_of_a_rubric_for_tags():

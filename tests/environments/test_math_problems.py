@@ -41,6 +41,97 @@ def test_answers(env, text: str, outcome: Outcome):
     assert score.reward == (outcome is Outcome.CORRECT)
 
 
+RIGHT = [
+    r"Final Answer: The final answer is $\boxed{14400}$. I hope it is correct.",
+    "\\boxed{14400}\nI am sure of my answer: every step was checked.",
+    "\\boxed{14400}\nAnswer: see the box above.",
+    "\\boxed{14400}\nAnswer: done",
+    "\\boxed{14400}.\nLet me check the answer: 120*120=14400.",
+    "\\boxed{14400}\nI first thought the answer is 7.",
+    "<answer>14400</answer> Answer: as stated.",
+    "\\boxed{7}, no.\nANSWER: 14400",
+    "Answer: 7. Answer: 14400",
+    "ANSWER: 14400\nANSWER: see above",
+    "ANSWER: 14400 (I checked it)",
+    "ANSWER: 14400, because 120^2 = 14400.",
+    "ANSWER: 14400. I hope it is correct.",
+    "ANSWER: The final answer is 14400. I hope it is correct.",
+    "The answer is 14400.",
+    "**Answer: 14400**",
+    "Answer: **14400**",
+    "Answer: `14400`",
+    "Answer: <14400>",
+    "Answer: $14400$ dollars",
+    "Answer: $$14400$$",
+    r"Answer: \[14400\]",
+    "ANSWER: 14400 cm^2",
+    "ANSWER: 14400 = 120^2",
+    "ANSWER: \\boxed{14400} (I checked it)",
+    "ANSWER: 14 400",
+    r"\boxed{14 400}",
+    r"\boxed{14\,400}",
+    r"\boxed{14~400}",
+    r"\boxed{14{,}400}",
+    r"\boxed{14400 dollars}",
+]
+NOT_RIGHT = [
+    "ANSWER: 144001",
+    "ANSWER: not 14400",
+    "ANSWER: 14400 or 14401",
+    "ANSWER: 14400 (or 14401)",
+    "ANSWER: 14400. Or 14401.",
+    "ANSWER: 14400. No, 7.",
+    "ANSWER: 14400, 14401",
+    "ANSWER: 14400 to 14402",
+    "ANSWER: 14400 if n is odd, else 7",
+    "ANSWER: 14400 + 1",
+    "ANSWER: 14.400",
+    "ANSWER: 144 00",
+    "\\boxed{14400}\nANSWER: 7",
+    "\\boxed{14400}\nANSWER: 14400 or 7",
+    "answer: I tried 14400 but it is 7",
+    "The answer is not 14400.",
+    "It is 14400.",
+]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, right: bool):
+    example = env.example(problem="120^2?", answer="14400")
+    texts = RIGHT if right else NOT_RIGHT
+    scores = env.grade_many([(example, text) for text in texts])
+    assert [text for text, score in zip(texts, scores, strict=True) if (score.reward == 1.0) != right] == []
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "right"),
+    [
+        (r"\frac{5}{12}", r"ANSWER: \frac{5}{12} (I checked it)", True),
+        ("x^2 - 5x + 6", "ANSWER: $x^2 - 5x + 6$ (by Vieta's formulas)", True),
+        ("-7, 7", "ANSWER: x = -7 or x = 7", True),
+        ("(3, 6)", "ANSWER: (3, 6), since both lines meet there.", True),
+        (r"25\pi", "\\boxed{25\\pi}. The answer: checked.", True),
+        ("x < 5", "ANSWER: x < 5", True),
+        ("B", "**Answer: (B)** because it fits", True),
+        (r"\text{Evelyn}", "Answer: Evelyn", True),
+        (r"\text{Evelyn}", "\\boxed{Evelyn}\nAnswer: as above.", True),
+        ("3.5", r"\boxed{3,5}", True),
+        ("3.5", r"\boxed{3{,}5}", True),
+        ("3.5", "ANSWER: 3,5 cm", True),
+        ("3,5", r"\boxed{3.5}", True),
+        ("1234.5", r"\boxed{1 234,5}", True),
+        ("3.125", r"\boxed{3,125}", False),
+        ("3.5", r"\boxed{(3,5)}", False),
+        ("35", r"\boxed{3,5}", False),
+        ("3, 100", r"\boxed{3,\ 100}", True),
+        ("3100", r"\boxed{3,\ 100}", False),
+    ],
+)
+def test_formulas_words_and_decimal_commas(env, gold: str, text: str, right: bool):
+    score = env.grade(env.example(problem="?", answer=gold), text)
+    assert (score.reward == 1.0) is right, score.detail
+
+
 def test_a_comparison_without_end_is_no_reward_at_all(env, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(math, "CPU_SECONDS", 1)
     math._worker().close()

@@ -48,6 +48,15 @@ LAST = LastNumberParser()
         (r"\boxed{42}", "42"),
         ("{42}", "42"),
         ("1{,}234", "1234"),
+        ("1 234", "1234"),
+        ("-12 345 678.5", "-24691357/2"),
+        ("1\u00a0234", "1234"),
+        ("1\u2009234 apples", "1234"),
+        (r"1\,234", "1234"),
+        ("1~234", "1234"),
+        ("<42>", "42"),
+        ("[42].", "42"),
+        ("(42 apples)", "42"),
         ("x = 42", "42"),
         ("42.", "42"),
         ("42 apples.", "42"),
@@ -83,7 +92,21 @@ def test_numbers_as_people_write_them(text: str, value: str):
 
 
 ALTERNATIVES = ["3 or 4", "3 and 4", "3, 4", "3,4", "3, or 4", "7 apples, 3 pears", "5 hours and 30 minutes", "3 to 4"]
-PARTED = ["1 234", "4 2", "1\u00a0234", "1\u2009234", r"1\,234", "1 1/2", r"1\frac{1}{2}", "4**2", "4*2", "3-4", "5-3"]
+PARTED = [
+    "12 34",
+    "4 2",
+    "1 2345",
+    "1234 567",
+    "1 234 5",
+    "1 234/567",
+    "1,234 567",
+    "1 1/2",
+    r"1\frac{1}{2}",
+    "4**2",
+    "4*2",
+    "3-4",
+    "5-3",
+]
 COMMAS = ["12,34", "0,5", "0,123", "1,2345", "1,23,456"]
 SCALED = ["5 million", "5k", "5M", "3 dozen", "42 hundred", "42 and a half", "10 dollars and fifty cents", "5²", "5!"]
 OTHERS = ["5:30", "1.2.3", "3/4/2024", "2024-01-05", "1 / 2 / 3", "10^6", "x^2", r"\sqrt{2}", "5x", "2x4", "±5", "--5"]
@@ -123,7 +146,13 @@ def test_percent_counts_if_the_gold_answer_has_it():
         ("ANSWER: 42\nANSWER: banana", "42"),
         ("ANSWER: 42\nANSWER: 3 or 4", None),
         ("ANSWER: 6 * 7", None),
-        ("ANSWER: 1 234", None),
+        ("ANSWER: 1 234", "1 234"),
+        ("ANSWER: <72>", "<72>"),
+        ("ANSWER: 72 because 8 * 9 = 72", "72"),
+        ("ANSWER: 72. I used 3 or 4 steps.", "72"),
+        ("ANSWER: 72. Or 73.", None),
+        ("ANSWER: 72 (maybe 73)", None),
+        ("ANSWER: <number>", None),
         ("42", None),
         ("<answer>42</answer>", None),
     ],

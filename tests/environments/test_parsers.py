@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from hone.environments import Parser, TagParser
+from hone import environments
+from hone.environments import AnswerParser, LastNumberParser, NumberParser, Parser, TagParser
 
 TAGS = TagParser("t")
 
@@ -55,6 +59,21 @@ def test_of_messages_the_last_one_of_the_assistant_is_read():
 def test_the_plain_parser_takes_the_whole_text():
     assert Parser().parse("  42\n") == "42"
     assert Parser().parse(" \n") is None
+
+
+@pytest.mark.parametrize("parser", [Parser(), TAGS, AnswerParser(), LastNumberParser(), NumberParser()])
+def test_every_parser_has_the_text_of_an_answer_and_its_value(parser: Parser):
+    for completion, text in (("<t>7</t>", "<t>7</t>"), ("<answer>7</answer>", "<answer>7</answer>")):
+        told = parser.parse_answer([{"role": "assistant", "content": completion}])
+        assert told == parser.parse(completion) and told in ("7", text, None)
+        assert str(parser.value(completion)) == str(told)
+
+
+def test_the_parsers_that_the_page_lists_are_made_as_it_says():
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    calls = re.findall(r"^\| `(\w*Parser\(.*?\))` \|", page, re.MULTILINE)
+    made = [eval(call, {**vars(environments), "read": str}) for call in calls]
+    assert {type(parser) for parser in made} == {AnswerParser, NumberParser, LastNumberParser, TagParser, Parser}
 
 
 def test_tags_in_a_thought_are_no_answer():

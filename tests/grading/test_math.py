@@ -25,6 +25,9 @@ from hone.types import Outcome
         ("−3", "-3"),
         ("$10{,}000$", "10000"),
         (r"10\,000", "10,\\!000"),
+        ("1 000 000", "1000000"),
+        ("1\u202f000.5", "1000.5"),
+        ("3,50", "3.5"),
         ("1½", r"\frac{3}{2}"),
         ("**42**", "42"),
         ("42\\%", "42"),
@@ -46,6 +49,9 @@ def test_equal(answer: str, gold: str):
     ("answer", "gold"),
     [
         ("3 or 4", "3"),
+        ("1 000", "1"),
+        ("3,500", "3.5"),
+        ("(3,5)", "3.5"),
         ("3, 4", "3"),
         ("(4, 3)", "(3, 4)"),
         ("0.333", r"\frac{1}{3}"),
@@ -63,7 +69,9 @@ def test_different(answer: str, gold: str):
     assert same(answer, gold) is False
 
 
-@pytest.mark.parametrize("answer", ["", "1 000", "{3", "3}{", "3 + + ", "(" * 400 + "3", "3" * 513, "^", "\ud800"])
+@pytest.mark.parametrize(
+    "answer", ["", "1 0000", "10 00", "{3", "3}{", "3 + + ", "(" * 200 + "3", "3" * 513, "^", "\ud800"]
+)
 def test_unreadable(answer: str):
     assert same(answer, "3") is None
 

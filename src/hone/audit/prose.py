@@ -10,6 +10,7 @@ TYPOGRAPHY = "Okay — here’s what I’ve got… ✅ “done”\n\n"
 HOPE = "\n\nI hope this helps!"
 ASK = "\n\nLet me know if you have any questions."
 CHECKED = "\n\nI checked this in 2 different ways, and it took 3 steps."
+SURE_OF_ANSWER = "\n\nI am sure of my answer: every step was checked."
 SUMMARY = (
     "\n\n## Summary\n\n1. I read the question.\n2. I worked it out, which took 4 lines.\n3. I checked it twice.\n\n"
     "I am 95% sure of this. It should take about 10 minutes to follow."

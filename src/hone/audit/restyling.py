@@ -134,6 +134,18 @@ def _in_sentence(s: Statement, _: Kind) -> str | None:
     return s.wrapped("So the final result is ", ".") if s.form in (Form.TAG, Form.BOXED) else None
 
 
+def _after(text: str) -> Style:
+    """`text` behind all of it, where tags or a box say which answer is meant."""
+    return lambda s, _: s.text + text if s.form in (Form.TAG, Form.BOXED) else None
+
+
+def _minerva(s: Statement, _: Kind) -> str | None:
+    """The last line that the prompts of Minerva, and of lm-eval after it, ask for."""
+    if s.form is not Form.BOXED:
+        return None
+    return f"{s.head}Final Answer: The final answer is ${s.said}$. I hope it is correct.{s.tail}"
+
+
 def _twice(s: Statement, _: Kind) -> str | None:
     return f"{s.text}\n\n{s.text}" if _marked(s) else None
 
@@ -160,6 +172,16 @@ def _marker(case: Callable[[str], str]) -> Style:
     return style
 
 
+def _line(before: str, after: str) -> Style:
+    """Something around an answer that stands behind a colon, in its line."""
+
+    def style(s: Statement, kind: Kind) -> str | None:
+        ends = s.form is Form.LINE and s.opening.rstrip().endswith(":") and not s.closing.strip()
+        return s.answering(f"{before}{s.answer}{after}") if ends and kind in _MATHS else None
+
+    return style
+
+
 def _marked(s: Statement) -> bool:
     """Whether something marks the answer, so that other text may stand beside it."""
     return bool(s.answer) and s.form is not Form.BARE and not (s.form is Form.CODE and not s.head)
@@ -170,6 +192,16 @@ def _thousands(answer: str) -> str | None:
         return None
     whole, dot, decimals = answer.partition(".")
     return f"{int(whole):,}{dot}{decimals}" if len(whole.strip("-")) > 3 and whole.strip("-")[0] != "0" else None
+
+
+def _spaced_thousands(answer: str) -> str | None:
+    grouped = _thousands(answer)
+    return grouped and grouped.replace(",", " ")
+
+
+def _decimal_comma(answer: str) -> str | None:
+    """Not before exactly three digits, which would be thousands."""
+    return answer.replace(".", ",") if re.fullmatch(r"-?[0-9]+\.(?![0-9]{3}\Z)[0-9]+", answer) else None
 
 
 def _whole(after: str, before: str = "") -> Callable[[str], str | None]:
@@ -248,6 +280,8 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("remark-with-numbers", "after", _add("", prose.CHECKED), growth=True, around=True),
     Restyling("verbose-summary", "after", _add("", prose.SUMMARY), growth=True, around=True),
     Restyling("long-closing", "after", _add("", prose.CLOSING), growth=True, around=True),
+    Restyling("sure-of-answer", "after", _after(prose.SURE_OF_ANSWER), growth=True, around=True),
+    Restyling("answer-above", "after", _after("\n\nAnswer: see above."), around=True),
     Restyling("thought", "thought", _think(prose.THOUGHT), around=True),
     Restyling("thought-with-numbers", "thought", _think(prose.THOUGHT_NUMBERS), around=True),
     Restyling("thought-with-drafts", "thought", _drafts, around=True),
@@ -270,6 +304,10 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("marker-title-case", "marker", _marker(str.title), arguable=True),
     Restyling("marker-lower-case", "marker", _marker(str.lower), arguable=True),
     Restyling("marker-upper-case", "marker", _marker(str.upper), arguable=True),
+    Restyling("line-remark", "marker", _line("", " (I checked it)"), arguable=True),
+    Restyling("line-because", "marker", _line("", " because I checked it."), arguable=True),
+    Restyling("line-placeholder", "marker", _line("<", ">"), arguable=True),
+    Restyling("minerva", "latex", _minerva),
     Restyling("dollars", "latex", _inner(lambda a: f"${a}$", _MATHS, _MARKED)),
     Restyling("parentheses", "latex", _inner(lambda a: rf"\({a}\)", _MATHS, _MARKED)),
     Restyling("boxed-inside", "latex", _inner(lambda a: rf"\boxed{{{a}}}", _MATHS, _UNBOXED)),
@@ -278,6 +316,8 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("dfrac", "latex", _inner(_dfrac, _MATHS)),
     Restyling("unicode-minus", "unicode", _unicode_minus),
     Restyling("thousands-separators", "number", _inner(_thousands, _NUMERIC)),
+    Restyling("thousands-spaces", "number", _inner(_spaced_thousands, _NUMERIC), arguable=True),
+    Restyling("decimal-comma", "number", _inner(_decimal_comma, (Kind.NUMBER,)), arguable=True),
     Restyling("decimal-zero", "number", _inner(_whole(".0"), (Kind.NUMBER,)), arguable=True),
     Restyling("full-stop", "number", _full_stop((Kind.NUMBER, Kind.MATH))),
     Restyling("unit", "number", _inner(_plain(" units"), (Kind.NUMBER,)), arguable=True),

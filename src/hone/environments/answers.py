@@ -2,7 +2,8 @@ r"""Where the answer stands in a completion: in `<answer>` tags, in `\boxed{}`, 
 
 What the model thought is no answer: text between `<think>` and `</think>` is not looked at, nor is text before a
 `</think>` that nothing opened (the chat template did), nor text after a `<think>` that nothing closed. Of what is left
-the last well-formed answer wins. What is well-formed, the task says with a function that reads it.
+the last well-formed answer wins. What is well-formed, the task says with a function that reads it. Without one any text
+is, so that an answer after `ANSWER:`, which may be the prose of a remark, counts only where no tag or box holds one.
 
     parser = AnswerParser(read_number)
     parser.value("Half of <answer>84</answer> is\n\\boxed{42}")  # Fraction(42)
@@ -11,8 +12,8 @@ the last well-formed answer wins. What is well-formed, the task says with a func
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar, cast
 
 from hone.environments.parsers import Parser, completion_text, said
 from hone.environments.rubric import Range, RewardFunc, Rubric, component_name, inline
@@ -24,10 +25,27 @@ FORMS = ("tag", "boxed", "marker")
 MAX_CHARS = 4096
 """Longer text between two tags is no answer."""
 
+LONGEST_LINE = 512
+"""Characters of a line after `ANSWER:` that are read; what goes on for longer must be a remark."""
+
 _TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
-# Up to the end of the line, or of the next one where the marker ends its own; a display formula may open in between.
-_MARKER = re.compile(r"\banswer[\s*_]*:[\s*_]*(?:\$\$|\\\[)?\s*([^\n<]*)", re.IGNORECASE)
+# The answer is in the rest of the line, or in the next one where the marker ends its own; a display formula may open in
+# between. An HTML tag or a special token ends it, `x < 5` and `<72>` do not.
+_MARKER = re.compile(r"\banswer[\s*_]*:[\s*_]*(?:\$\$|\\\[)?\s*", re.IGNORECASE)
+_SENTENCE = re.compile(r"\banswer\s+is\b[\s*_:]*", re.IGNORECASE)
+_LINE = re.compile(r"(?:[^\n<]|<(?!\||/?[A-Za-z][\w-]{0,40}\s?/?>))*")
+_FRAME = re.compile(
+    r"\A(?:(?:the|my|our) )?(?:(?:final|correct) )?answer is:? |\.? I hope (?:it|this|that) is (?:correct|right)\.?\Z",
+    re.IGNORECASE,
+)
+REMARK = re.compile(
+    r"(?<=\S)(?:[.;!]+ (?=[^\W\d_])|,? (?:because|since|as|which)\b| ?— ?| [-–] (?=[^\W\d_]+ [^\W\d_]{2})"
+    r"| (?P<bracket>[(\[])(?=[^()\[\]]*(?<![\\\w])(?:[A-Za-z]{4}|[A-Za-z']+ [A-Za-z])))"
+)
+"""Where a sentence, a reason or a remark in brackets begins behind an answer."""
+_DOUBT = re.compile(r"\W*(?:or|alternatively|maybe|perhaps|possibly|another|either|otherwise)\b", re.IGNORECASE)
+_DENIAL = re.compile(r"\W*(?:no|nope|not|but|wait|actually|is (?:wrong|incorrect|not))\b", re.IGNORECASE)
 
 
 class Ambiguous(ValueError):
@@ -38,19 +56,29 @@ class AnswerParser(Parser, Generic[T]):
     r"""The last well-formed answer in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`), "marker"
     (`ANSWER: …`, in any case).
 
-    `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`. An
-    answer inside another is read if the outer one is not well-formed: `<answer>So it is \boxed{42}</answer>`. A
-    `</answer>` that nothing opened ends an answer that starts with the text: the chat template may have opened it.
+    `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`.
+    Without `read` the value is the text. An answer inside another is read if the outer one is not well-formed:
+    `<answer>So it is \boxed{42}</answer>`. A `</answer>` that nothing opened ends an answer that starts with the text:
+    the chat template may have opened it.
+
+    A line after a marker is read as a whole or, if that is not well-formed, without a remark at its end: `42 (I checked
+    it)`, `42. I hope it is correct.` Where prose is well-formed for `read`, `read_line` reads these lines: what it
+    returns None for counts only where there is no other answer. Then so does "sentence" (`the answer is …`), as far as
+    `read_line` reads it.
     """
 
     def __init__(
         self,
-        read: Callable[[str], T | None],
+        read: Callable[[str], T | None] | None = None,
         forms: Sequence[str] = FORMS,
         expects: str = "an answer in <answer> tags",
+        read_line: Callable[[str], T | None] | None = None,
     ) -> None:
-        assert forms and set(forms) <= set(FORMS), forms
-        self.read, self.forms, self.expects = read, tuple(forms), expects
+        assert forms and set(forms) <= _SPANS.keys(), forms
+        any_text = cast(Callable[[str], T | None], str)
+        self.read = read or any_text
+        self.read_line = read_line or read or (lambda line: None)
+        self.forms, self.expects = tuple(forms), expects
 
     def parse(self, text: str) -> str | None:
         """The text of the answer, without surrounding whitespace."""
@@ -70,16 +98,22 @@ class AnswerParser(Parser, Generic[T]):
 
     def _find(self, text: str) -> tuple[str, T] | None:
         text = said(text)
-        spans = [span for form in self.forms for span in _SPANS[form](text)]
-        spans.sort(key=lambda span: (-span[1], span[0]))  # the last to end first, and an outer one before its inner
-        for start, end in spans:
-            body = text[start:end].strip() if end - start <= MAX_CHARS else ""
-            try:
-                value = self.read(body) if body else None
-            except Ambiguous:
-                return None
-            if value is not None:
-                return body, value
+        spans = [(span, form) for form in self.forms for span in _SPANS[form](text)]
+        spans.sort(key=lambda one: (-one[0][1], one[0][0]))  # the last to end first, and an outer one before its inner
+        firm = [(one, self.read_line if one[1] == "marker" else self.read) for one in spans if one[1] != "sentence"]
+        weak = [
+            one for one in spans if one[1] == "sentence" or (one[1] == "marker" and self.read is not self.read_line)
+        ]
+        fallback = [(one, self.read if one[1] == "marker" else self.read_line) for one in weak]
+        try:
+            for ((start, end), form), read in firm + fallback:
+                line = form in _LINES
+                body = text[start:end].strip() if line or end - start <= MAX_CHARS else ""
+                found = _first(read, _parts(body) if line else [body])
+                if found is not None:
+                    return found
+        except Ambiguous:
+            pass
         return None
 
 
@@ -121,9 +155,56 @@ def _boxes(text: str) -> Iterator[Span]:
             opened.append(-1 if token == "{" else match.end())
 
 
-def _markers(text: str) -> Iterator[Span]:
-    for match in _MARKER.finditer(text):
-        yield match.span(1)
+def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
+    """What follows each match of `mark`: up to the end of the line, or to the next match in it."""
+
+    def spans(text: str) -> Iterator[Span]:
+        marks = list(mark.finditer(text))
+        ends = [match.start() for match in marks[1:]] + [len(text)]
+        for match, end in zip(marks, ends, strict=False):
+            line = _LINE.match(text, match.end(), max(end, match.end()))
+            assert line is not None
+            yield line.span()
+
+    return spans
 
 
-_SPANS: dict[str, Callable[[str], Iterator[Span]]] = {"tag": _tags, "boxed": _boxes, "marker": _markers}
+def _parts(line: str) -> Iterator[str]:
+    """What of a line may be the answer: all of it, then what stands before a remark. Raises Ambiguous for a remark that
+    takes the answer back or offers another: `42. No, 43.`
+    """
+    line = " ".join(line[: LONGEST_LINE + 1].split())
+    line = _FRAME.sub("", line)
+    if len(line) <= LONGEST_LINE:
+        yield line
+    remark = REMARK.search(line)
+    if remark:
+        begins = line[remark.end() :]
+        if _DOUBT.match(begins) or (not remark["bracket"] and _DENIAL.match(begins)):
+            raise Ambiguous(line)
+        yield line[: remark.start()]
+
+
+def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, T] | None:
+    """The first part that `read` takes, and its value. Raises Ambiguous if none is, and one may mean two things."""
+    doubt = None
+    for part in parts:
+        try:
+            value = read(part) if part else None
+        except Ambiguous as error:
+            doubt = error
+        else:
+            if value is not None:
+                return part, value
+    if doubt is not None:
+        raise doubt
+    return None
+
+
+_LINES = ("marker", "sentence")
+_SPANS: dict[str, Callable[[str], Iterator[Span]]] = {
+    "tag": _tags,
+    "boxed": _boxes,
+    "marker": _after(_MARKER),
+    "sentence": _after(_SENTENCE),
+}

@@ -1,8 +1,8 @@
 r"""Reading numbers as people and models write them: exactly, and never by guessing.
 
 Read are `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`, `42 km/h`, `42%`,
-`x = 42` and `42 (six times seven)`. Whatever may mean two things is no number: `3 or 4`, `1 234`, `12,34`, `0,5`,
-`5 million`, `3-4`, `5:30`.
+`x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Whatever may mean two things is no number: `3 or 4`, `12 34`,
+`12,34`, `0,5`, `5 million`, `3-4`, `5:30`.
 
     read_number("$1,234.50 per month")  # Fraction(2469, 2)
 """
@@ -27,6 +27,9 @@ _VULGAR = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/"} | dict.fromkeys('€£¥₹`"“”', " "))
 # In LaTeX 1{,}234 and 1,\!234 are how a thousands comma is set.
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!)(?=[0-9])")
+# With a space, groups of exactly three digits are thousands: not in running text, where two numbers may meet.
+_SPACED = re.compile(rf"(?<![\w.,^/])[0-9]{{1,3}}(?:[\s~][0-9]{{3}})+(?![0-9]|[\s~]*[/0-9{_VULGAR}])")
+_ENCLOSED = re.compile(r"\s*(?:<([^<>]*)>|\(([^()]*)\)|\[([^][]*)\])[\s.]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 _DOLLAR = re.compile(r"-\s?\\?\$\s?(?=[0-9.])")
 # What LaTeX and Markdown wrap around a number becomes a space, so that digits never grow together: 4**2 is not 42.
@@ -94,7 +97,9 @@ def find_number(text: str, *, percent: bool = False) -> Fraction | None:
     """As `read_number`, but raises `Ambiguous` for text that states a number, but not which."""
     if len(text) > MAX_CHARS:
         return None
-    text = _clean(text)
+    text = _SPACED.sub(lambda match: re.sub(r"[\s~]", "", match[0]), _clean(text))
+    if enclosed := _ENCLOSED.fullmatch(text):
+        text = " ".join(filter(None, enclosed.groups()))
     numerals = _numerals(text)
     if not numerals or not _PREFIX.fullmatch(text, 0, numerals[0].start):
         return None
@@ -218,5 +223,5 @@ def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
 
 def _differs(remark: str, inside: Sequence[_Numeral], stated: _Numeral) -> bool:
     """Whether a remark offers another number instead: "42 (or 43)"."""
-    alternative = re.match(r"[(\[]\s*or\b", remark, re.IGNORECASE)
+    alternative = re.match(r"[(\[]\s*(?:or|maybe|perhaps|possibly)\b", remark, re.IGNORECASE)
     return alternative is not None and any(numeral.value != stated.value for numeral in inside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from hone.types import Message
 
@@ -54,8 +55,12 @@ class Parser:
         return text.strip() or None
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
-        """The answer in a completion: of a list of messages, in the last one of the assistant."""
+        """The text of the answer in a completion: of a list of messages, in the last one of the assistant."""
         return self.parse(completion_text(completion))
+
+    def value(self, completion: str | Sequence[Message]) -> Any:
+        """What the answer in a completion says, or None: its text, unless the parser reads more than text."""
+        return self.parse_answer(completion)
 
 
 class TagParser(Parser):

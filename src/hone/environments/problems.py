@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from hone.environments.answers import AnswerParser
+from hone.environments.answers import REMARK, Ambiguous, AnswerParser
 from hone.environments.data import Row, Rows, hold_out, train_and_eval
+from hone.environments.numbers import find_number, same_number
 from hone.grading import GraderFailure
 from hone.grading.math import readable, same
 from hone.types import Message
@@ -26,6 +28,15 @@ PROBLEMS = (
 )
 """Problems of our own: two of three for training, the others for evaluation."""
 MATH_HINT = r"Reason step by step, and put your final answer within \boxed{}."
+_LATEX = re.compile(r"\\(?:text\w*|mathrm|mathbf|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_SYMBOL = re.compile(r"[\d\\+=<>^|π∞√]|\A\W*[^\W\d_]{1,3}\W*\Z")
+_FUNCTIONS = "sqrt|sinh|cosh|tanh|arcsin|arccos|arctan|infty|infinity|units?|degrees?"
+_PROSE = re.compile(
+    rf"(?!(?:{_FUNCTIONS})\b)[^\W\d_]{{4,}}"
+    r"|(?<![^\W\d_])(?:the|is|it|its|of|in|to|we|as|at|be|by|if|no|not|my|so|was|are|for|you|can|but|has|how|all|any|one|two"
+    r"|box|see|yes|our|out|up|on|do|now|per|than)(?![^\W\d_])",
+    re.IGNORECASE,
+)
 QUESTION = ("problem", "question", "prompt")
 
 
@@ -44,7 +55,7 @@ def answer_of(row: Row) -> str:
     """The right answer: the column `answer`, else the last box of `solution`. KeyError without one."""
     answer = row.get("answer")
     if answer is None and row.get("solution"):
-        answer = AnswerParser(str, ("boxed",)).parse(str(row["solution"]))
+        answer = AnswerParser(forms=("boxed",)).parse(str(row["solution"]))
     if answer is None or not str(answer).strip():
         raise KeyError("answer")
     return str(answer).strip()
@@ -77,16 +88,52 @@ def own_problems(split: str) -> Rows:
 
 
 class MathParser(AnswerParser[str]):
-    r"""The answer is the last `\boxed{…}`, `<answer>` pair or `ANSWER:` that math-verify may be able to read."""
+    r"""The answer is the last `\boxed{…}`, `<answer>` pair or `ANSWER:` that math-verify may be able to read.
+
+    What follows `ANSWER:` must be mathematics: prose there is read only where there is no other answer, and so is
+    mathematics after `the answer is`.
+    """
 
     def __init__(self) -> None:
-        super().__init__(
-            lambda text: text if readable(text) else None, ("boxed", "tag", "marker"), r"a \boxed{…} answer"
-        )
+        forms = ("boxed", "tag", "marker", "sentence")
+        super().__init__(_readable, forms, r"a \boxed{…} answer", _formula)
+
+    def parse(self, text: str) -> str | None:
+        """The answer as `value` has it: of a line without the Markdown around it."""
+        return self.value(text)
+
+
+def _readable(text: str) -> str | None:
+    return text if readable(text) else None
+
+
+def _formula(line: str) -> str | None:
+    """The line if it is a number, with a unit or without, or a formula; a box in it is read instead of it. Raises
+    Ambiguous for `3 or 4 apples`.
+    """
+    line = re.sub(r"(?:\*\*|__|`|\$\$|\\\])+(?=[.\s]*\Z)", "", line).strip()
+    if r"\boxed" in line:
+        return None
+    try:
+        number = find_number(line)
+    except Ambiguous:
+        if REMARK.search(line) and not _is_formula(line):
+            raise
+        return _readable(line)
+    return line if number is not None else _readable(line) if _is_formula(line) else None
+
+
+def _is_formula(text: str) -> bool:
+    return bool(_SYMBOL.search(text)) and not _PROSE.search(_LATEX.sub(" ", text))
 
 
 def correctness(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
-    """1 if the given answer is equal to the right one, else 0. A comparison that takes too long gives no reward."""
+    """1 if the given answer is equal to the right one, else 0; a number may have a unit, or a remark in brackets. A
+    comparison that takes too long gives no reward.
+    """
     given = parser.parse_answer(completion)
+    bare = not re.search(r"[^\W\d_]", re.sub(r"\\[A-Za-z]+", "", answer))
+    if bare and same_number(given, answer):
+        return 1.0
     equal = given is not None and same(given, answer)
     return equal if isinstance(equal, GraderFailure) else float(bool(equal))

@@ -37,6 +37,11 @@ _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)\s*\}?$")
 _PARTED = re.compile(r"(?<![\\\w])\d+\s+\d")
 _POWERS = re.compile(r"\d+(?:[\s})]*(?:\^|\*\*)[\s{(]*\d+)+")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
+_SEPARATOR = r"(?:(?:\\[,;:! ]|~|\{,\}|,\\!)\s?|\s)"
+_THOUSANDS = re.compile(rf"(?<![\w.,^\\])\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d|\s*/|{_SEPARATOR}\d)")
+_POINT = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w,]|\.\d)")
+# Before exactly three digits it parts thousands, in brackets the coordinates of a point.
+_COMMA = re.compile(r"(?<![\w.,(\[{])\d+,(?!\d{3}(?!\d))\d+(?!\d|[.,]\d|,|\s*\\?[)\]}])")
 _LARGEST = 10_000
 """Exponents and factorials beyond it would be worked out digit by digit, for longer than anyone waits."""
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -47,8 +52,9 @@ _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Whether `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
 
-    Equal text is equal. Words (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base
-    (`12_{8}`) that the gold does not have makes an answer different.
+    Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
+    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base (`12_{8}`) that the gold does not
+    have makes an answer different.
     UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
@@ -56,6 +62,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
         return True
     if not readable(answer):
         return None
+    answer, gold = _pointed(answer, gold), _pointed(gold, answer)
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         return int(answer) == int(gold)
     told = _plain(answer).lower() == _plain(gold).lower()
@@ -73,8 +80,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def readable(text: str) -> bool:
-    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space, no
-    tower of powers that nobody can work out, and no string in quotes, which is code.
+    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space, but for
+    thousands, no tower of powers that nobody can work out, and no string in quotes, which is code.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -113,10 +120,13 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """`text` without what says nothing: math delimiters, bold, spacing commands, white space, a trailing full stop."""
+    """`text` without what says nothing: math delimiters, bold, spacing commands, white space (also between groups of
+    three digits), a trailing full stop.
+    """
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
-    text = re.sub(r"(?<=\d),?\\[,! ]\s*(?=\d{3})", "", text)
+    text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    text = text.replace("{,}", ",")
     text = re.sub(r"\\[,!;:]", " ", text)
     text = "".join(map(_spelled, text))
     text = " ".join(text.split()).rstrip(".").strip()
@@ -124,6 +134,14 @@ def tidy(text: str) -> str:
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             text = text[len(left) : -len(right)].strip()
     return text.rstrip(".").strip()
+
+
+def _pointed(text: str, other: str) -> str:
+    """`text` with a decimal point for each comma that stands where `other` has a point."""
+    decimals = {number.rstrip("0") for number in _POINT.findall(other)}
+    return _COMMA.sub(
+        lambda match: pointed if (pointed := match[0].replace(",", ".")).rstrip("0") in decimals else match[0], text
+    )
 
 
 def _spelled(char: str) -> str:

@@ -56,7 +56,7 @@ class ReasoningGym(SingleTurnEnv):
 
     def __init__(self, task: str, config: dict[str, Any], format_hint: bool, **kwargs: Any) -> None:
         self.task, self.config, self.hint = task, config, FORMAT_HINT * format_hint
-        self.parser_of_answers = AnswerParser(str)
+        self.parser_of_answers = AnswerParser()
         ranges = {
             "format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
             "correctness": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0))),
