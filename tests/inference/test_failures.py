@@ -1,0 +1,209 @@
+"""What fails in a step ends the jobs it belongs to; the others get the tokens that they get without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hone import rng
+from hone.errors import Halt, UserError
+from hone.inference.cache import KVCache
+from hone.inference.engine import Engine
+from hone.inference.sampler import inverse_cdf, sample_tokens
+from hone.inference.types import Failure, Job, SamplingParams, Token
+from hone.model.decoder import Decoder
+from hone.model.presets import random_decoder, tiny_config
+
+FREE = SamplingParams(ignore_eos=True)
+BAD = 99
+"""A token that the tests make harmful."""
+RUNNERS = pytest.mark.parametrize("runner", [{}, {"batch_invariant": True}, {"cuda_graphs": True}], ids=str)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    """Its head is its own, so that a token's embedding matters only where the token is read."""
+    config = replace(tiny_config(None), tie_word_embeddings=False)
+    made = random_decoder(config, seed=0)
+    with torch.no_grad():
+        assert made.lm_head is not None
+        made.embed[BAD] = float("nan")
+        made.lm_head.mul_(2)[BAD].zero_()
+    made.refresh()
+    return made
+
+
+def job(i: int, prompt: tuple[int, ...] = (70, 71), params: SamplingParams = FREE, max_tokens: int = 6) -> Job:
+    return Job(prompt, rng.key(0, "failures", i), max_tokens, replace(params))  # each job is a request of its own
+
+
+def sampled(engine: Engine, jobs: list[Job], late: list[Job] | None = None) -> list[list[int] | str]:
+    """Of each job its ids, or why it failed; `late` ones come after a step."""
+    tickets = [engine.add(job) for job in jobs]
+    got: dict[int, list[int] | str] = {}
+    steps = 0
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Token):
+                ids = got.setdefault(event.ticket, [])
+                assert isinstance(ids, list), "nothing comes after a failure"
+                ids.append(event.id)
+            else:
+                got[event.ticket] = event.reason
+        if steps == 0:
+            tickets += [engine.add(job) for job in late or []]
+        steps += 1
+        assert steps < 200
+    return [got[ticket] for ticket in tickets]
+
+
+def undisturbed(model: Decoder, jobs: list[Job]) -> list[list[int]]:
+    return [Engine(model).run([job], job.params or FREE)[0].token_ids for job in jobs]
+
+
+@RUNNERS
+def test_logits_that_are_not_finite_end_their_own_sample(model: Decoder, runner: dict[str, Any]) -> None:
+    jobs = [job(0), job(1, (70, BAD)), job(2, (71,), SamplingParams(temperature=0.7, top_k=5, top_logprobs=2))]
+    first, bad, last = sampled(Engine(model, **runner), jobs)
+    assert [first, last] == undisturbed(model, [jobs[0], jobs[2]])
+    assert "logits are not finite" in bad
+
+
+def test_a_run_with_such_logits_raises_and_leaves_the_engine_as_it_was(model: Decoder) -> None:
+    engine = Engine(model)
+    with pytest.raises(Halt, match="logits are not finite"):
+        engine.run([job(0), job(1, (70, BAD))], FREE)
+    assert engine.run([job(0)], FREE)[0].token_ids == undisturbed(model, [job(0)])[0]
+
+
+@pytest.mark.parametrize("size", [5, 1500])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("how", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0}], ids=str)
+def test_any_row_gets_a_token_of_the_vocabulary(size: int, value: float, how: dict[str, Any]) -> None:
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    logits[1, 3] = value
+    uniforms = torch.full((3,), 0.999, dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits, uniforms, SamplingParams(**how))
+    assert all(0 <= token < size for token in tokens.tolist())
+    assert logprobs.isfinite().tolist() == [True, False, True]
+    clean = sample_tokens(logits[::2], uniforms[::2], SamplingParams(**how))
+    assert torch.equal(tokens[::2], clean[0]) and torch.equal(logprobs[::2], clean[1])
+    assert inverse_cdf(torch.zeros(1, size), uniforms[:1]).item() < size
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-38, 9e-6])
+def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
+    logits = torch.tensor([[3e4, -3e4, 2.9e4]])
+    params = SamplingParams(temperature=temperature)
+    tokens, logprobs = sample_tokens(logits, torch.tensor([0.5], dtype=torch.float64), params)
+    assert (tokens.item(), logprobs.item()) == (0, 0.0)
+    scaled = sample_tokens(logits, torch.tensor([0.5], dtype=torch.float64), SamplingParams(temperature=1e-5))
+    assert (scaled[0].item(), scaled[1].item()) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": float("inf")}, {"temperature": float("nan")}, {"top_k": 2**31}, {"stop": (2**70,)}],
+    ids=str,
+)
+def test_parameters_that_no_tensor_holds_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        SamplingParams(**wrong)
+
+
+def test_sampling_that_raises_ends_the_rows_sampled_in_that_way(model: Decoder, monkeypatch) -> None:
+    def failing(logits: Any, uniforms: Any, params: SamplingParams) -> Any:
+        if params.temperature == 0.5:
+            raise RuntimeError("this cannot be sampled")
+        return sample_tokens(logits, uniforms, params)
+
+    monkeypatch.setattr("hone.inference.batch.sample_tokens", failing)
+    jobs = [job(0), job(1, params=SamplingParams(temperature=0.5)), job(2)]
+    first, bad, last = sampled(Engine(model), jobs)
+    assert bad == "RuntimeError: this cannot be sampled"
+    monkeypatch.undo()
+    assert [first, last] == undisturbed(model, [jobs[0], jobs[2]])
+
+
+@RUNNERS
+def test_a_prompt_that_cannot_be_computed_ends_its_request(model: Decoder, runner: dict[str, Any], monkeypatch) -> None:
+    engine = Engine(model, **runner)
+    advance = engine.prefill.advance
+
+    def failing(prompts: Any, budget: int) -> None:
+        advance(prompts, budget)
+        if any(BAD in prompt.ids for prompt in prompts):
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.prefill, "advance", failing)
+    jobs = [job(0), job(1, (70, BAD)), job(2, (71,)), job(3)]
+    first, bad, *others = sampled(engine, jobs)
+    assert bad == "RuntimeError: out of memory"
+    assert [first, *others] == undisturbed(model, [jobs[0], jobs[2], jobs[3]])
+
+
+@RUNNERS
+def test_a_step_that_fails_once_anywhere_changes_no_token(model: Decoder, runner: dict[str, Any], monkeypatch) -> None:
+    """A layer fails half way through a prefill or a decode step, whose keys and values are partly written."""
+    jobs, late = (
+        [job(0, max_tokens=36), job(1, (71, 72, 73), max_tokens=36)],
+        [job(2, (5, 6), max_tokens=34), job(3, (5, 7))],
+    )
+    expected = undisturbed(model, [*jobs, *late])
+    last = model.layers[-1]
+    forward = last.forward
+    for fails_at in (0, 2, 34):
+        calls = iter(range(10**6))
+
+        def failing(*args: Any, calls: Any = calls, fails_at: int = fails_at) -> Any:
+            if next(calls) == fails_at:
+                raise RuntimeError("once")
+            return forward(*args)
+
+        engine = Engine(model, **runner)
+        monkeypatch.setattr(last, "forward", failing)
+        assert sampled(engine, jobs, late) == expected
+        assert next(calls) > fails_at
+        monkeypatch.undo()
+
+
+@RUNNERS
+def test_a_batch_that_cannot_be_decoded_ends_alone(model: Decoder, runner: dict[str, Any], monkeypatch) -> None:
+    engine = Engine(model, **runner)
+    decode = engine.runner.decode
+
+    def failing(batches: Any) -> None:
+        if any(ticket.job.key == bad.key for batch in batches for ticket in batch.tickets):
+            raise RuntimeError("out of memory")
+        decode(batches)
+
+    monkeypatch.setattr(engine.runner, "join", lambda batches, budget: None)
+    monkeypatch.setattr(engine.runner, "decode", failing)
+    good, bad = job(0), job(1, (71,))
+    got = sampled(engine, [good], [bad])
+    assert got == [undisturbed(model, [good])[0], "RuntimeError: out of memory"]
+
+
+def test_a_join_that_fails_ends_the_two_batches(model: Decoder, monkeypatch) -> None:
+    def failing(self: KVCache, other: KVCache, max_new: int) -> None:
+        self.column += 1
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("hone.inference.runner.MAX_BATCHES", 2)
+    monkeypatch.setattr(KVCache, "join", failing)
+    engine = Engine(model)
+    big, *small = [job(i, max_tokens=8) for i in range(4)]
+    tickets = {engine.add(big): "big", engine.add(replace(big, key=5)): "big"}
+    engine.step()
+    ends: dict[str, list[str]] = {"big": [], "small": []}
+    for one in small:
+        tickets[engine.add(one)] = "small"
+        for event in engine.step():
+            if isinstance(event, Failure):
+                ends[tickets[event.ticket]].append(event.reason)
+    assert ends == {"big": [], "small": ["RuntimeError: out of memory"] * 2}
+    while engine.busy:
+        assert all(isinstance(event, Token) for event in engine.step())
