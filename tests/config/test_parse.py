@@ -279,6 +279,7 @@ def test_bad_files_and_missing_values() -> None:
         (["--orchestrator.batch-size", "100"], ["batch_size = 100", "rollouts_per_example = 16", "96 or 112"]),
         (["--orchestrator.batch-size", "8"], ["batch_size to 16"]),
         (["--orchestrator.sampling.temperature", "0"], ["sampling.temperature = 0.0", "ratio", "temperature = 1"]),
+        (["--orchestrator.sampling.temperature", "1e-6"], ["sampling.temperature = 1e-06", "temperature = 1"]),
         (["--orchestrator.sampling.top-p", "0.9"], ["sampling.top_p = 0.9", "full distribution", "top_p = 1"]),
         (["--orchestrator.sampling.top-k", "5"], ["sampling.top_k = 5", "top_k = 0"]),
         (

@@ -7,6 +7,8 @@ import importlib.util
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hone.inference.vllm.launch import EXTENSION
 
@@ -64,6 +66,24 @@ def test_without_a_key_only_programs_of_this_machine_are_let_in(extension: Modul
         found = [status(layer, path, None, **headers) for path in (*PATHS, "/update_weights")]
         assert found == [403] * len(found)
         assert status(layer, "/health", None, "GET", **headers) == 200
+
+
+def test_weights_that_are_not_finite_or_lie_elsewhere_are_refused(extension, tmp_path, monkeypatch) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside.safetensors"
+    (root / "step_1").mkdir(parents=True)
+    monkeypatch.setattr(extension, "ROOT", str(root))
+    monkeypatch.setattr(extension, "shapes_of", lambda config: {"a": [3]})
+    file = root / "step_1" / "model.safetensors"
+    save_file({"a": torch.tensor([1.0, 3e38, 3e38])}, file)
+    extension.check_weights(root / "step_1", None)
+    save_file({"a": torch.tensor([1.0, float("inf"), 0.0])}, file)
+    with pytest.raises(ValueError, match="1 values of a are not finite"):
+        extension.check_weights(root / "step_1", None)
+    save_file({"a": torch.ones(3)}, outside)
+    file.unlink()
+    file.symlink_to(outside)
+    with pytest.raises(ValueError, match="no file under the weights root"):
+        extension.check_weights(root / "step_1", None)
 
 
 def test_a_model_that_is_half_new_answers_nowhere(extension: ModuleType) -> None:

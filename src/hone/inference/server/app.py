@@ -46,6 +46,8 @@ from hone.inference.server.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    SampleFailed,
+    ServiceEnded,
     Strict,
     UpdateRequest,
     as_api_error,
@@ -365,9 +367,8 @@ def create_app(
             )
 
     app = FastAPI(title="hone", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_exception_handler(ApiError, on_error)
-    app.add_exception_handler(UserError, on_error)
-    app.add_exception_handler(Exception, on_error)
+    for kind in (ApiError, UserError, SampleFailed, ServiceEnded, Exception):  # the last is logged with its traceback
+        app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_leaving)
     app.add_middleware(api.metrics.counting)

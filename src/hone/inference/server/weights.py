@@ -57,6 +57,7 @@ class WeightsFolder:
         """Where `file` leads. Raises UserError unless that is under the root; `name` is what the client called it."""
         try:
             resolved = file.resolve()
+            resolved.exists()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
             raise UserError(f"{name[:80]!r} is no path of a file ({error}): save the weights in {self.root}") from None
         if not resolved.is_relative_to(self.root):

@@ -86,7 +86,7 @@ class UpdateWeights:
                     raise TypeError("path is a string, version a number from 0")
                 folder = weights_folder(path)
                 await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
             # cached is forgotten, what was running computes its keys and values anew.
@@ -161,10 +161,17 @@ def check_weights(folder: Path, config: Any) -> None:
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
+    for file in sorted(folder.iterdir()):  # vLLM reads others too
+        if not file.is_dir() and not (file.is_file() and file.resolve().is_relative_to(Path(ROOT or "/").resolve())):
+            raise ValueError(f"{file} is no file under the weights root: save the weights there")
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as tensors:
-                there |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+                for name in tensors.keys():  # noqa: SIM118
+                    there[name] = tensors.get_slice(name).get_shape()
+                    value = tensors.get_tensor(name)
+                    if not value.sum().isfinite() and (count := int((~value.isfinite()).sum())):
+                        raise ValueError(f"{folder} is not taken: {count} values of {name} are not finite")
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}): save it again") from None
     if not there:

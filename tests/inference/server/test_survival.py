@@ -1,0 +1,321 @@
+"""Nothing that a client sends, and no weights, keep the server from answering the next request as before."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_server import Served, random_model, serving, until
+from safetensors.torch import load_file, save_file
+
+from hone.inference.server import protocol
+from hone.model.hf import save_model
+
+PROBE = {"prompt": "Hello", "max_tokens": 6, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+
+
+def ask(served: Served, path: str, body: Any, method: str = "POST") -> tuple[int, Any]:
+    """Status and answer; a body that is not bytes goes as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, content, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    status, answer = response.status, json.loads(response.read())
+    connection.close()
+    return status, answer
+
+
+def probe(served: Served) -> list[int]:
+    status, answer = ask(served, "/v1/completions", PROBE)
+    assert status == 200, answer
+    return answer["choices"][0]["token_ids"]
+
+
+def health(served: Served) -> tuple[int, dict[str, Any]]:
+    return ask(served, "/health", b"", "GET")
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-38, 1e-6])
+def test_a_tiny_temperature_is_greedy(served: Served, temperature: float) -> None:
+    status, answer = ask(served, "/v1/completions", PROBE | {"temperature": temperature})
+    assert (status, answer["choices"][0]["token_ids"]) == (200, probe(served))
+
+
+BEYOND: list[tuple[str, Any]] = [
+    ("n", 4097), ("n", 0), ("n", 2**70), ("seed", 2**64), ("seed", -(2**63) - 1), ("temperature", 1e300),
+    ("top_k", 2**31), ("top_k", -2), ("min_p", 1.5), ("top_p", 0), ("max_tokens", 2**70), ("logprobs", 21),
+    ("prompt_logprobs", 2**70), ("stop_token_ids", [2**70]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**30]),
+    ("stop_token_ids", [1] * 257), ("stop", ["a"] * 33), ("stop", "a" * 257), ("stop", [5]), ("key", [2**64]),
+    ("key", [1] * 4097), ("user", "u" * 257), ("model", "m" * 257), ("best_of", 2**70), ("prompt", ["a"] * 4097),
+    ("prompt", [2**70]), ("metadata", [1]), ("frequency_penalty", 1e9), ("logit_bias", {"1": 1}), ("x" * 10**5, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BEYOND, ids=[f"{f[:20]}-{str(v)[:20]}" for f, v in BEYOND])
+def test_what_is_out_of_bounds_is_refused_before_the_engine_sees_it(served: Served, field: str, value: Any) -> None:
+    status, answer = ask(served, "/v1/completions", PROBE | {field: value})
+    assert status == 400 and len(answer["error"]["message"]) < 1000
+    assert served.service.running == 0 and not served.service.engine.busy
+
+
+def test_bounds_leave_what_clients_send(served: Served) -> None:
+    fields = {"stop_token_ids": list(range(256)), "stop": ["z" * 256] * 32, "seed": 2**64 - 1, "temperature": 1000}
+    assert ask(served, "/v1/completions", PROBE | fields)[0] == 200
+    message = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "function_call": None}
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "a", "name": "Bo"}, message]
+    assert ask(served, "/v1/chat/completions", {"messages": [*messages, messages[1]], "max_tokens": 1})[0] == 200
+
+
+DEEP = b"[" * 400 + b"]" * 400
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("completions", b'{"prompt": "a", "prompt": "b"}', "the key 'prompt' is there twice"),
+        ("completions", b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage": false}}', "twice"),
+        ("completions", b'{"prompt": "a", "temperature": 1e999}', "too large"),
+        ("completions", b"\xfe\xff", "not valid JSON"),
+        ("chat/completions", {"messages": [USER | {"role": "wizard"}]}, "the role 'wizard'"),
+        ("chat/completions", {"messages": [USER | {"role": ["user"]}]}, "give one of system, developer, user"),
+        ("chat/completions", {"messages": [USER | {"magic": 1}]}, "messages[0].magic is not supported"),
+        ("chat/completions", {"messages": [USER | {"name": 5}]}, "messages[0].name is no text"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": ' + DEEP + b"}]}", "levels deep"),
+        ("chat/completions", b'{"messages": [{"role": "user"}], "tools": ' + DEEP + b"}", "levels deep"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_refused_with_the_reason(served: Served, path: str, body: Any, words: str) -> None:
+    status, answer = ask(served, f"/v1/{path}", body)
+    assert status == 400 and words in answer["error"]["message"]
+
+
+def test_many_stop_ids_cost_nothing_per_sample(served: Served) -> None:
+    jobs = protocol.CompletionRequest(prompt="a", n=512, stop_token_ids=list(range(256)))
+    made = jobs.jobs([[1, 2, 3]], 1, context=100, seed=0, top=0)
+    assert len({id(job.params) for job in made}) == len({id(job.prompt) for job in made}) == 1
+
+
+SCALARS = [None, True, 0, -1, 1, 2**31, 2**63, 2**70, 10**400, 0.5, -0.0, 1e-320, 1e308, "", "a", "\x00", "é" * 300]
+FIELDS = {
+    "completions": protocol.CompletionRequest.model_fields,
+    "chat/completions": protocol.ChatRequest.model_fields,
+}
+
+
+def odd(draw: random.Random, depth: int = 0) -> Any:
+    kind = draw.random()
+    if depth > 3 or kind < 0.6:
+        return draw.choice(SCALARS)
+    if kind < 0.8:
+        return [odd(draw, depth + 1) for _ in range(draw.randrange(4))]
+    names = ["role", "content", "type", "text", "function", "name", "arguments", "tool_calls", "id", "x"]
+    return {draw.choice(names): odd(draw, depth + 1) for _ in range(draw.randrange(4))}
+
+
+def odd_request(draw: random.Random, path: str) -> dict[str, Any]:
+    """A small request that is right, but for one to three of its fields, or of its message's."""
+    body: dict[str, Any] = {"max_tokens": 2, "prompt": "a"} if path == "completions" else {"max_tokens": 2}
+    if path != "completions":
+        message: dict[str, Any] = dict(USER)
+        if draw.random() < 0.5:
+            message[draw.choice([*protocol.MESSAGE_FIELDS, "x"])] = odd(draw)
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "f", "arguments": draw.choice(["", "{}", "[" * 99])},
+        }
+        calls = {"role": "assistant", "content": None, "tool_calls": [draw.choice([call, odd(draw)])]}
+        body["messages"] = [message, *draw.choice([[], [calls], [calls, {"role": "tool", "content": "a"}]])]
+        if draw.random() < 0.3:
+            function = {"name": "f", "parameters": odd(draw)}
+            body["tools"] = [draw.choice([{"type": "function", "function": function}, odd(draw)])]
+    for name in draw.sample(sorted(FIELDS[path]), draw.randrange(3)):
+        body[name] = odd(draw)
+    return body
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_odd_requests_never_break_the_server(served: Served, path: str) -> None:
+    draw, before = random.Random(path), probe(served)
+    statuses = set()
+    for _ in range(150):
+        body = odd_request(draw, path)
+        if body.get("stream") is True:
+            del body["stream"]
+        status, answer = ask(served, f"/v1/{path}", body)
+        assert status in (200, 400, 404), (status, answer, body)
+        statuses.add(status)
+    assert statuses >= {200, 400}
+    assert probe(served) == before and health(served)[1]["failed_steps"] == 0
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a" * 4000 + "/b", "a" * 5000, "", ".", "~", "/proc/self", 5, None])
+def test_paths_that_name_nothing(weights: Path, path: Any) -> None:
+    with serving(weights_root=weights) as served:
+        assert ask(served, "/update_weights", {"path": path, "version": 1})[0] == 400
+        assert ask(served, "/update_weights", {"path": "step_1", "version": 2**63})[0] == 400
+
+
+def _fifo(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def _link_out(folder: Path) -> None:
+    outside = folder.parent.parent / "outside.safetensors"
+    shutil.move(folder / "model.safetensors", outside)
+    (folder / "model.safetensors").symlink_to(outside)
+
+
+def _config_out(folder: Path) -> None:
+    shutil.move(folder / "config.json", folder.parent.parent / "config.json")
+    (folder / "config.json").symlink_to(folder.parent.parent / "config.json")
+
+
+def _index(weight_map: Any) -> Callable[[Path], Any]:
+    text = json.dumps({"weight_map": weight_map})
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
+def _shard_linked_out(folder: Path) -> None:
+    shutil.move(folder / "model.safetensors", folder.parent.parent / "outside.safetensors")
+    (folder / "shard.safetensors").symlink_to(folder.parent.parent / "outside.safetensors")
+    _index({"x": "shard.safetensors"})(folder)
+
+
+def _config(**values: Any) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def _text(name: str, text: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+def _not_finite(value: float) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.down_proj.weight"][3, 4:6] = value
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+SHARD = "/etc/passwd"
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "inf": (_not_finite(float("inf")), "2 values of model.layers.1.mlp.down_proj.weight are not finite"),
+    "nan": (_not_finite(float("nan")), "2 values of model.layers.1.mlp.down_proj.weight are not finite"),
+    "link": (_link_out, "is not under the weights root"),
+    "linked config": (_config_out, "is not under the weights root"),
+    "linked shard": (_shard_linked_out, "is not under the weights root"),
+    "absolute": (_index({"x": SHARD}), "must map each tensor to a file in its own folder"),
+    "upwards": (_index({"x": "../outside.safetensors"}), "must map each tensor to a file in its own folder"),
+    "number": (_index({"x": 5}), "must map each tensor to a file in its own folder"),
+    "nested": (_index({"x": ["y"]}), "must map each tensor to a file in its own folder"),
+    "list": (_index([SHARD]), "must map each tensor to a file in its own folder"),
+    "nul": (_index({"x": "a\0"}), "must map each tensor to a file in its own folder"),
+    "long": (_index({"x": "a" * 5000}), "must map each tensor to a file in its own folder"),
+    "fifo": (_fifo, "no model.safetensors"),
+    "deep config": (_text("config.json", b'{"a":' + b"[" * 10**5 + b"]" * 10**5 + b"}"), "is not valid JSON"),
+    "deep index": (_text("model.safetensors.index.json", b"[" * 10**5), "is not valid JSON"),
+    "family": (_config(model_type=["qwen3"]), "model_type"),
+    "size": (_config(hidden_size="64"), "hidden_size in config.json is 64, not a whole number"),
+    "heads": (_config(num_attention_heads=0), "num_attention_heads in config.json is 0"),
+    "rope": (_config(rope_parameters=5), "rope_parameters in config.json is 5"),
+    "theta": (_config(rope_parameters={"rope_theta": [1]}), "rope_theta in config.json is [1]"),
+    "layers": (_config(layer_types=7), "layer_types in config.json is 7"),
+    "null": (_config(rope_theta=None, rms_norm_eps=None, vocab_size=None), "config.json lacks vocab_size"),
+    "header": (_text("model.safetensors", (2**62).to_bytes(8, "little") + b"{}"), "cannot be read"),
+    "empty": (_text("model.safetensors", b""), "cannot be read"),
+}  # fmt: skip
+
+
+def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_stay(weights: Path, tmp_path: Path) -> None:
+    root = tmp_path / "weights"
+    root.mkdir()
+    with serving(weights_root=root) as served:
+        before = probe(served)
+        for name, (damage, words) in DAMAGE.items():
+            shutil.copytree(weights / "step_1", root / name)
+            damage(root / name)
+            status, answer = ask(served, "/update_weights", {"path": name, "version": 7})
+            assert status == 400 and words in answer["error"]["message"], (name, answer)
+        assert probe(served) == before and health(served)[1]["policy_version"] == 0
+
+
+def test_an_engine_that_failed_works_again_after_good_weights(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_model(random_model(seed=1), tmp_path / "good")
+    with serving(weights_root=tmp_path) as served:
+        with torch.no_grad():  # as finite weights do whose products are too large
+            served.service.engine.model.embed.fill_(float("nan"))
+        served.service.engine.model.refresh()
+        for count in range(1, 5):
+            status, answer = ask(served, "/v1/completions", PROBE | {"n": 3})
+            assert status == 500 and "logits are not finite" in answer["error"]["message"]
+            code, body = health(served)
+            assert (code, body["status"]) == ((200, "ok") if count < 3 else (503, "failing"))
+            assert body["failed_steps"] == count and "logits are not finite" in body["last_failure"]
+            assert not served.service.engine.busy
+        for about in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}):
+            status, answer = ask(served, "/v1/completions", PROBE | {"max_tokens": 0} | about)
+            assert status == 500 and "logits are not finite" in answer["error"]["message"]
+        assert ask(served, "/update_weights", {"path": "good", "version": 2})[0] == 200
+        assert health(served)[:1] == (200,) and len(probe(served)) == 6
+    assert capfd.readouterr().err.count("A step failed") == 1
+
+
+def test_steps_that_fail_are_logged_once_and_told_by_health(capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+    with serving() as served:
+        before, counts = probe(served), iter(range(100))
+
+        def failing() -> Any:
+            raise RuntimeError(f"out of memory: tried to allocate {next(counts)} bytes")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.service.engine, "step", failing)
+            for _ in range(4):
+                status, answer = ask(served, "/v1/completions", PROBE)
+                assert status == 500 and "out of memory" in answer["error"]["message"]
+        assert health(served)[0] == 503
+        assert probe(served) == before
+        assert (health(served)[0], health(served)[1]["failed_steps"]) == (200, 0)
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_only_the_request_that_fails_gets_the_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hone.inference.sampler import sample_tokens
+
+    def failing(logits: Any, uniforms: Any, params: Any) -> Any:
+        if params.top_k == 7:
+            raise RuntimeError("this cannot be sampled")
+        return sample_tokens(logits, uniforms, params)
+
+    monkeypatch.setattr("hone.inference.batch.sample_tokens", failing)
+    before = probe(served)
+    served.service.pause().result()
+    long = served.client().completions.create(
+        model="hone/tiny", prompt="Hello", max_tokens=6, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    bad = served.client().completions.create(
+        model="hone/tiny", prompt="Hello", max_tokens=6, stream=True, extra_body={"top_k": 7}
+    )
+    until(lambda: served.service.running == 2, "both wait, and so begin together")
+    served.service.resume().result()
+    with pytest.raises(Exception, match="this cannot be sampled"):
+        list(bad)
+    text = "".join(chunk.choices[0].text for chunk in long)
+    assert text and probe(served) == before
