@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hone.orchestrator.groups import group_state
+from hone.orchestrator.metrics import step_metrics
+from hone.reproduce.groups import groups_of
+from hone.reproduce.records import Records
 from hone.runs import Run
 from hone.runs.evaluations import write_evaluation
 from hone.runs.files import sha256
@@ -41,6 +45,20 @@ def edit_evaluation(run: Path, version: int, change: Callable[[list[Row]], objec
 
 def edit_hashes(run: Path, step: int, **fields: str | None) -> None:
     edit_line(run / "hashes.jsonl", step, lambda line: line.update(fields))
+
+
+def fit_advantages_and_metrics(run: Path, step: int) -> None:
+    """Makes all that follows from the rewards of a step fit them, and the hashes of that."""
+
+    def fit(rows: list[Row]) -> None:
+        for row, (advantage, state) in zip(rows, made, strict=True):
+            row.update(advantage=advantage, state=state)
+
+    groups = groups_of(Records(Run(run)).rows(step) or [], False, 10**6)
+    made = [(float(advantage), group_state(group)) for group in groups for advantage in group.advantages]
+    edit_rollouts(run, step, fit, fit_hashes=True)
+    for name, value in step_metrics(groups, step).items():
+        edit_metrics(run, step, name, value, fit_hashes=True)
 
 
 def edit_metrics(run: Path, step: int, name: str, value: float, fit_hashes: bool = False) -> None:

@@ -74,12 +74,12 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     assert (evaluation["step"], evaluation["equal"], evaluation["weights"]) == (6, True, hashes[6])
     assert certificate["files"] == {
         **{"lines of metrics": 7, "files of rollouts": 6, "files of evaluations": 3},
-        **{"checkpoints": 3, "weights": 3},
+        **{"checkpoints": 3, "weights": 3, "steps recomputed": 6},
     }
     assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
     printed = capsys.readouterr().out
     assert (
-        "verdict       verified: all files are as they were written, and 6 steps and the last evaluation came"
+        "verdict       verified: all files fit their hashes, and 6 steps and the last evaluation came out equal"
         in printed
     )
 
@@ -128,7 +128,12 @@ def test_another_model_of_that_name_is_not_taken_for_the_initial_one(copied, tmp
 
 def make_correct(rows: list[dict]) -> None:
     row = next(row for row in rows if row["reward"] == 0.0)
-    row["reward"], row["components"] = 1.0, [("parity", 1.0)]
+    row.update(reward=1.0, components=[("parity", 1.0)], outcome="correct")
+
+
+def make_up(rows: list[dict]) -> None:
+    """Changes what nothing else in the run follows from."""
+    rows[0]["logprobs"][-1] = -0.5
 
 
 STEP_4 = Path("checkpoints/step_4")
@@ -139,14 +144,14 @@ TAMPERINGS = {
     ),
     "rollouts and their hash": (
         lambda run: tampering.edit_rollouts(run, 3, make_correct, fit_hashes=True),
-        ["hashes.jsonl: its first", "hashes.jsonl: its first"],  # as checkpoints 4 and 6 remember it
+        [
+            "hashes.jsonl: its first",
+            "rollouts/step_000003.parquet: the advantage of sample 3-",
+        ],  # as checkpoint 4 has it
     ),
     "a line of the hashes": (
         lambda run: (run / "hashes.jsonl").write_text((run / "hashes.jsonl").read_text().split("\n", 1)[1]),
-        [
-            "hashes.jsonl: begins with step 1 instead of step 0",
-            *["hashes.jsonl: its first"] * 3,
-        ],
+        ["hashes.jsonl: begins with step 1 instead of step 0"],
     ),
     "rollouts gone": (
         lambda run: (run / "rollouts/step_000003.parquet").unlink(),
@@ -171,6 +176,10 @@ TAMPERINGS = {
     "metrics": (
         lambda run: tampering.edit_metrics(run, 2, "reward/mean", 0.9),
         ["metrics.jsonl: the line of step 2 has changed"],
+    ),
+    "metrics and their hash": (
+        lambda run: tampering.edit_metrics(run, 2, "loss", 0.9, fit_hashes=True),
+        ["metrics.jsonl: its first", "hashes.jsonl: its first"],  # as checkpoint 4 remembers them
     ),
     "metrics no json": (
         lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('{"step": 1,', "x")),
@@ -271,6 +280,10 @@ def test_a_ledger_has_all_draws_of_the_steps_before_it_and_no_other(change, prob
 def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, verify, capsys):
     shutil.rmtree(copied / "checkpoints" / "step_6")  # it remembers hashes.jsonl
     tampering.edit_rollouts(copied, 5, make_correct, fit_hashes=True)
+    tampering.fit_advantages_and_metrics(copied, 5)
+    code, certificate = verify(copied, "--steps", "0")
+    assert (code, certificate["verdict"]) == (0, "files only")
+    assert "only executing steps again finds " in capsys.readouterr().out
     code, certificate = verify(copied)
     assert (code, certificate["verdict"], certificate["damaged"]) == (1, "differs", [])
     difference = certificate["steps"][-1]["difference"]
@@ -283,7 +296,7 @@ def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, v
 
 def test_a_step_is_checked_when_only_a_later_one_was_chosen(copied, verify):
     shutil.rmtree(copied / "checkpoints")
-    tampering.edit_rollouts(copied, 3, make_correct, fit_hashes=True)
+    tampering.edit_rollouts(copied, 3, make_up, fit_hashes=True)
     for seed in range(20):
         code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
         if certificate["steps"][0]["step"] > 3:
@@ -452,10 +465,10 @@ def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verif
     truncate(killed / "hashes.jsonl", 1)  # killed between the metrics of step 5 and their hash
     shutil.rmtree(killed / "checkpoints" / "step_6")
     shutil.rmtree(killed / "weights" / "step_6")
-    tampering.edit_metrics(killed, 5, "reward/mean", 0.99)
+    tampering.edit_metrics(killed, 5, "loss", 0.99)
     code, certificate = verify(killed, "--steps", "1", "--seed", str(seed))
     assert (code, certificate["verdict"]) == (1, "differs")
-    assert certificate["steps"][-1]["difference"]["what"] == "reward/mean"
+    assert certificate["steps"][-1]["difference"]["what"] == "loss"
 
 
 @pytest.mark.parametrize("saved", [["weights"], ["checkpoints", "weights"]])
@@ -590,7 +603,7 @@ def test_an_sft_validation_that_was_edited_is_found(sft_run, tmp_path, verify):
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(kind, rl_run, sft_run, tmp_path, verify, capsys):
     run = shutil.copytree({"rl": rl_run, "sft": sft_run}[kind], tmp_path / "run")
-    name = {"rl": "eval/parity/reward/mean", "sft": "val/loss"}[kind]
+    name = {"rl": "canary/gap/mean", "sft": "val/loss"}[kind]
     tampering.edit_metrics(run, 6, name, 0.99, fit_hashes=True)
     code, certificate = verify(run, "--steps", "1")
     assert (code, certificate["verdict"], len(certificate["steps"])) == (1, "differs", 1)
@@ -629,31 +642,26 @@ def test_an_evaluation_that_was_taken_out_is_missed(copied, verify):
     assert difference["what"].startswith("eval/parity/")
 
 
-def test_an_evaluation_that_was_edited_is_found(copied, verify):
-    shutil.rmtree(copied / "checkpoints")
-    tampering.edit_metrics(copied, 3, "eval/parity/reward/mean", 0.99, fit_hashes=True)
-    code, certificate = verify(copied)
-    difference = certificate["steps"][-1]["difference"]
-    assert (code, difference["step"], difference["what"]) == (1, 3, "eval/parity/reward/mean")
-    assert difference["first"] == "0.99"
+def reword(row: dict) -> None:
+    row["completion"][-1]["content"] += " edited"
 
 
 def test_samples_of_an_evaluation_that_were_edited_are_found_by_evaluating_again(copied, verify):
     shutil.rmtree(copied / "checkpoints")
-    tampering.edit_evaluation(copied, 3, lambda rows: rows[1].update(stop_reason="edited"), fit_hashes=True)
-    tampering.edit_evaluation(copied, 6, lambda rows: rows[2]["components"].update(parity=0.5), fit_hashes=True)
+    tampering.edit_evaluation(copied, 3, lambda rows: reword(rows[1]), fit_hashes=True)
+    tampering.edit_evaluation(copied, 6, lambda rows: reword(rows[2]), fit_hashes=True)
     code, certificate = verify(copied)
     difference = certificate["steps"][-1]["difference"]
     assert (code, certificate["verdict"]) == (1, "differs")
-    assert (difference["step"], difference["quantity"], difference["first"]) == (3, "evaluation", "edited")
-    assert difference["what"] == "stop_reason of completion 0 of example 1"
+    assert (difference["step"], difference["quantity"]) == (3, "evaluation")
+    assert difference["what"] == "completion of completion 0 of example 1"
     for seed in range(9):
         code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
         if certificate["evaluation"]:
             break
     difference = certificate["evaluation"]["difference"]
     assert (code, difference["step"], difference["quantity"]) == (1, 6, "evaluation")
-    assert difference["what"] == "components of completion 0 of example 2"
+    assert difference["what"] == "completion of completion 0 of example 2"
 
 
 @pytest.mark.parametrize("version", [3, 6])
@@ -671,20 +679,10 @@ def test_an_evaluation_that_a_killed_run_had_not_hashed_is_done_again(version, c
     assert (code, certificate["verdict"], len(certificate["steps"])) == (0, "verified", 1)
     assert (certificate["evaluation"]["step"], certificate["evaluation"]["equal"]) == (version, True)
     assert not certificate["notes"]
-    tampering.edit_evaluation(copied, version, lambda rows: rows[3].update(outcome="edited"))
+    tampering.edit_evaluation(copied, version, lambda rows: reword(rows[3]))
     code, certificate = verify(copied, "--steps", "1")
     assert (code, certificate["verdict"]) == (1, "differs")
-    assert certificate["evaluation"]["difference"]["what"] == "outcome of completion 0 of example 3"
-
-
-def test_a_run_from_before_evaluations_were_kept_is_verified(copied, verify):
-    shutil.rmtree(copied / "evals")
-    shutil.rmtree(copied / "checkpoints")
-    for version in (0, 3, 6):
-        tampering.edit_line(copied / "hashes.jsonl", version, lambda line: line.pop("evals"))
-    code, certificate = verify(copied)
-    assert (code, certificate["verdict"], certificate["evaluation"]["equal"]) == (0, "verified", True)
-    assert certificate["files"]["files of evaluations"] == 0
+    assert certificate["evaluation"]["difference"]["what"] == "completion of completion 0 of example 3"
 
 
 def test_going_back_to_the_initial_model_brings_all_of_it_back(bench, tmp_path, verify):
@@ -763,7 +761,7 @@ def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_pa
     assert "no step can be executed again: its initial model model can't be loaded (" in capsys.readouterr().out
     code, certificate = verify(copied, "--steps", "0", cwd=tmp_path)
     assert (code, certificate["verdict"], certificate["steps"]) == (0, "files only", [])
-    assert "verdict       files only: all files are as they were written; no step was exec" in capsys.readouterr().out
+    assert "verdict       files only: all files fit their hashes; no step was executed again" in capsys.readouterr().out
 
 
 def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, verify):
@@ -785,3 +783,63 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [3, 4]
     assert certificate["notes"][-1].startswith("steps before 3 can't be executed again: the run was resumed there")
+
+
+def fit_all_lines(run: Path) -> None:
+    """Hashes of the lines of metrics as they are now."""
+    for line in (run / "metrics.jsonl").read_text().splitlines(keepends=True):
+        tampering.edit_hashes(run, json.loads(line)["step"], metrics=hashlib.sha256(line.encode()).hexdigest())
+
+
+def reorder(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([*lines[:2], lines[3], lines[2], *lines[4:]]))
+    fit_all_lines(run)
+
+
+def raise_reward(rows: list[dict]) -> None:
+    rows[2]["reward"] += 0.125
+
+
+def praise(rows: list[dict]) -> None:
+    row = next(row for row in rows if row["outcome"] != "correct")
+    row["outcome"] = "correct"
+
+
+ROLLOUTS, EVALS = "rollouts/step_000003.parquet", "evals/step_000003.jsonl"
+FORGERIES = {
+    "order of metrics": (reorder, "metrics.jsonl"),
+    "reward": (lambda run: tampering.edit_rollouts(run, 3, raise_reward, True), ROLLOUTS),
+    "outcome": (lambda run: tampering.edit_rollouts(run, 3, praise, True), ROLLOUTS),
+    "advantage": (
+        lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows[1].update(advantage=0.7), True),
+        ROLLOUTS,
+    ),
+    "state": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows[1].update(state="failed"), True), ROLLOUTS),
+    "a completion": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.pop(), True), ROLLOUTS),
+    "order of rollouts": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.reverse(), True), ROLLOUTS),
+    "no rollouts": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.clear(), True), ROLLOUTS),
+    "mean reward": (lambda run: tampering.edit_metrics(run, 3, "reward/mean", 0.9, True), "metrics.jsonl"),
+    "outcomes": (lambda run: tampering.edit_metrics(run, 3, "outcome/correct", 1, True), "metrics.jsonl"),
+    "tokens": (lambda run: tampering.edit_metrics(run, 5, "tokens/total", 10**9, True), "metrics.jsonl"),
+    "a metric of its own": (lambda run: tampering.edit_metrics(run, 3, "reward/new/mean", 1.0, True), "metrics.jsonl"),
+    "score of an evaluation": (
+        lambda run: tampering.edit_metrics(run, 6, "eval/parity/exact", 1, True),
+        "metrics.jsonl",
+    ),
+    "reward in an evaluation": (lambda run: tampering.edit_evaluation(run, 3, raise_reward, True), EVALS),
+    "an evaluation without samples": (
+        lambda run: tampering.edit_evaluation(run, 3, lambda rows: rows.clear(), True),
+        EVALS,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_forgery_with_hashes_to_fit_is_found_without_executing_anything(what, copied, verify):
+    shutil.rmtree(copied / "checkpoints")  # they remember the logs
+    change, file = FORGERIES[what]
+    change(copied)
+    code, certificate = verify(copied, "--steps", "0")
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    assert {damage["file"] for damage in certificate["damaged"]} == {file}

@@ -1,4 +1,4 @@
-"""`hone verify RUN`: are its files as they were written, and do random steps of it come out equal when done again?
+"""`hone verify RUN`: do its files fit their hashes and each other, and do random steps come out equal when done again?
 
 hone verify outputs --steps 3
 """
@@ -25,7 +25,9 @@ from hone.config.reproduce import VerifyConfig
 from hone.errors import UserError
 from hone.reproduce import integrity, machine
 from hone.reproduce.certificate import write_certificate
+from hone.reproduce.derived import check_derived
 from hone.reproduce.integrity import Checked
+from hone.reproduce.records import Records
 from hone.reproduce.verify import (
     EXIT_CODES,
     WITH_EVALUATION,
@@ -40,6 +42,7 @@ from hone.runs.ranks import most_ranks
 from hone.runs.summary import standing
 from hone.trainer.fingerprint import fingerprint
 
+_UNSEEN = "  only executing steps again finds completions, scores or weights that were made up with hashes to fit"
 _SHOWN = 12
 """Damaged files, and differences between machines, that are listed; the certificate has all."""
 
@@ -68,9 +71,12 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
     precision = read_precision(recorded)
     status = Status()
     checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
+    other_numerics = provenance.other_numerics(recorded.info)
+    if other_numerics is None:
+        check_derived(Records(recorded), checked, status)
     status.clear()
     counts = ", ".join(f"{count} {what}" for what, count in checked.counts.items() if count)
-    found = f"{len(checked.damages)} damaged" if checked.damages else f"{_covered(checked)} as they were written"
+    found = f"{len(checked.damages)} damaged" if checked.damages else f"{_covered(checked)} fit their hashes"
     print(f"files         {counts or 'none'}: {found}")
     verification = Verification("damaged" if checked.damages else "files only", checked)
     verification.notes += [
@@ -80,7 +86,8 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
         verification.notes.append(
             "hashes.jsonl does not cover the run: nothing tells whether its metrics and rollouts changed"
         )
-    other_numerics = provenance.other_numerics(recorded.info)
+    if other_numerics:
+        verification.notes.append(f"rewards, advantages and metrics were not recomputed: {other_numerics}")
     if checked.damages and config.steps:
         verification.notes.append("no step was executed again, for the files are not those of the run")
     elif config.steps and other_numerics:
@@ -181,11 +188,11 @@ def verdict_lines(verification: Verification) -> list[str]:
     verdict, checked = verification.verdict, verification.checked
     head = f"verdict       {verdict}: "
     if verdict == "damaged":
-        return [head + "files of the run are not as they were written", *_listed(checked.damages)]
+        return [head + "files of the run do not fit their hashes or each other", *_listed(checked.damages)]
     found, reasons = verification.difference, _listed(verification.reasons)
-    files = f"{_covered(checked)} are as they were written"
+    files = f"{_covered(checked)} fit their hashes"
     if verdict == "files only":
-        return [head + f"{files}; no step was executed again"]
+        return [head + f"{files}; no step was executed again", _UNSEEN]
     if verdict == "verified":
         count = len(verification.steps)
         what = "1 step" if count == 1 else f"{count} steps"

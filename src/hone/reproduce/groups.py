@@ -37,7 +37,7 @@ def _groups(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) ->
     ids = np.concatenate([row["token_ids"] for row in rows])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError("a token id is not in the vocabulary")
-    if not all(any(row["sampled_mask"]) for row in rows):
+    if not all(np.any(row["sampled_mask"]) for row in rows):
         raise ValueError("a sample has no token that was sampled")
     groups = []
     for draw, members in groupby(rows, key=lambda row: row["draw"]):

@@ -1,8 +1,8 @@
-"""Is a run as it was written? Every file against the hashes that were taken when it was made.
+"""Does a run fit its hashes? Every file against those that were taken when it was made.
 
 checkpoints/, weights/             every byte against their completion markers, and their weights against hashes.jsonl
 rollouts/, evals/, metrics.jsonl   against hashes.jsonl
-hashes.jsonl                       against what each checkpoint says it was then, and for being without gaps
+hashes.jsonl, metrics.jsonl        against what each checkpoint says they were then, and for the order of their steps
 the ledger of checkpoints          against the rollouts
 
 timings.jsonl, events.jsonl and logs/ come from clocks and are not covered, nor is tokens/, which follows from the rest;
@@ -36,13 +36,15 @@ Tensors = dict[str, "torch.Tensor"]
 Say = Callable[[str], None]
 Look = Callable[[Path, str], str]
 """What is wrong with a file, in words, given the SHA-256 that it had; empty if nothing is."""
+LOGS = ("metrics.jsonl", "hashes.jsonl")
+"""Logs of which each checkpoint has the size and hash that they had then."""
 CLOSED = frozenset({"done", "stopped", "budget"})
 """Statuses of runs that ended as they should: whatever such a run wrote has its hash."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of the run, relative to it, that is not as it was written, and how that shows."""
+    """A file of the run, relative to it, that does not fit its hash or the rest of the run, and how that shows."""
 
     file: str
     problem: str
@@ -132,8 +134,9 @@ def _read_logs(run: Run, checked: Checked) -> Logs:
             checked.add("hashes.jsonl", f"step {step} is followed by step {following}")
     metrics = _read_log(run.path / "metrics.jsonl", checked)
     digests = {record["step"]: digest for record, digest in metrics}
-    if len(digests) < len(metrics):
-        checked.add("metrics.jsonl", "a step has two lines")
+    for step, following in pairwise(record["step"] for record, _ in metrics):
+        if following <= step:
+            checked.add("metrics.jsonl", f"step {step} is followed by step {following}")
     by_step = {record["step"]: record for record, _ in metrics}
     return Logs({record["step"]: record for record in hashes}, by_step, digests)
 
@@ -301,21 +304,21 @@ def _model_tensors(folder: Path) -> Tensors:
 
 def _check_states(run: Run, checked: Checked, say: Say) -> None:
     """What each intact checkpoint remembers of the logs and of the draws."""
-    hashes = run.path / "hashes.jsonl"
-    data = hashes.read_bytes() if hashes.exists() else b""
+    logs = {path.name: path.read_bytes() if path.is_file() else b"" for path in map(run.path.joinpath, LOGS)}
     ledgers = {}
     for step, folder in _folders(run, "checkpoints").items():
         if checked.is_spoilt(f"checkpoints/{folder.name}"):
             continue
         try:
             state = json.loads((folder / "state.json").read_text())
-            log = state.get("logs", {}).get("hashes.jsonl")
-            changed = log and hashlib.sha256(data[: log["bytes"]]).hexdigest() != log["sha256"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = {name: (log["bytes"], log["sha256"]) for name, log in state.get("logs", {}).items()}
+            changed = [name for name, (n, was) in told.items() if hashlib.sha256(logs[name][:n]).hexdigest() != was]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             checked.add(f"checkpoints/{folder.name}/state.json", "is not the state of a run, though it fits COMPLETE")
             continue
-        if changed:
-            checked.add("hashes.jsonl", f"its first {log['bytes']} bytes are not what checkpoint step_{step} says")
+        for name in changed:
+            if not checked.is_spoilt(name):
+                checked.add(name, f"its first {told[name][0]} bytes are not what checkpoint step_{step} says")
         if state.get("step", step) != step:
             checked.add(f"checkpoints/{folder.name}", f"holds version {state['step']}")
         elif run.info["kind"] == "rl":

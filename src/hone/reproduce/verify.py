@@ -6,10 +6,10 @@ and compared quantity by quantity. What a server sampled can't be had again: tho
 their recorded completions. What a run that was killed had not yet hashed is always executed again, and so is the
 evaluation at the end. Five verdicts:
 
-verified         the files are as they were written, and the steps come out equal to the bit
-files only       the files are as they were written; no step was executed again
+verified         the files fit their hashes and each other, and the steps come out equal to the bit
+files only       the files fit their hashes and each other; no step was executed again, so all may be made up
 differs          a step comes out otherwise, though machine and sources are those of the run
-damaged          files are not as they were written
+damaged          files do not fit their hashes, or what follows from them
 not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
 
 Covered are metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and

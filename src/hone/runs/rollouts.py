@@ -30,6 +30,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+TOKEN_COLUMNS = ("token_ids", "sampled_mask", "logprobs", "versions")
+"""Columns with a value for each token of prompt and completion."""
 ADDED = ("completion",)
 """Columns that the files of older runs lack."""
 
