@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 import tomllib
 from datetime import date, datetime
@@ -487,3 +488,109 @@ def test_warnings_go_to_the_log(tmp_path, capsys):
     text = (tmp_path / "logs" / "rl.log").read_text()
     assert "something odd" in text and "WARNING some.library: hm" in text
     assert f"2 warnings in {tmp_path / 'logs' / 'rl.log'}." in capsys.readouterr().out
+
+
+def reversed_lines(path):
+    path.write_bytes(b"".join(reversed(path.read_bytes().splitlines(keepends=True))))
+
+
+def without_line(path, number):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
+
+
+def quietly_changed(path):
+    """Changes a byte in place, and sets the time back."""
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    with open(path, "r+b") as file:
+        file.write(b"x")
+    os.utime(path, ns=times)
+
+
+def emptied(path):
+    path.unlink()
+    path.touch()
+
+
+WHILE_IT_RUNS = {
+    "rollouts/step_000003.parquet": (os.remove, 3),
+    "rollouts/step_000002.parquet": (quietly_changed, 2),
+    "evals/step_000004.jsonl": (os.remove, 4),
+    "tokens/step_000001.parquet": (quietly_changed, 1),
+    "weights/step_4/model.safetensors": (quietly_changed, 4),
+    "checkpoints/step_2/state.json": (quietly_changed, 2),
+    "config.toml": (quietly_changed, 0),
+    "metrics.jsonl": (lambda path: without_line(path, 2), 2),
+    "hashes.jsonl": (reversed_lines, 0),
+}
+
+
+@pytest.mark.parametrize("file", WHILE_IT_RUNS)
+def test_a_file_that_is_changed_while_the_run_goes_on_makes_it_inexact(tmp_path, capsys, file):
+    change, step = WHILE_IT_RUNS[file]
+    with start(tmp_path) as run:
+        steps(run, 0, 5)
+        change(tmp_path / file)
+        steps(run, 5, 7)
+    info = Run(tmp_path).info
+    assert (info["status"], info["exact"]) == ("done", False)
+    [entry] = info["inexact"]
+    assert entry["step"] == step and entry["cause"].startswith(file)
+    [event] = [event for event in Run(tmp_path).events() if event["kind"] == "changed"]
+    assert (event["step"], event["file"]) == (step, file)
+    assert file in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("log", ["metrics.jsonl", "hashes.jsonl"])
+@pytest.mark.parametrize("change", [os.remove, emptied, lambda path: path.write_text('{"step": 0}\n')])
+def test_a_log_that_is_cut_off_while_the_run_goes_on_makes_it_inexact_from_its_first_step(tmp_path, log, change):
+    with start(tmp_path) as run:
+        steps(run, 0, 3)
+        change(tmp_path / log)
+        steps(run, 3, 5)
+    [entry] = Run(tmp_path).info["inexact"]
+    assert entry["step"] == 0 and entry["cause"].startswith(log)
+
+
+def test_many_missing_files_are_one_cause(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 5)
+        for step in (1, 2, 4):
+            (tmp_path / f"rollouts/step_00000{step}.parquet").unlink()
+    [entry] = Run(tmp_path).info["inexact"]
+    assert entry["step"] == 1 and "2 more of rollouts/" in entry["cause"]
+
+
+@pytest.mark.parametrize("gone", ["tokens", "checkpoints", "weights/step_2", "run.json"])
+def test_what_may_be_deleted_to_make_room_is_told_and_the_run_stays_exact(tmp_path, gone):
+    with start(tmp_path) as run:
+        steps(run, 0, 5)
+        shutil.rmtree(tmp_path / gone) if (tmp_path / gone).is_dir() else (tmp_path / gone).write_text("{}")
+    assert Run(tmp_path).info["exact"] is True and Run(tmp_path).info["status"] == "done"
+    assert [e["file"].startswith(gone) for e in Run(tmp_path).events() if e["kind"] == "changed"] == [True]
+
+
+def test_what_hone_prunes_and_what_is_only_touched_has_not_changed(tmp_path):
+    with start(tmp_path, ckpt=CkptConfig(interval=2, keep_last=1)) as run:
+        steps(run, 0, 7)
+        for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+            os.utime(path, (0, 0))
+    assert Run(tmp_path).checkpoints.steps() == [6] and Run(tmp_path).info["exact"] is True
+    assert not [event for event in Run(tmp_path).events() if event["kind"] == "changed"]
+
+
+def test_what_an_earlier_process_wrote_is_looked_at_as_well(tmp_path):
+    with pytest.raises(Crash), start(tmp_path) as run:
+        steps(run, 0, 6)
+        raise Crash
+    with start(tmp_path, resume=ResumeConfig()) as run:
+        steps(run, run.start_step, 7)
+    assert Run(tmp_path).info["exact"] is True
+    with start(tmp_path, resume=ResumeConfig(step=4)) as run:
+        without_line(tmp_path / "metrics.jsonl", 2)
+        (tmp_path / "rollouts/step_000001.parquet").unlink()
+        steps(run, 4, 7)
+    assert [entry["step"] for entry in Run(tmp_path).info["inexact"]] == [1, 2]
+    with start(tmp_path, resume=ResumeConfig(step=0), max_steps=2) as run:
+        steps(run, 0, 2)
+    assert Run(tmp_path).info["exact"] is True

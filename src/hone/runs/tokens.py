@@ -5,6 +5,7 @@ It follows from rollouts and weights, so no hash covers it; a run goes on withou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,9 @@ def tokens_path(folder: Path, step: int) -> Path:
     return folder / TOKENS / f"step_{step:06d}.parquet"
 
 
-def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Write those of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
+def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> tuple[Path, str]:
+    """Write those of a step of the run in `folder`; returns the file and its SHA-256. Equal rows give equal bytes;
+    about 5 bytes a token.
 
     Rows have `sample_id`, and `entropies` (written as float16) and `trainer_logprobs` (float32), natural log, with a
     value for each token that was sampled, in order; None where the completion was not trained on.
@@ -48,7 +50,9 @@ def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> Non
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, **_OPTIONS)
     (folder / TOKENS).mkdir(exist_ok=True)
-    write_file(tokens_path(folder, step), sink.getvalue().to_pybytes())
+    content = sink.getvalue().to_pybytes()
+    write_file(tokens_path(folder, step), content)
+    return tokens_path(folder, step), hashlib.sha256(content).hexdigest()
 
 
 def _lists(values: Sequence[np.ndarray | None], kind: type) -> pyarrow.Array:

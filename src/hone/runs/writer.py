@@ -27,16 +27,17 @@ from hone.runs.alarms import OVER, Alarm, Alarms, AlarmStop, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
-from hone.runs.evaluations import write_evaluation
+from hone.runs.evaluations import evals_file, write_evaluation
 from hone.runs.faults import explain
-from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, sha256, write_file, write_json
 from hone.runs.logs import LogFile
 from hone.runs.monitors import make_monitors, tracked, warnings
 from hone.runs.monitors.background import Monitors
-from hone.runs.outputs import CARD, PAUSED, Lock, check, existing_run, writable
+from hone.runs.outputs import CARD, PAUSED, TOKENS, Lock, check, existing_run, writable
 from hone.runs.resuming import ranks_of, resume_command
-from hone.runs.rollouts import rollouts_path, write_rollouts
+from hone.runs.rollouts import rollouts_file, rollouts_path, write_rollouts
 from hone.runs.tokens import write_tokens
+from hone.runs.written import RUN, Written
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,7 @@ class RunWriter:
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
             JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
         ]
+        self._written = Written(folder)
         self._rollouts_digest: str | None = None
         self._evaluations: dict[int, str] = {}
         self._log_file = LogFile(folder / "logs" / f"{self.info['kind']}.log")
@@ -129,6 +131,7 @@ class RunWriter:
                 if digest := predictions.untold(run.info, folder):
                     run.event(predictions.MADE, run.start_step, sha256=digest)
                 write_file(folder / "config.toml", settings.run_toml(predictions.kept(config, run.info), kind))
+                run._written.adopt()
                 run._prune()  # what a process that was killed had not got to
                 for name in (PAUSED, *CARD):  # of the state that it goes on from
                     (folder / name).unlink(missing_ok=True)
@@ -179,7 +182,8 @@ class RunWriter:
         digest = None if line is None else hashlib.sha256(line).hexdigest()
         hashes = {"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest}
         evaluation = self._evaluations.pop(step, None)
-        self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
+        hashed = self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
+        self._written.add_line("hashes.jsonl", step, hashed)
         self._rollouts_digest = None
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
@@ -195,6 +199,7 @@ class RunWriter:
         metrics_line = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
         timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | timings).items()}
         line = self._metrics.append(metrics_line)
+        self._written.add_line("metrics.jsonl", step, line)
         self._timings.append(timings_line)
         self.display.step(step, metrics_line, timings_line)
         raised, over = self.alarms.look(step, metrics_line)
@@ -242,23 +247,27 @@ class RunWriter:
         folder = self.folder / "rollouts"
         folder.mkdir(exist_ok=True)
         self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
+        self._written.add(step, rollouts_file(step), self._rollouts_digest)
         self._monitors.samples(step, rows)
 
     def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `tokens/step_N.parquet`; rows as `hone.runs.tokens.write_tokens` takes them."""
-        write_tokens(self.folder, step, rows)
+        path, digest = write_tokens(self.folder, step, rows)
+        self._written.add(step, f"{TOKENS}/{path.name}", digest)
 
     def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `evals/step_N.jsonl`, the samples of the evaluation of version `step`, before the lines of that step;
         rows as `hone.evaluation.EvalSample.row` makes them.
         """
         self._evaluations[step] = write_evaluation(self.folder, step, rows)
+        self._written.add(step, evals_file(step), self._evaluations[step])
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
         """A directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
         with new_dir(self.weights_path(step)) as folder:
             yield folder
+        self._written.add_folder(step, f"weights/step_{step}")
         self.event("weights", step)
 
     def weights_path(self, step: int) -> Path:
@@ -274,6 +283,7 @@ class RunWriter:
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
+        self._written.add_folder(step, f"checkpoints/step_{step}")
         self.event("checkpoint", step)
         self._prune()
         return path
@@ -282,6 +292,7 @@ class RunWriter:
         """Delete surplus checkpoints and their weights."""
         for step in self.checkpoints.surplus():
             # The weights first: killed in between, the next call finds the checkpoint and does it again.
+            self._written.drop_folders(f"weights/step_{step}", f"checkpoints/step_{step}")
             if self.weights_path(step).exists():
                 remove_dir(self.weights_path(step))
             self.checkpoints.remove(step)
@@ -298,10 +309,11 @@ class RunWriter:
         self.alarms.history.correctness = self.info.get("correctness")
         self.note(reward_weights=dict(weights))
 
-    def mark_inexact(self, step: int, cause: str) -> None:
+    def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
-        Only the first step of each cause is kept. A resume from before it takes it back.
+        Only the first step of each cause is kept. A resume from before it takes it back. `message` stands in for what
+        the display says.
         """
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
@@ -309,7 +321,16 @@ class RunWriter:
         self.info["exact"] = False
         self._save_info()
         self.event("inexact", step, cause=cause)
-        self.display.message(f"Another run of this config may differ from step {step} on: {cause}.")
+        self.display.message(message or f"Another run of this config may differ from step {step} on: {cause}.")
+
+    def _note_changes(self) -> None:
+        """Says which files of the run are not as they were written; without those that count it is not exact."""
+        for change in self._written.changes():
+            self.event("changed", change.step, file=change.file, problem=change.problem, more=change.more)
+            if change.counts:
+                self.mark_inexact(change.step, str(change), change.warning)
+            else:
+                self.display.message(change.warning)
 
     def finish(self, status: str, alarm: str = "") -> None:
         """Close the run with its last status: done, stopped (by a signal or by `alarm`, saved), budget, failed or
@@ -320,6 +341,7 @@ class RunWriter:
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
         self.info |= {"stopped_by": alarm} if alarm else {}
         try:
+            self._note_changes()
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
@@ -391,7 +413,9 @@ class RunWriter:
         self.display.message(f"{name} failed ({cause}); the run goes on without it.")
 
     def _save_info(self) -> None:
-        write_json(self.folder / "run.json", self.info)
+        path = self.folder / RUN
+        write_json(path, self.info)
+        self._written.add(0, RUN, sha256(path))
 
 
 def _saving_seconds(parameters: Mapping[str, torch.Tensor]) -> float:
