@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hone.config.rl import AdvantageConfig
 from hone.orchestrator.groups import group_state
 from hone.orchestrator.metrics import step_metrics
 from hone.reproduce.groups import groups_of
@@ -54,7 +55,7 @@ def fit_advantages_and_metrics(run: Path, step: int) -> None:
         for row, (advantage, state) in zip(rows, made, strict=True):
             row.update(advantage=advantage, state=state)
 
-    groups = groups_of(Records(Run(run)).rows(step) or [], False, 10**6)
+    groups = groups_of(Records(Run(run)).rows(step) or [], AdvantageConfig(), 10**6)
     made = [(float(advantage), group_state(group)) for group in groups for advantage in group.advantages]
     edit_rollouts(run, step, fit, fit_hashes=True)
     for name, value in step_metrics(groups, step).items():

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,7 @@ def run(config: RLConfig) -> int:
         writer.note(
             pool=curriculum.size,
             correctness=env.rubric.correctness,
+            reward_ranges={name: asdict(range) for name, range in env.rubric.ranges.items()},
             **({"left_out": dropped} if dropped or "left_out" in writer.info else {}),
         )
         session = _session(config, writer, renderer, fixed_tokens(sampler.first(8), renderer, config.seq_len))

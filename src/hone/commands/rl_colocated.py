@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def run(config: RLConfig, train: Loop = train) -> int:
         writer.note(
             pool=curriculum.size,
             correctness=env.rubric.correctness,
+            reward_ranges={name: asdict(range) for name, range in env.rubric.ranges.items()},
             **({"left_out": dropped} if dropped or told_before else {}),
         )
 

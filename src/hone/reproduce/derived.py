@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hone.config.rl import AdvantageConfig
+from hone.environments.rubric import Range
 from hone.errors import UserError
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.orchestrator.groups import group_state
@@ -66,7 +68,8 @@ def _check_rollouts(records: Records, metrics: Mapping[int, Any], checked: Check
             continue
         try:
             rows = _rows(records, step)
-            groups = groups_of(rows, settings["orchestrator.advantage.normalize_std"], vocab_size=2**31)
+            advantage = {name: settings[f"orchestrator.advantage.{name}"] for name in AdvantageConfig.model_fields}
+            groups = groups_of(rows, AdvantageConfig(**advantage), vocab_size=2**31)
             problem = _rows_problem(rows, groups, step, settings["orchestrator.batch_size"], correctness)
             total += sum(len(row["token_ids"]) for row in rows)
             made = step_metrics(groups, step, lag=1) | {"tokens/total": total}
@@ -129,6 +132,7 @@ def _score_problem(sample: str, score: Score, correctness: str | None) -> str:
 def _check_evaluations(records: Records, metrics: Mapping[int, Any], checked: Checked) -> None:
     info = records.run.info
     weights = {} if info.get("drift") else info.get("reward_weights") or {}
+    ranges = {name: Range(**of) for name, of in (info.get("reward_ranges") or {}).items()}
     for version in sorted({*records.evaluations, *(step for step in metrics if _evaluated(metrics[step]))}):
         file, line = evals_file(version), metrics.get(version, {})
         if checked.is_spoilt(file):
@@ -137,7 +141,9 @@ def _check_evaluations(records: Records, metrics: Mapping[int, Any], checked: Ch
             samples = [_sample(row, weights) for row in records.run.eval_rows(version)]
             scores = ((f"completion {s.rollout} of example {s.index}", s.score) for s in samples if weights)
             problem = next(filter(None, (_score_problem(*one, info.get("correctness")) for one in scores)), "")
-            result = EvalResult(_evaluated(line), version, 1 + max(s.rollout for s in samples), samples, {})
+            result = EvalResult(
+                _evaluated(line), version, 1 + max(s.rollout for s in samples), samples, {}, ranges=ranges
+            )
             made = result.metrics()
         except _WRONG as error:
             problem, made = f"is nothing that an evaluation writes ({error})", {}

@@ -190,7 +190,8 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
         "inexact": info["inexact"],
         "parent": {"id": info["id"], "dir": str(source), "step": step},
     }
-    inherited = ("versions", "hardware", "threads", "variables", "sources", "drift", "reward_weights", "correctness")
+    inherited = ("versions", "hardware", "threads", "variables", "sources", "drift")
+    inherited += ("reward_weights", "reward_ranges", "correctness")
     own |= {name: info[name] for name in inherited if name in info}
     own.pop("ranks", None)  # of this process: the resume has them
     own |= {"ranks": most_ranks(info)} if most_ranks(info) > 1 else {}
