@@ -195,9 +195,10 @@ def test_a_file_of_the_tiny_run_starts_its_role_alone(role: str) -> None:
     assert values(alone, *names) == values(whole, *names)
 
 
-def test_the_server_of_the_tiny_run_takes_its_weights() -> None:
-    serve = parse(ServeConfig, ["@", f"{REVERSE_TEXT}/rl/tiny/infer.toml"], "inference")
-    whole = rl(THREE_FILES.replace("/rl/", "/rl/tiny/"))
+@pytest.mark.parametrize("folder", ["rl", "rl/tiny"])
+def test_a_server_that_is_started_alone_takes_the_weights_of_the_run(folder: str) -> None:
+    serve = parse(ServeConfig, ["@", f"{REVERSE_TEXT}/{folder}/infer.toml"], "inference")
+    whole = rl(THREE_FILES.replace("/rl/", f"/{folder}/"))
     assert serve.weights_folder == transport_weights(whole.transport_path) and serve.model == whole.model
 
 

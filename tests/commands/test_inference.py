@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from hone import cli
-from hone.commands import serving
+from hone.commands import inference, serving
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 
@@ -91,6 +91,14 @@ def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.
     for more in (["--api-key-var", "KEY"], ["--host", "localhost"], ["--host", "127.0.0.2"]):
         assert cli.main([*argv, *more]) == 2
         assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_banner_says_what_weights_are_taken_or_how_to_have_some_taken(tmp_path: Path) -> None:
+    config = ServeConfig(weights_root=tmp_path)
+    assert f"takes those under {tmp_path}" in inference._intro(config, "")
+    assert "takes none" in inference._intro(ServeConfig(), "") and "--weights-root outputs" in inference._intro(
+        ServeConfig(), ""
+    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")

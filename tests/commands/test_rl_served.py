@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from recorded import PARITY
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import sampler
+from hone.commands import ask_server, sampler
+from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.model.chat import load_renderer
@@ -188,6 +190,44 @@ def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir
 def test_what_can_not_be_sampled_from_touches_nothing(rl, tmp_path, capsys, flags, words):
     fails(capsys, rl("out", *flags), words)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_cannot_be_used_is_asked_before_anything_is_loaded(rl, tmp_path, monkeypatch, capsys):
+    """With the command that starts one: it is run, and the server that it describes is asked again."""
+    from hone.commands import rl_colocated, rl_split
+
+    for module in (rl_colocated, rl_split):
+        monkeypatch.setattr(module, "run", lambda config: 77)
+    (tmp_path / "elsewhere").mkdir()
+    tiny = load_model("hone/tiny", seed=5)
+    split = ["--mode", "split"]
+    for options, more, words in (
+        ({}, [], "--weights-root"),
+        ({}, split, "--output-dir"),
+        ({"weights_root": tmp_path / "elsewhere"}, [], "--weights-root"),
+        ({"weights_root": tmp_path / "elsewhere"}, [*split, "--transport.path", "t"], "--transport.path t"),
+        ({"weights_root": tmp_path}, ["--seq-len", "4096"], "lower seq_len"),
+        ({"weights_root": tmp_path}, ["--model.name", "hone/tiny", "--model.init.hidden", "64"], "parameters"),
+        ({"weights_root": tmp_path, "api_key": "sesame"}, [], "--orchestrator.client.api-key-var"),
+    ):
+        with serving(tiny, **options) as served:
+            fails(capsys, rl("out", *url(served), *more), words, "`inference --model.name ", f"--port {served.port}")
+    with serving(tiny, weights_root=tmp_path) as served:
+        assert rl("out", *url(served)) == rl("out", *url(served), *split) == 77
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mode", ["split", "colocated"])
+def test_the_command_for_a_server_starts_one_that_takes_the_weights_of_the_run(mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--mode", mode, "--orchestrator.env.id", "parity", "--orchestrator.client.base-url", "http://h:81/v1"]
+    config = parse(RLConfig, [*argv, "--output-dir", "outputs/x"], "rl")
+    command, *flags = shlex.split(ask_server._start(config, 81))
+    serve = parse(ServeConfig, flags, command)
+    spool = ask_server._below(config).resolve()
+    assert command == "inference" and serve.port == 81 and serve.model == config.model
+    assert serve.weights_folder is not None and spool.is_relative_to(serve.weights_folder.resolve())
+    assert serve.weights_root is None or serve.weights_root.is_dir()
 
 
 def fake_cuda(folder: Path) -> list[str]:

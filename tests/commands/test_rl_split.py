@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hone.commands.rl_split import check_port, check_server, roles, serve_config, variables
+from hone.commands.ask_server import check_server
+from hone.commands.rl_split import check_port, roles, serve_config, variables
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig

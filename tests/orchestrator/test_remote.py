@@ -28,7 +28,8 @@ from hone.model.decoder import Decoder
 from hone.model.hf import load_model, save_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.conversations import roll_out
-from hone.orchestrator.remote import Restarted, Server, ServerPolicy, UpdatingPolicy, reach
+from hone.orchestrator.reach import Server, reach
+from hone.orchestrator.remote import Restarted, ServerPolicy, UpdatingPolicy
 from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool

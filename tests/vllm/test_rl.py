@@ -28,7 +28,8 @@ from hone.inference.types import SamplingParams
 from hone.inference.vllm import VllmServer
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
-from hone.orchestrator.remote import ServerPolicy, reach
+from hone.orchestrator.reach import reach
+from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.trainer.export import Spool

@@ -31,7 +31,7 @@ from hone.inference.vllm import update_weights, weights_version
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config
-from hone.orchestrator.remote import reach
+from hone.orchestrator.reach import reach
 
 pytestmark = pytest.mark.vllm
 PROMPT = np.random.default_rng(0).integers(4, 250, 300).tolist()

@@ -96,7 +96,9 @@ def _intro(config: ServeConfig, described: str) -> str:
     if name == TINY:
         lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
     if config.weights_root is not None:
-        lines.append(f"POST /update_weights takes weights under {config.weights_root}")
+        lines.append(f"weights     POST /update_weights takes those under {config.weights_root}")
+    else:
+        lines.append("weights     it takes none: for a run to train through it, add --weights-root outputs")
     lines += [
         f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{f' -k {variable}' if key else ''}",

@@ -49,8 +49,9 @@ from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.publishing import Publisher, SteadyPolicy, wait_for_server
+from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.remote import Server, UpdatingPolicy, reach
+from hone.orchestrator.remote import UpdatingPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.split import SplitLoop
 from hone.orchestrator.watch import ScoreWatch, band_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hone.commands.ask_server import check_server
 from hone.config.rl import RLConfig
 from hone.orchestrator.placement import visible_gpus
 
@@ -9,6 +10,8 @@ from hone.orchestrator.placement import visible_gpus
 def run(config: RLConfig) -> int:
     """Trains in the mode of the config; returns the exit code."""
     config = with_mode(config)
+    if config.orchestrator.client.base_url is not None:
+        check_server(config)
     if config.mode == "split":
         from hone.commands import rl_split
 

@@ -12,13 +12,11 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from hone.commands import launched
 from hone.commands.detach import VARIABLE as DETACHED
@@ -55,8 +53,6 @@ def run(config: RLConfig) -> int:
     serves = config.orchestrator.client.base_url is None
     if serves:
         check_port(config.inference.port)
-    else:
-        check_server(config)
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") else []
     placement = placed(gpus, config.trainer.ranks, serves)
     scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
@@ -185,35 +181,6 @@ def check_port(port: int) -> None:
         f"port {port} is in use, by another server maybe: sample from that with --orchestrator.client.base-url "
         f"http://localhost:{port}/v1, or have one started on another with --inference.port {port + 1}"
     )
-
-
-def check_server(config: RLConfig) -> None:
-    """UserError if nothing answers where a server on this machine should be: with the command that starts one.
-
-    What is there, and whether it serves the model, the orchestrator asks.
-    """
-    url = config.server_url
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    if host not in ("localhost", "::1") and not host.startswith("127."):
-        return  # a proxy may be in between
-    try:
-        socket.create_connection((host, port), timeout=5).close()
-    except OSError as error:
-        start = ["inference", "--model.name", config.model.name, *_place(config)]
-        start += ["--port", str(port)] if port != 8000 else []
-        start += ["--precision", config.precision] if config.precision != "bf16_linear" else []
-        raise UserError(
-            f"no server answers at {url} ({error.strerror or error}): start one with `{shlex.join(start)}`, or add "
-            "`--inference @ FILE.toml` to have one started with the run"
-        ) from None
-
-
-def _place(config: RLConfig) -> list[str]:
-    """Flags by which a server finds the transport of the run, where it takes its weights from."""
-    if config.transport.path is not None:
-        return ["--transport.path", str(config.transport.path)]
-    return ["--output-dir", str(config.output_dir)]
 
 
 def from_where(folder: Path) -> str:

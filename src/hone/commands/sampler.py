@@ -20,7 +20,8 @@ from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.exactness import inexact_sampling
-from hone.orchestrator.remote import Server, ServerPolicy, reach
+from hone.orchestrator.reach import Server, reach
+from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Policy
 from hone.runs.outputs import SPOOL
 from hone.runs.writer import RunWriter

@@ -1,0 +1,110 @@
+"""A server that is up: does it serve what is trained, and does it take the run's weights? Imports nothing heavy."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hone.errors import UserError
+from hone.inference.client import Gone, Refused, ServerClient
+from hone.inference.endpoint import HONE, Endpoint
+
+if TYPE_CHECKING:
+    from hone.model.chat import ChatRenderer
+
+VLLM = "vllm"
+PROBE = "One probe: naïve café, 12+34=46, {x}\n"
+"""A text that tokenizers of different models cut differently."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that can be sampled from: what made it, and the model that it serves."""
+
+    endpoint: Endpoint
+    backend: Literal["hone", "vllm"]
+    model: str
+
+    @property
+    def words(self) -> str:
+        return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
+
+
+def reach(
+    endpoint: Endpoint, model: str, renderer: ChatRenderer | None, tokens: int, spool: Path, parameters: int | None
+) -> Server:
+    """The server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the tokenizer of
+    `renderer` (None: not known yet), room for sequences of `tokens`, and weights from below `spool`. UserError if
+    nothing answers there, or something else does.
+    """
+
+    async def ask() -> Server:
+        async with ServerClient(replace(endpoint, max_retries=0)) as client:
+            served = await client.models()
+            found = served[0] if len(served) == 1 else next((entry for entry in served if entry.id == model), None)
+            names = ", ".join(entry.id for entry in served[:20])
+            if found is None:
+                raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start one that does")
+            if found.owner not in (HONE, VLLM):
+                raise UserError(
+                    f"{endpoint.url} is a server of {found.owner or 'an unknown kind'}: rollouts need token ids, their "
+                    f"logprobs and weights that can be updated, as `inference --model.name {model}` has them"
+                )
+            if found.policy_version is None:
+                raise UserError(
+                    f"{endpoint.url} takes no weights: start vLLM by `inference --backend vllm --model.name {model}`"
+                )
+            if found.max_model_len is not None and found.max_model_len < tokens:
+                raise UserError(
+                    f"{endpoint.url} has room for {found.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
+                )
+            if found.parameters is not None and parameters is not None and found.parameters != parameters:
+                raise UserError(
+                    f"{endpoint.url} serves a model of {found.parameters:,} parameters, the run's has {parameters:,}: "
+                    f"start one that serves {model}"
+                )
+            server = Server(endpoint, "hone" if found.owner == HONE else "vllm", found.id)
+            if renderer is not None:
+                await _check_tokenizer(client, server, model, renderer)
+            await _check_root(client, spool)
+            return server
+
+    try:
+        return asyncio.run(ask())
+    except Refused as error:
+        if error.status != 401:
+            raise
+        remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
+        raise UserError(f"{error}; {remedy}") from None
+    except Gone as gone:
+        if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
+            raise UserError(f"{gone}: stop that server and start it anew") from None
+        raise UserError(
+            f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, or "
+            "leave out --orchestrator.client.base-url to sample in this process"
+        ) from None
+
+
+async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:
+    hones = server.backend == "hone"
+    own = {"max_tokens": 0, "echo": True} if hones else {"max_tokens": 1, "add_special_tokens": False}
+    body = {"model": server.model, "prompt": PROBE, "return_token_ids": True, **own}
+    (choice,) = (await client.post("/v1/completions", body))["choices"]
+    ids = renderer.tokenizer.encode(PROBE, add_special_tokens=hones).ids
+    if choice.get("prompt_token_ids") != ids:
+        raise UserError(
+            f"{server.endpoint.url} serves {server.model}, whose tokenizer is not that of {model}: serve the model "
+            "that is trained"
+        )
+
+
+async def _check_root(client: ServerClient, spool: Path) -> None:
+    """UserError if the server does not take weights from below `spool`; it is asked for a folder that is not there."""
+    try:
+        await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
+    except Refused as error:
+        if error.status == 403 or "weights root" in error.said:
+            root = spool.resolve().parent
+            raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None
