@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hone.audit.environment import audit_before_training, audit_environment, refusals
+from hone.audit.environment import audit_before_training, audit_environment
 from hone.audit.report import Report
 from hone.environments import load_environment
 
@@ -46,7 +46,7 @@ def test_the_last_number_is_lost_as_solutions_grow_and_training_is_refused() -> 
     env = load_environment("gsm8k", mode="sparse")
     report = audit_environment(env, num_examples=EXAMPLES, max_tokens=1024)
     assert report.names() == {"growth"}, failures(report)
-    assert [finding.name for finding in refusals(audit_before_training(env, max_tokens=1024))] == ["growth"]
+    assert audit_before_training(env, max_tokens=1024).names() == {"growth"}
 
 
 @pytest.mark.parametrize("args", [{"prompt": "{word} {letter}", "format_hint": False}])

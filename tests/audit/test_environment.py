@@ -8,7 +8,7 @@ import pytest
 from made import TAGS, Sums, prober, right, sums, task_file
 from rich.console import Console
 
-from hone.audit.environment import audit_before_training, audit_environment, refusals
+from hone.audit.environment import audit_before_training, audit_environment
 from hone.audit.probes import AT_ONCE, Text
 from hone.audit.report import Check, Finding, Report, Verdict
 from hone.audit.table import show_report
@@ -115,8 +115,9 @@ def test_what_is_hostile_stays_out_of_this_process() -> None:
 
 
 def test_a_reward_without_weight_for_being_right_is_refused() -> None:
-    (found,) = refusals(audit_before_training(sums(Rubric([right], [0.0], parser=TAGS))))
-    assert found.name == "inversion" and found.remedy == "give right, which says what is right, a weight above 0"
+    report = audit_before_training(sums(Rubric([right], [0.0], parser=TAGS)))
+    (found,) = [finding for finding in report.failures if finding.name == "inversion"]
+    assert found.remedy == "give right, which says what is right, a weight above 0"
 
 
 def test_data_is_shown_as_it_is() -> None:

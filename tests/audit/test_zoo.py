@@ -82,6 +82,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "tag_count": ("inversion", PAID),
     "thousands": ("false-negative", STYLE),
     "tool_bonus": ("inversion", PAID),
+    "trimmings": ("inversion", ""),
     "truncates": ("false-positive", ""),
     "unparsable_gold": ("false-positive", ""),
     "wide_tolerance": ("false-positive", ""),

@@ -43,7 +43,7 @@ class Bench:
         base = ["rl", "--model.name", "model", "--output-dir", name, "--max-steps", "6", "--display", "none"]
         base += ["--precision", "fp32", "--seq-len", "48", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3"]
         base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
-        base += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity"]
+        base += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity", "--no-audit"]
         base += ["--orchestrator.eval.interval", "3", "--orchestrator.eval.num-examples", "4"]
         self.hone(*base, *flags)
         return self.folder / name

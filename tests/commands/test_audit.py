@@ -14,6 +14,7 @@ from hone.runs import Run
 
 pytestmark = pytest.mark.audit
 
+ZOO = Path(__file__).parents[1] / "audit" / "zoo"
 TOOL_BONUS = """
 from hone.environments import AnswerParser, Rubric, ToolEnv
 
@@ -138,6 +139,24 @@ def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
 def test_a_run_does_not_start_on_a_failing_reference(tasks, tiny_model_dir, capsys):
     assert rl(tiny_model_dir, "swapped") == 2
     assert "the reward of swapped fails its audit: reference: 4 of 4 references" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [("format-garbage", "garbage-paid"), ("raises-always", "raises"), ("trimmings", "inversion")]
+)
+def test_a_run_does_not_start_on_anything_that_fails_unless_it_is_forced(tasks, tiny_model_dir, capsys, task, name):
+    """Also where no text can be graded, so that nothing else is known of the reward."""
+    file = task.replace("-", "_") + ".py"
+    (tasks / file).write_text((ZOO / file).read_text())
+    assert rl(tiny_model_dir, task) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"the reward of {task} fails its audit: {name}: " in told and "To mend it, " in told
+    assert told.endswith("Start anyway with --no-audit")
+    assert not Path("outputs").exists()
+    if name == "raises":  # by the limit of failures in grading, and with its state saved
+        return
+    assert rl(tiny_model_dir, task, "--no-audit") == 0
+    assert json.loads(Path("outputs/audit.json").read_text())["verdict"] == "skipped"
 
 
 def test_a_forced_run_says_that_it_was_not_audited(tasks, tiny_model_dir, capsys):

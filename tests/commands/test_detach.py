@@ -55,7 +55,7 @@ def flags(model: Path, *more: str, steps: int = STEPS) -> list[str]:
     return [
         *("rl", "--detach", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "64"),
         *("--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "out"),
-        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", *more),
+        *("--orchestrator.sampling.max-tokens", "4", "--orchestrator.env.id", "slow", "--no-audit", *more),
     ]
 
 

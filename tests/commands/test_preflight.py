@@ -34,6 +34,8 @@ def correctness(completion, answer):
 
 
 class Says(SingleTurnEnv):
+    answer_is_exact = True
+
     def reference(self, example):
         return PARSER.wrap(WRAPPED(example.answer))
 

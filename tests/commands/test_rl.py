@@ -117,7 +117,15 @@ def test_tokens_lie_beside_the_rollouts_row_by_row(rl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = PARITY.replace("completion)", "completion, answer)").replace("/ 1", "* (int(answer) % 2)")
     Path("half_parity.py").write_text(task.replace("-> float", ""))
-    flags = ["--orchestrator.env.id", "half-parity", "--orchestrator.truncated", "mask", "--max-steps", "4"]
+    flags = [
+        "--no-audit",
+        "--orchestrator.env.id",
+        "half-parity",
+        "--orchestrator.truncated",
+        "mask",
+        "--max-steps",
+        "4",
+    ]
     flags += ["--orchestrator.sampling.max-tokens", "40", "--trainer.micro-batch-tokens", "50", "--precision", "fp32"]
     assert rl(*flags) == 0
     run, states = Run(tmp_path / "out"), []
@@ -168,7 +176,7 @@ def test_the_resolved_config_repeats_the_run(rl, tmp_path):
 
 
 def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_path, tiny_model_dir):
-    assert rl("--orchestrator.env.id", "constant") == 0
+    assert rl("--no-audit", "--orchestrator.env.id", "constant") == 0
     out = tmp_path / "out"
     for line in metrics(out)[:3]:
         assert line["frac_reward_zero_std"] == 1.0 and line["groups/filtered"] == 2
@@ -179,7 +187,7 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
 
 
 def flaky(failing: int) -> list[str]:
-    return ["--orchestrator.env.id", "flaky", "--orchestrator.env.args", json.dumps({"failing": failing})]
+    return ["--no-audit", "--orchestrator.env.id", "flaky", "--orchestrator.env.args", json.dumps({"failing": failing})]
 
 
 def test_a_grader_that_fails_is_told_once(rl, tmp_path, capsys):
@@ -218,7 +226,7 @@ def late(completion) -> float | GraderFailure:
 def test_a_grader_that_was_ended_at_its_deadline_makes_the_run_inexact(rl, tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(LATE)
     monkeypatch.chdir(tmp_path)
-    assert rl("--orchestrator.env.id", "late") == 0
+    assert rl("--no-audit", "--orchestrator.env.id", "late") == 0
     info = Run(tmp_path / "out").info
     assert (info["exact"], info["inexact"]) == (False, [{"step": 1, "cause": "a grader was ended at its deadline"}])
 
@@ -228,7 +236,7 @@ def test_a_deadline_in_an_evaluation_makes_the_run_inexact_too(rl, tmp_path, mon
     (tmp_path / "late_there.py").write_text(late.replace("len(graded) > 8", "len(graded) < 8"))
     monkeypatch.chdir(tmp_path)
     flags = ("--orchestrator.eval.num-examples", "8", "--orchestrator.eval.rollouts-per-example", "1")
-    assert rl("--orchestrator.env.id", "late-there", *flags) == 0
+    assert rl("--no-audit", "--orchestrator.env.id", "late-there", *flags) == 0
     info, said = Run(tmp_path / "out").info, capsys.readouterr().out
     assert (info["exact"], info["inexact"]) == (False, [{"step": 0, "cause": "a grader was ended at its deadline"}])
     assert (
@@ -299,7 +307,7 @@ def test_too_many_failures_end_the_run_with_its_state_saved(rl, tmp_path, monkey
     """About half of 64 completions a step: more than a tenth of 320 within two steps."""
     (tmp_path / "brittle.py").write_text(BRITTLE)
     monkeypatch.chdir(tmp_path)
-    more = ("--orchestrator.batch-size", "64", "--max-steps", "5", "--orchestrator.env.id", "brittle")
+    more = ("--orchestrator.batch-size", "64", "--max-steps", "5", "--no-audit", "--orchestrator.env.id", "brittle")
     assert rl(*more) == 2
     said, out = capsys.readouterr(), tmp_path / "out"
     assert said.out.count("Traceback (most recent call last)") == 1 and "raise KeyError(len(text))" in said.out

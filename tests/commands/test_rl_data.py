@@ -111,7 +111,7 @@ def test_of_a_generated_task_those_are_taken_out_that_would_be_drawn_first(rl, t
     monkeypatch.setattr(overlap, "GENERATED", 10)
     (tmp_path / "environments" / "numbers_up.py").write_text(GENERATED)
     flags = ["--orchestrator.env.id", "numbers-up", "--orchestrator.eval.overlap", "drop", "--max-steps", "2"]
-    assert rl(*flags, "--orchestrator.eval.num-examples", "50") == 0
+    assert rl(*flags, "--no-audit", "--orchestrator.eval.num-examples", "50") == 0
     first = epoch_order(100, 0, 0)[:10].tolist()
     held_out = [index for index in first if index >= 50]
     assert len(held_out) > 2 and f"Warning: {len(held_out)} of 10 training prompts" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsy
 def test_a_pool_without_a_prompt_left_starts_over_and_says_so(rl, capsys):
     """Everything is solved: two epochs of eight prompts, two a step."""
     flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool", "--max-steps", "7", "--ckpt"]
-    assert rl(*flags) == 0
+    assert rl(*flags, "--no-audit") == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "no prompt left" in line]
     assert said == ["Step 4 found no prompt left in the pool (all 8 are retired or parked): all are back, and what was "
                     "measured of them is forgotten."]  # fmt: skip
@@ -150,7 +150,7 @@ def test_the_ledger_of_a_run_without_checkpoints_has_the_draws_that_were_passed_
     """
     flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool.retire-at", "1", "--max-steps", "3"]
     flags += ["--orchestrator.curriculum.order", "sequential", "--orchestrator.batch-size", "6"]
-    assert rl(*flags) == 0
+    assert rl(*flags, "--no-audit") == 0
     ledger = Run("outputs").ledger()
     assert [(draw["solved"], draw["graded"]) for draw in ledger] == [(2, 2)] * 9
     capsys.readouterr()

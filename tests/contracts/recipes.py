@@ -71,7 +71,7 @@ def rl(model: Path, precision: str) -> list[str]:
 def pool(model: Path, precision: str) -> list[str]:
     """RL whose prompts are retired, parked and tried again."""
     return [
-        *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool"),
+        *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool", "--no-audit"),
         *("--orchestrator.curriculum.pool.park-after", "2", "--orchestrator.curriculum.pool.retry-parked", "2"),
     ]
 
@@ -80,7 +80,7 @@ def talk(model: Path, precision: str) -> list[str]:
     """RL of a task of several turns; `model` is one that ends its turns."""
     return [
         *(*rl(model, precision), "--orchestrator.env.id", "guessing", "--orchestrator.sampling.max-tokens", "6"),
-        *("--orchestrator.eval.num-examples", "4"),
+        *("--orchestrator.eval.num-examples", "4", "--no-audit"),
     ]
 
 

@@ -149,7 +149,7 @@ def argv(out: str, kind: str, *flags: str) -> list[str]:
         *(sys.executable, "-m", "hone.cli", "rl", "--model.name", "hone/tiny", "--max-steps", str(STEPS)),
         *("--output-dir", out, "--trainer.optim.lr", "1e-30", "--seq-len", "64", "--precision", "fp32"),
         *("--orchestrator.batch-size", str(BATCH), "--orchestrator.rollouts-per-example", "4"),
-        *("--orchestrator.sampling.max-tokens", "6", "--orchestrator.env.id", "hostile-task"),
+        *("--orchestrator.sampling.max-tokens", "6", "--orchestrator.env.id", "hostile-task", "--no-audit"),
         *("--orchestrator.env.args.kind", kind, "--orchestrator.grading.max-failed", "1", *flags),
     ]
 
@@ -218,7 +218,7 @@ def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
 
 
 def test_nothing_is_left_of_a_run_that_was_killed_while_a_grader_slept(mark, tmp_path):
-    command = argv("out", "asleep", "--no-audit", "--orchestrator.grading.timeout", "100")
+    command = argv("out", "asleep", "--orchestrator.grading.timeout", "100")
     with subprocess.Popen([*command, "--orchestrator.grading.workers", "2"], stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 600
         while len(list(tmp_path.glob("asleep-*"))) < 2 and process.poll() is None and time.monotonic() < deadline:

@@ -30,9 +30,6 @@ FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
 """By the clock, grading a text may take this many times its processor time: a grader that sleeps is ended then."""
-REFUSED = ("reference", "inversion", "growth")
-"""What a run is not started on; nor is it on a reference at which the grader hangs. One that raises is left to the run,
-which counts such samples, and ends when they are too many."""
 _NOT_ISOLATED = Finding(
     "not-isolated",
     Verdict.NOTE,
@@ -119,11 +116,6 @@ def audit_before_training(
         checks.append(check_instructions(prober, max_tokens, count_tokens))
     facts = {"examples": len(prober.subjects), "texts": len(probes), "split": "train", "seed": seed, "part": "fast"}
     return _report(env, checks, facts, None, began)
-
-
-def refusals(report: Report) -> list[Finding]:
-    """The failures on which a run is not started."""
-    return [f for f in report.failures if f.name in REFUSED or (f.name == "hangs" and "reference" in f.what)]
 
 
 def _references_of(env: Environment, split: str, num_examples: int, seed: int) -> Check:

@@ -88,12 +88,24 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
         texts.append(("a right answer", subject.text))
         if (terse := terse_text(subject)) is not None:
             texts.append(("a right answer alone", terse))
+        texts += _bare(subject)
         longer = ("long reasoning", "many words after it", "given ten times")
         texts += [pair for pair in _styled(subject.text, "a right answer") if pair[0].endswith(longer)]
     plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
     for name, text in texts:
         whole = not env.tool_schemas or (subject is subjects[0] and name in plain)
         yield name, subject.saying(text) if whole else text
+
+
+def _bare(subject: Subject) -> Iterator[tuple[str, str]]:
+    """The right answer without what the reference may be paid for beside it: its empty thought, then its marks. Whether
+    that is still right, the grading says.
+    """
+    s = statement_of(subject)
+    if s.answer and s.frame:
+        yield "a right answer without a thought", s.said.strip()
+    if s.answer and s.said.strip() != s.answer:
+        yield "nothing but the right answer", s.answer
 
 
 def _styled(answer: str, what: str) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hone.audit.environment import audit_before_training, refusals
+from hone.audit.environment import audit_before_training
 from hone.audit.report import Report, Verdict
 from hone.commands.status import Status
 from hone.config.rl import RLConfig
@@ -29,6 +29,8 @@ BACKSTOP = 2.0
 """By the clock, it may take this many times as long: a grader that sleeps is ended then."""
 DEADLINE = 2.0
 """Seconds that grading one text may take, unless the run allows less."""
+_OF_THE_RUN = "length"
+"""The failure that is not of the task but of `max_tokens`: short runs, to try something, are started all the same."""
 _SAID = 3
 """Findings that are said on the screen."""
 
@@ -90,11 +92,11 @@ def audited(
         report = _report(config, fresh, renderer)
     finally:
         status.clear()
-    if refused := refusals(report):
-        others = f" ({len(refused) - 1} more such)" if len(refused) > 1 else ""
+    if failed := [finding for finding in report.failures if finding.name != _OF_THE_RUN]:
+        others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
         raise UserError(
-            f"the reward of {env.id} fails its audit: {refused[0].name}: {printable(refused[0].title).rstrip('.')}"
-            f"{others}. See it with: {command}   Start anyway with --no-audit"
+            f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
+            f"{others}. To mend it, {failed[0].remedy}. See it with: {command}   Start anyway with --no-audit"
         )
     return Preflight(report, command)
 
@@ -114,7 +116,7 @@ def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Repor
             )
         finally:
             env.close_workers()
-        if not tries or not any(finding.name == "hangs" for finding in refusals(report)):
+        if not tries or not any(f.name == "hangs" and "reference" in f.what for f in report.failures):
             return report
 
 

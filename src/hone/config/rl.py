@@ -285,7 +285,7 @@ class RLConfig(RunConfig):
     restarts: int = Field(default=3, ge=0)
     """How often, in mode split, processes that died are started again, in all."""
     audit: bool = True
-    """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that would fail the run."""
+    """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
     @property
     def sampled_by(self) -> str | None:

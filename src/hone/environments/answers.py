@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Generic, TypeVar, cast
 
 from hone.environments.parsers import Parser, completion_text, said
@@ -27,6 +28,7 @@ MAX_CHARS = 4096
 
 LONGEST_LINE = 512
 """Characters of a line after `ANSWER:` that are read; what goes on for longer must be a remark."""
+_PROSE = "every step was checked, so I am sure of it."
 
 _TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
@@ -62,8 +64,8 @@ class AnswerParser(Parser, Generic[T]):
     the chat template may have opened it.
 
     A line after a marker is read as a whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` Where prose is well-formed for `read`, `read_line` reads these lines: what it
-    returns None for counts only where there is no other answer. Then so does "sentence" (`the answer is …`), as far as
+    it)`, `42. I hope it is correct.` Where prose is well-formed for `read`, a line counts only where there is no other
+    answer, but for what `read_line` makes of it. Then so does "sentence" (`the answer is …`), as far as
     `read_line` reads it.
     """
 
@@ -75,10 +77,20 @@ class AnswerParser(Parser, Generic[T]):
         read_line: Callable[[str], T | None] | None = None,
     ) -> None:
         assert forms and set(forms) <= _SPANS.keys(), forms
-        any_text = cast(Callable[[str], T | None], str)
-        self.read = read or any_text
-        self.read_line = read_line or read or (lambda line: None)
+        self.read = read or cast(Callable[[str], T | None], str)
+        self._read_line = read_line
         self.forms, self.expects = tuple(forms), expects
+
+    @cached_property
+    def read_line(self) -> Callable[[str], T | None]:
+        """What reads a line after a marker: nothing does firmly if `read` takes prose."""
+        if self._read_line is not None:
+            return self._read_line
+        try:
+            prose = self.read(_PROSE) is not None
+        except Ambiguous:
+            prose = True
+        return (lambda line: None) if prose else self.read
 
     def parse(self, text: str) -> str | None:
         """The text of the answer, without surrounding whitespace."""
