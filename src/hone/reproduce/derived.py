@@ -141,10 +141,10 @@ def _check_evaluations(records: Records, metrics: Mapping[int, Any], checked: Ch
             samples = [_sample(row, weights) for row in records.run.eval_rows(version)]
             scores = ((f"completion {s.rollout} of example {s.index}", s.score) for s in samples if weights)
             problem = next(filter(None, (_score_problem(*one, info.get("correctness")) for one in scores)), "")
-            result = EvalResult(
-                _evaluated(line), version, 1 + max(s.rollout for s in samples), samples, {}, ranges=ranges
-            )
-            made = result.metrics()
+            rollouts = 1 + max(s.rollout for s in samples)
+            made = EvalResult(_evaluated(line), version, rollouts, samples, {}, ranges=ranges).metrics()
+            if not weights:  # where the reward ends is not known, and so where its interval was cut
+                line, made = ({n: v for n, v in one.items() if "/ci95/" not in n} for one in (line, made))
         except _WRONG as error:
             problem, made = f"is nothing that an evaluation writes ({error})", {}
         if problem:
