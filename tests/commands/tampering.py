@@ -58,8 +58,10 @@ def fit_advantages_and_metrics(run: Path, step: int) -> None:
     groups = groups_of(Records(Run(run)).rows(step) or [], AdvantageConfig(), 10**6)
     made = [(float(advantage), group_state(group)) for group in groups for advantage in group.advantages]
     edit_rollouts(run, step, fit, fit_hashes=True)
-    for name, value in step_metrics(groups, step).items():
-        edit_metrics(run, step, name, value, fit_hashes=True)
+    recorded = Records(Run(run)).metrics[step]
+    for name, value in step_metrics(groups, step, lag=1).items():
+        if name in recorded:
+            edit_metrics(run, step, name, value, fit_hashes=True)
 
 
 def edit_metrics(run: Path, step: int, name: str, value: float, fit_hashes: bool = False) -> None:

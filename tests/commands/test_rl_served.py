@@ -114,6 +114,7 @@ def test_recorded_completions_that_were_edited_are_found(rl, server, tmp_path, c
     }
     assert edited[column] != row[column]
     tampering.edit_rollouts(out, 0, lambda rows: rows[0].update({column: edited[column]}), fit_hashes=True)
+    tampering.fit_advantages_and_metrics(out, 0)
     capsys.readouterr()
     assert main(["verify", str(out)]) == 1
     what = "token 0 of sample 0-0-0" if column == "token_ids" else f"the column {column} of sample 0-0-0"

@@ -113,6 +113,7 @@ def test_a_version_that_cannot_have_sampled_is_seen(
     copied = shutil.copytree(ahead, bench.folder / "edited")
     shutil.rmtree(copied / "checkpoints")  # they know the logs
     tampering.edit_rollouts(copied, 5, lambda rows: rows[0]["versions"].__setitem__(-1, 1), fit_hashes=True)
+    tampering.fit_advantages_and_metrics(copied, 5)
     code, said = tool(bench, capsys, "verify", "edited", "--steps", "8")
     assert code != 0 and "step 5, rollouts: the column versions of sample" in said, said
 
