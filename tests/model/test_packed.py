@@ -6,10 +6,12 @@ import copy
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.config.shared import InitConfig, OptimConfig
 from hone.model import decoder as decoder_module
@@ -70,7 +72,7 @@ def test_a_large_model_samples_without_packed_weights(precision, monkeypatch):
         for model in (packs, plain):
             logits.append(model.logits(model.hidden(tokens, torch.arange(16), PackedAttention([16]))))
     assert torch.equal(*logits)
-    assert packs.layers[0].qkv_proj.packed._packed is not None
+    assert (packs.layers[0].qkv_proj.packed._packed is not None) == packed_module._packs(torch.bfloat16)
     assert plain.layers[0].qkv_proj.packed._packed is None
 
 
@@ -111,3 +113,30 @@ def test_a_cpu_without_bf16_kernels_samples_with_the_plain_product():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products by the type of their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: Counter[torch.dtype] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.mkldnn._linear_pointwise):
+            self.types[args[-1 if func.overloadpacket == torch.ops.aten.mm else 1].dtype] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["bf16_linear", "bf16"])
+def test_a_cpu_without_bf16_kernels_multiplies_in_fp32_and_rounds_as_they_do(precision, monkeypatch):
+    monkeypatch.setattr(packed_module, "_packs", lambda dtype: dtype == torch.float32)
+    x, weight = random(48, 64, dtype=torch.bfloat16), random(96, 64, dtype=torch.bfloat16, seed=1)
+    assert torch.equal(packed_module.linear(x, weight), (x.float() @ weight.float().T).bfloat16())
+    model = random_decoder(tiny_config(), 0, precision)
+    ids, positions = torch.arange(5, 25), torch.arange(20)
+    with _Products() as products:
+        model.logits(model.hidden(ids, positions, PackedAttention([20]))).sum().backward()
+        with torch.no_grad():
+            model.logits(model.hidden(ids, positions, PackedAttention([20])))
+    assert products.types[torch.float32] > 20 and products.types[torch.bfloat16] == 0

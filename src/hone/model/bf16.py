@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.model.ops import swiglu_forward, swiglu_grad
-from hone.model.packed import padded_rows
+from hone.model.packed import linear, padded_rows
 
 
 def to_bf16(x: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def to_bf16(x: Tensor) -> Tensor:
 def _bf16_linear(x: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> tuple[Tensor, Tensor]:
     """The product in fp32, and the bf16 input that its gradient needs."""
     x_bf16 = to_bf16(x)
-    y = F.linear(x_bf16, weight_bf16)[: x.shape[0]].float()
+    y = linear(x_bf16, weight_bf16)[: x.shape[0]].float()
     return (y if bias is None else y.add_(bias)), x_bf16
 
 
@@ -55,8 +54,8 @@ class _Bf16Linear(torch.autograd.Function):
         x_bf16, weight, weight_bf16 = ctx.saved_tensors
         weight_bf16 = _cast(weight, weight_bf16)
         grad_bf16 = to_bf16(grad)
-        grad_x = (grad_bf16 @ weight_bf16)[: grad.shape[0]].float() if ctx.needs_input_grad[0] else None
-        grad_weight = (grad_bf16.T @ x_bf16).float() if ctx.needs_input_grad[1] else None
+        grad_x = linear(grad_bf16, weight_bf16.T)[: grad.shape[0]].float() if ctx.needs_input_grad[0] else None
+        grad_weight = linear(grad_bf16.T, x_bf16.T).float() if ctx.needs_input_grad[1] else None
         grad_bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 
@@ -72,9 +71,9 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Ten
 def _bf16_mlp(x: Tensor, gate_up_bf16: Tensor, down_bf16: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The MLP's result in fp32, and what its gradient needs: input, fused projection and activation, all bf16."""
     x_bf16 = to_bf16(x)
-    gate_up = F.linear(x_bf16, gate_up_bf16)
+    gate_up = linear(x_bf16, gate_up_bf16)
     activation = swiglu_forward(gate_up)
-    return F.linear(activation, down_bf16)[: x.shape[0]].float(), x_bf16, gate_up, activation
+    return linear(activation, down_bf16)[: x.shape[0]].float(), x_bf16, gate_up, activation
 
 
 class _Bf16MLP(torch.autograd.Function):
@@ -92,10 +91,10 @@ class _Bf16MLP(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_bf16, gate_up, activation, gate_up_weight, down_weight = ctx.saved_tensors
         grad_bf16 = to_bf16(grad)
-        grad_down = (grad_bf16.T @ activation).float()
-        grad_gate_up = swiglu_grad(grad_bf16 @ down_weight.bfloat16(), gate_up)
-        grad_x = (grad_gate_up @ gate_up_weight.bfloat16())[: grad.shape[0]].float()
-        return grad_x, (grad_gate_up.T @ x_bf16).float(), grad_down, None, None
+        grad_down = linear(grad_bf16.T, activation.T).float()
+        grad_gate_up = swiglu_grad(linear(grad_bf16, down_weight.bfloat16().T), gate_up)
+        grad_x = linear(grad_gate_up, gate_up_weight.bfloat16().T)[: grad.shape[0]].float()
+        return grad_x, linear(grad_gate_up.T, x_bf16.T).float(), grad_down, None, None
 
 
 def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None) -> Tensor:

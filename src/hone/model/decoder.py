@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hone.model.bf16 import bf16_linear, bf16_mlp, to_bf16
 from hone.model.config import DecoderConfig
 from hone.model.ops import rms_norm, split_and_rotate, swiglu, swiglu_forward
-from hone.model.packed import MAX_PACKED_BYTES, PackedWeight
+from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 
 MAX_LOGITS = 2**25
@@ -48,7 +48,7 @@ class Linear(nn.Module):
             return self._sampled(x)
         if self.bf16_product:
             return bf16_linear(x, self.weight, self.bias, self.kept_bf16)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def _sampled(self, x: Tensor) -> Tensor:
         if not self.bf16_product:
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits `[M, V]` in float32 of any selection of hidden states."""
         if torch.is_grad_enabled():
-            return F.linear(hidden_MD, self.head_weight).float()
+            return linear(hidden_MD, self.head_weight).float()
         return self.packed_head.product(hidden_MD, self.head_weight).float()
 
     def refresh(self) -> None:

@@ -19,6 +19,18 @@ MAX_PACKED_BYTES = 8 * 2**30
 """The weights of larger models are not packed: it takes as much memory as the weights once more."""
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x Wᵀ + b, on any device and of any type.
+
+    A CPU without AVX-512 has no kernels for bf16: its plain loops take 7 to 40 times as long as products in fp32
+    (measured on one Zen 3 core, [2048, 576] x [576, 1536]: 380 ms and 42 ms; the gradient of x 2,015 ms and 55 ms).
+    There bf16 operands are multiplied in fp32, and the result is rounded to bf16, as kernels for bf16 do.
+    """
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _packs(torch.bfloat16):
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).bfloat16()
+    return F.linear(x, weight, bias)
+
+
 def padded_rows(rows: int) -> int:
     """`rows` rounded up so that few different numbers occur: by at most 1/8, to a multiple of 16.
 
@@ -46,7 +58,7 @@ class PackedWeight:
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x Wᵀ + b, `[rows, out]`, without a gradient; the plain product where packing doesn't pay."""
         if not self.prepare(weight):
-            return F.linear(x, weight, bias)
+            return linear(x, weight, bias)
         rows = padded_rows(x.shape[0])
         if rows != x.shape[0]:
             padded = x.new_zeros(rows, x.shape[1])
@@ -93,7 +105,7 @@ def _pays(weight: Tensor) -> bool:
 
 @functools.cache
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this machine's oneDNN packs weights of this type."""
+    """Whether this machine's oneDNN multiplies and packs weights of this type."""
     if not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
