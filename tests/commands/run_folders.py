@@ -36,7 +36,7 @@ def make_run(
     facts |= {"versions": {"hone-rl": "0.1.0", "torch": "2.13.0"}, "hardware": MACHINE, "threads": 1, "pid": 1}
     (folder / "run.json").write_text(json.dumps(facts | info))
     body = CONFIG.format(max_steps=max_steps, folder=folder) + (RL if kind == "rl" else SFT)
-    (folder / "config.toml").write_text(body)
+    (folder / "config.toml").write_text('env = "t"\nmodel = "m"\n' if kind == "eval" else body)
     write_lines(folder / "metrics.jsonl", [metrics(kind, step) for step in range(steps)])
     write_lines(
         folder / "timings.jsonl", [{"step": step, "time/step": 0.5, "tokens/s": 100.0} for step in range(steps)]

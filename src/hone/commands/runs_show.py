@@ -82,7 +82,7 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
 
 def _events(one: Summary, most: int) -> Iterator[tuple[str, str]]:
     """The last of its events, but for alarms, which have lines of their own; and how many there are, if more."""
-    told = [event for event in Run(one.path).events() if event["kind"] not in ("alarm", OVER)]
+    told = [event for event in Run(one.path).events() if event.get("kind") not in ("alarm", OVER)]
     for number, event in enumerate(told[-most:] if most else []):
         yield "" if number else "events", describe_event(event)
     if 0 < most < len(told):

@@ -12,8 +12,11 @@ Colours are those of `hone.pages.COLORS`, or what the page's style names --s1 to
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
 
 from markupsafe import Markup, escape
 
@@ -22,7 +25,7 @@ from hone.pages import COLORS
 Values = Sequence[float | None]
 """Numbers; None, and what is not finite, is a gap."""
 MOST = 600
-"""Points of a line that are drawn: of more, the lowest and the highest of each stretch."""
+"""Points of a line, or dots, that are drawn: of more, the lowest and the highest of each stretch."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 38
 _ROW = 16
 """Pixels from one row of the legend to the next."""
@@ -51,6 +54,9 @@ class Points:
     high: Values
     color: str = "red"
     label: str = ""
+
+
+Drawn = TypeVar("Drawn", Line, Points)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ def chart(
 
     `title` is read to those who can't see it.
     """
+    lines, points = [_thinned(line) for line in lines], [_thinned(one) for one in points]
     xs = [x for one in (*lines, *points) for x, y in zip(one.x, one.y, strict=True) if _known([y])]
     ys = [y for one in lines for y in _known(one.y)]
     ys += [y for one in points for column in (one.y, one.low, one.high) for y in _known(column)]
@@ -148,7 +155,7 @@ def _polylines(line: Line, across: Scale, up: Scale) -> Iterable[str]:
     """One path for each stretch without a gap; a stretch of one point is a dot."""
     stroke = f'style="stroke:{_COLORS[line.color]}" stroke-width="{line.width:g}" stroke-opacity="{line.opacity:g}"'
     for stretch in _stretches(line):
-        at = [f"{across(x):.1f} {up(y):.1f}" for x, y in _thinned(stretch)]
+        at = [f"{across(x):.1f} {up(y):.1f}" for x, y in stretch]
         if len(at) == 1:
             x, y = at[0].split()
             yield f'<circle cx="{x}" cy="{y}" r="{line.width:g}" style="fill:{_COLORS[line.color]}"/>'
@@ -168,16 +175,26 @@ def _stretches(line: Line) -> Iterable[list[tuple[float, float]]]:
         yield stretch
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most about `MOST` of the points, with the lowest and the highest of each stretch, so that no spike is lost."""
-    if len(points) <= MOST:
-        return points
-    buckets = MOST // 2
-    kept: list[tuple[float, float]] = []
+def _thinned(one: Drawn) -> Drawn:
+    """At most `MOST` of its points: the first, the last, and the lowest and highest of each stretch: no spike is lost.
+    Where a line has a gap between two that are kept, it keeps one.
+    """
+    known = [i for i, y in enumerate(one.y) if y is not None and math.isfinite(y)]
+    if len(known) <= MOST:
+        return one
+    buckets, values = MOST // 2 - 1, one.y
+    kept = {known[0], known[-1]}
     for i in range(buckets):
-        part = points[i * len(points) // buckets : (i + 1) * len(points) // buckets]
-        kept += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
-    return kept
+        part = known[i * len(known) // buckets : (i + 1) * len(known) // buckets]
+        kept |= {min(part, key=lambda at: values[at] or 0.0), max(part, key=lambda at: values[at] or 0.0)}
+    chosen = sorted(kept)
+    if isinstance(one, Line):
+        gaps = sorted(set(range(len(values))) - set(known))
+        after = [bisect(gaps, at) for at in chosen]
+        chosen += [gaps[low] for low, high in pairwise(after) if high > low]
+        chosen.sort()
+    columns = ("x", "y") if isinstance(one, Line) else ("x", "y", "low", "high")
+    return replace(one, **{name: [getattr(one, name)[at] for at in chosen] for name in columns})
 
 
 def _dots(one: Points, across: Scale, up: Scale) -> Iterable[str]:

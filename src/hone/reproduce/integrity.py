@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hone.errors import UserError
 from hone.reproduce.ledgers import check_ledgers
 from hone.runs import predictions, shards
+from hone.runs.checked import parse_json
 from hone.runs.checkpoint import step_of
 from hone.runs.evaluations import evals_file
 from hone.runs.files import sha256, verify, whole_lines
@@ -146,7 +147,7 @@ def _read_log(path: Path, checked: Checked) -> list[tuple[dict[str, Any], str]]:
     records = []
     for number, line in enumerate(whole_lines(path), 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             record = None
         if isinstance(record, dict) and isinstance(record.get("step"), int):

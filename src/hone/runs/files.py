@@ -18,13 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.runs.checked import (
+    EVENTS,
+    LARGEST_LOG,
+    NUMBERS,
+    RESTORE,
+    check_event,
+    check_numbers,
+    is_step,
+    load_json,
+    open_file,
+    parse_json,
+    read_file,
+)
 
 TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
 _OLD = TMP_PREFIX + "old-"
 MARKER = "COMPLETE"
-RESTORE = "mend it, or restore it from a copy"
-"""What to do about a damaged file."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
@@ -189,9 +200,9 @@ def _problems(folder: Path, content: bool) -> list[str]:
 def _listed(folder: Path) -> dict[str, dict[str, Any]] | None:
     """The facts about each file in a completion marker; None if it isn't one."""
     try:
-        listed = json.loads((folder / MARKER).read_text())["files"]
+        listed = read_json(folder / MARKER)["files"]
         facts = [(one["bytes"], one["sha256"]) for one in listed.values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, UserError, KeyError, TypeError, AttributeError):
         return None
     fine = all(isinstance(size, int) and isinstance(digest, str) for size, digest in facts)
     return listed if fine else None
@@ -202,8 +213,8 @@ def _files(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
-    with open(path, "rb") as file:
+    """Hex SHA-256 of a file's content. UserError if it can't be read; FileNotFoundError if there is none."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -226,30 +237,44 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The record in a line of a log: a JSON object whose step, if it has one, is a number. UserError if it isn't."""
+    """The record in a line of a log. UserError if it isn't one: a JSON object whose step, if it has one, is a number;
+    in a log of numbers all its values are numbers or null, in events.jsonl it has a kind.
+    """
     try:
-        record = json.loads(line)
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int | None):
+        numbers = path.name in NUMBERS
+        record = load_json(line) if numbers else parse_json(line)
+        if not isinstance(record, dict) or not is_step(record.get("step", 0), optional=not numbers):
             raise ValueError("not a record of a step")
+        if numbers:
+            check_numbers(record)
+        if path.name == EVENTS:
+            check_event(record)
     except ValueError as error:
         raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
     return record
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """A JSON file that holds an object. UserError with the remedy if it is damaged; OSError if it can't be read."""
+    """A JSON file that holds an object. UserError with the remedy if it is damaged or can't be read;
+    FileNotFoundError if there is none.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(read_file(path, remedy))
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {remedy}") from None
     return value
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, `[]` if there is none. What follows the last line's end is a torn line, and left out."""
-    return split_whole(path.read_bytes()) if path.exists() else []
+    """The lines of a file, `[]` if there is none. What follows the last line's end is a torn line, and left out.
+
+    UserError if it can't be read.
+    """
+    return split_whole(read_file(path, most=LARGEST_LOG)) if os.path.lexists(path) else []
 
 
 def split_whole(data: bytes) -> list[bytes]:

@@ -39,7 +39,7 @@ def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
     UserError, naming what is there, if it means none or several.
     """
     path = Path(name)
-    if (path / "run.json").is_file():
+    if os.path.lexists(path / "run.json"):
         return path
     if path.is_dir():
         inside = [found for found in find_runs(path) if not is_previous(found) and _fact(found, "kind") != "eval"]

@@ -30,7 +30,7 @@ def holder(folder: Path) -> int | None:
 
 def _holder(lock: Path) -> int | None:
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except PermissionError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hone.config.transport import TRANSPORT
 from hone.errors import UserError
+from hone.runs.checked import check_run_info
 from hone.runs.evaluations import EVALS, RESULTS, evals_in
 from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
 
@@ -76,10 +77,18 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """`run_info`, but UserError with the remedy if there is a run.json that is damaged."""
-    if (folder / "run.json").is_file():
-        read_json(folder / "run.json", remedy)
-    return run_info(folder)
+    """The run.json of a run of hone, whose values have the types that readers need; None if `folder` isn't one.
+
+    UserError with the remedy if there is a run.json that is damaged, or can't be read.
+    """
+    path = folder / "run.json"
+    if not os.path.lexists(path):
+        return None
+    info = read_json(path, remedy)
+    if info.get("format") != FORMAT:
+        return None
+    check_run_info(info, path, remedy)
+    return info
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:

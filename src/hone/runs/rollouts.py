@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
+from hone.runs.checked import open_file
 from hone.runs.files import write_file
 from hone.types import Group
 
@@ -155,6 +156,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    open_file(path).close()  # or a pipe would be waited for
     try:
         there = None if columns is None else set(pq.read_schema(path).names)
         table = pq.read_table(

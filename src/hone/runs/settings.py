@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hone.config.base import BaseConfig
+from hone.config.changes import mistyped
 from hone.config.dump import to_toml
 from hone.config.shared import RunConfig
 from hone.config.sources import CONFIG_OF
 from hone.errors import UserError
-from hone.runs.files import RESTORE
+from hone.runs.checked import RESTORE, check_plain, read_file
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
@@ -76,11 +79,44 @@ def run_toml(config: RunConfig, kind: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A config.toml as a nested dict. UserError if it isn't TOML."""
+    """A config.toml as a nested dict. UserError if it isn't TOML, or can't be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
+        table = tomllib.loads(read_file(path).decode())
+        check_plain(table, finite=False)
+        return table
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path} is damaged ({problem}): {RESTORE}") from None
+
+
+def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
+    """The config.toml of the run in `folder`, empty without one, and sentences about what is damaged in it.
+
+    Settings of another type than they have are left out. UserError as `read_toml`.
+    """
+    path = folder / "config.toml"
+    if not os.path.lexists(path):
+        return {}, []
+    table = read_toml(path)
+    wrong = mistyped(config_class(kind), table)
+    return table, [f"{path} is damaged ({name} is not what it can be, and left out): {RESTORE}" for name in wrong]
+
+
+def config_class(kind: str) -> type[BaseConfig]:
+    """The class of the config of a run of this kind: rl, sft or eval."""
+    if kind == "rl":
+        from hone.config.rl import RLConfig
+
+        return RLConfig
+    if kind == "sft":
+        from hone.config.sft import SFTConfig
+
+        return SFTConfig
+    from hone.config.eval import EvalConfig
+
+    return EvalConfig
 
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:

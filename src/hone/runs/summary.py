@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import RESTORE, read_json, read_lines
+from hone.runs.checked import RESTORE, is_number, parse_time
+from hone.runs.files import read_json, read_lines
 from hone.runs.liveness import holder
 from hone.runs.outputs import existing_run
 from hone.runs.progress import Progress
 from hone.runs.reader import Run
-from hone.runs.settings import read_toml
+from hone.runs.settings import read_config
 from hone.runs.spent import Spent, spent
 
 KILLED = "killed"
@@ -40,6 +40,8 @@ class Summary:
     pid: int | None
     progress: Progress
     spent: Spent
+    damage: list[str] = field(default_factory=list)
+    """What of the run is lost or can't be read, in sentences; all else can be shown."""
 
     @property
     def seconds(self) -> float:
@@ -78,12 +80,12 @@ def summarize(path: Path, training: Reader | None = None, ours: bool = False) ->
     if info["status"] in _AT_WORK and pid is None:
         info = _info(path)  # a run writes its last status before it lets go of the lock
     status = standing(info, pid)
-    config = read_toml(path / "config.toml") if (path / "config.toml").is_file() else {}
+    config, damage = read_config(path, info["kind"])
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
         progress, taken = (training or _training)(path, info, config.get("max_steps", 0))
-    return Summary(path, info, config, status, pid, progress, taken)
+    return Summary(path, info, config, status, pid, progress, taken, damage)
 
 
 def standing(info: dict[str, Any], pid: int | None) -> str:
@@ -93,7 +95,7 @@ def standing(info: dict[str, Any], pid: int | None) -> str:
 
 def local_time(stamp: str | None) -> str:
     """An ISO time of a run's files in this machine's time zone, to the minute; empty for none."""
-    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M}" if stamp else ""
+    return f"{time:%Y-%m-%d %H:%M}" if (time := parse_time(stamp)) else ""
 
 
 def describe_event(event: dict[str, Any]) -> str:
@@ -129,7 +131,11 @@ def _training(path: Path, info: dict[str, Any], max_steps: int) -> tuple[Progres
 
 
 def _evaluation(path: Path) -> tuple[Progress, Spent]:
-    progress = Progress("eval", 0)
-    metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
-    progress.evals = metadata.get("metrics", {})
-    return progress, Spent(sum(metadata.get("seconds", {}).values()))
+    progress, file = Progress("eval", 0), path / "metadata.json"
+    metadata = read_json(file) if os.path.lexists(file) else {}
+    metrics, seconds = metadata.get("metrics", {}), metadata.get("seconds", {})
+    for numbers in (metrics, seconds):
+        if not isinstance(numbers, dict) or not all(map(is_number, numbers.values())):
+            raise UserError(f"{file} is damaged (a number of the evaluation is none): {RESTORE}")
+    progress.evals = metrics
+    return progress, Spent(sum(value or 0.0 for value in seconds.values()))

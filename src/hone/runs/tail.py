@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.runs.checked import LARGEST_LOG, RESTORE, open_file
 from hone.runs.files import read_record, split_whole
 
 
@@ -70,13 +71,16 @@ class Tail:
     def _new_lines(self) -> list[bytes]:
         """The new lines that are whole; they stay new until they are counted."""
         try:
-            file = open(self.path, "rb")  # noqa: SIM115 (closed below)
+            file = open_file(self.path)
         except FileNotFoundError:
             if self._inode is None:
                 return []
             raise Rewound from None
         with file:
-            inode = os.fstat(file.fileno()).st_ino
+            status = os.fstat(file.fileno())
+            if status.st_size - self._read > LARGEST_LOG:
+                raise UserError(f"{self.path} has {status.st_size:,} bytes, which no log of a run has: {RESTORE}")
+            inode = status.st_ino
             if inode != (self._inode or inode):
                 raise Rewound
             file.seek(self._read - len(self._last))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hone.errors import UserError
+from hone.runs.checked import open_file
 from hone.runs.files import write_file
 from hone.runs.outputs import TOKENS
 
@@ -74,6 +75,7 @@ def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
     path = tokens_path(folder, step)
     if not path.exists():
         return None
+    open_file(path).close()  # or a pipe would be waited for
     try:
         return pq.read_table(path)
     except (pa.ArrowException, OSError) as error:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.config.base import BaseConfig
 from hone.config.changes import non_defaults
 from hone.errors import UserError
 from hone.runs import provenance
@@ -19,6 +18,7 @@ from hone.runs.certificates import certificate_path, pinned
 from hone.runs.files import read_json
 from hone.runs.outputs import AUDIT
 from hone.runs.reader import Run
+from hone.runs.settings import config_class
 from hone.runs.summary import Summary, local_time, shortened
 
 _ASIDE = {"output_dir", "display", "detach", "seed", "deterministic", "predict", "report"}
@@ -48,13 +48,12 @@ def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
     """The same of these events."""
     raised: list[Raised] = []
     for event in events:
-        if event["kind"] == "alarm":
-            raised.append(Raised(event["name"], event["step"], None, event["evidence"]))
-        if event["kind"] == OVER:
+        kind, name, step = event.get("kind"), str(event.get("name")), event.get("step") or 0
+        if kind == "alarm":
+            raised.append(Raised(name, step, None, str(event.get("evidence"))))
+        if kind == OVER:
             raised = [
-                Raised(one.name, one.since, event["step"], one.evidence)
-                if one.over is None and one.name == event["name"]
-                else one
+                Raised(one.name, one.since, step, one.evidence) if one.over is None and one.name == name else one
                 for one in raised
             ]
     return raised
@@ -86,21 +85,8 @@ def exactness(info: Mapping[str, Any]) -> str:
 
 def settings_in_words(one: Summary) -> list[str]:
     """The settings that aren't defaults, as `key=value`."""
-    cls = _config_class(one.kind)
-    found = non_defaults(cls, one.config) if cls else {}
+    found = {} if one.kind == "eval" else non_defaults(config_class(one.kind), one.config)
     return [f"{name}={shortened(value)}" for name, value in found.items() if name not in _ASIDE]
-
-
-def _config_class(kind: str) -> type[BaseConfig] | None:
-    if kind == "rl":
-        from hone.config.rl import RLConfig
-
-        return RLConfig
-    if kind == "sft":
-        from hone.config.sft import SFTConfig
-
-        return SFTConfig
-    return None
 
 
 def machine_in_words(info: Mapping[str, Any]) -> str:
@@ -109,7 +95,8 @@ def machine_in_words(info: Mapping[str, Any]) -> str:
     gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
     used = f"{threads} thread{'s' if threads != 1 else ''}"
     used = f"{info['ranks']} ranks, {used} each" if info.get("ranks", 1) > 1 else used
-    return f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {gpu}; {used}"
+    cpu, cores, memory = (hardware.get(name, "?") for name in ("cpu", "cores", "memory_gib"))
+    return f"{cpu}, {cores} cores, {memory} GiB, {gpu}; {used}"
 
 
 def code_in_words(info: Mapping[str, Any]) -> str:

@@ -161,5 +161,5 @@ def pool_in_words(metrics: Mapping[str, float | None]) -> str:
     """How many prompts a curriculum has in its pool and out of it, from `pool/…` of a step's metrics; else empty."""
     if "pool/active" not in metrics:
         return ""
-    active, retired, parked = (int(metrics[f"pool/{name}"] or 0) for name in ("active", "retired", "parked"))
+    active, retired, parked = (int(metrics.get(f"pool/{name}") or 0) for name in ("active", "retired", "parked"))
     return f"{active:,} prompts active, {retired:,} retired (solved), {parked:,} parked (not solved yet)"

@@ -116,6 +116,8 @@ class Catalog:
             return Entry(slug, name, path, previous, damage=str(error))
         except FileNotFoundError:
             return None  # moved aside while it was read
+        except OSError as error:
+            return Entry(slug, name, path, previous, damage=f"{path} cannot be read ({error.strerror or error})")
 
 
 def _as_text(name: str) -> str:

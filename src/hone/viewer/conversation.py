@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from hone.runs.checked import parse_json
 from hone.types import Message
 
 
@@ -48,7 +49,7 @@ def messages_of(text: str | None) -> list[Message]:
     if not text:
         return []
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return [{"role": "?", "content": text}]
     return found if is_messages(found) else [{"role": "?", "content": text}]
@@ -96,7 +97,7 @@ def _call(one: Any) -> Call:
     if isinstance(arguments, str):
         raw = arguments
         try:
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         except ValueError:
             return Call(str(name), [], raw)
         if not name:

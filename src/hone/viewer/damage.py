@@ -7,6 +7,7 @@ samples of the first and the last evaluation, which a card compares. Of a run at
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,8 +93,10 @@ def _torn(log: Path) -> bool:
 
 def _is_parquet(file: Path) -> bool:
     """Whether a file begins and ends as Parquet does: its end is written last."""
-    handle = os.open(file, os.O_RDONLY)  # a third of the time that a file object takes, and a run has thousands
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a third of what a file object takes; a run has thousands
     try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return False
         end = max(0, os.fstat(handle).st_size - len(_PARQUET))
         return os.pread(handle, len(_PARQUET), 0) == os.pread(handle, len(_PARQUET), end) == _PARQUET
     finally:

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from hone.errors import UserError
+from hone.runs.checked import parse_json
 from hone.viewer import conversation, pieces
 from hone.viewer.blocks import FOLD, blocks_of, tokens_of
 from hone.viewer.catalog import NotFound
@@ -200,7 +201,7 @@ def _hashes(store: Store, step: int) -> dict[str, Any]:
 def _pretty(text: str | None) -> str:
     """JSON with indents; what isn't JSON as it is."""
     try:
-        value = json.loads(text or "null")
+        value = parse_json(text or "null")
     except ValueError:
         return text or ""
     return "" if value in (None, {}, []) else json.dumps(value, ensure_ascii=False, indent=2)

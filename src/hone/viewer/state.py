@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -30,8 +31,6 @@ class RunState(Summary):
     """Metrics of the first evaluation, `eval/…` or `val/…`."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """Events of the alarms that stand."""
-    damage: list[str] = field(default_factory=list)
-    """What of the run is lost or can't be read, in sentences; all else can be shown."""
 
     @property
     def left(self) -> float | None:
@@ -84,7 +83,9 @@ class Watcher:
 
     def _look(self) -> RunState:
         summary = summarize(self._folder, self._read, self._ours)
-        damage = [] if summary.config or not summary.progress.history else [_no_config(self._folder)]
+        damage = list(summary.damage)
+        if not os.path.lexists(self._folder / "config.toml") and summary.progress.history:
+            damage.append(_no_config(self._folder))
         damage += [log.damage for log in (self._metrics, self._timings) if log.damage]
         try:
             self._take(self._events.new(_of_alarms))
@@ -92,8 +93,9 @@ class Watcher:
             events = read_events(self._folder)
             self._take(events.all)
             damage.append(events.damage)
-        facts = {one.name: getattr(summary, one.name) for one in fields(summary)}
-        return RunState(**facts, first_evals=self._first_evals, alarms=list(self._alarms.values()), damage=damage)
+        facts: dict[str, Any] = {one.name: getattr(summary, one.name) for one in fields(summary)}
+        facts["damage"] = damage
+        return RunState(**facts, first_evals=self._first_evals, alarms=list(self._alarms.values()))
 
     def _take(self, events: list[dict[str, Any]]) -> None:
         for event in events:

@@ -78,7 +78,12 @@ class Store:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     step = step_of(Path(entry.name)) if entry.name.endswith(".parquet") else None
-                    if step is None or (first is not None and step < first) or (last is not None and step > last):
+                    if (
+                        step is None
+                        or not entry.is_file()
+                        or (first is not None and step < first)
+                        or (last is not None and step > last)
+                    ):
                         continue
                     try:
                         stat = entry.stat()

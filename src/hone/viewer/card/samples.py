@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hone import rng
 from hone.runs import Run
+from hone.runs.checked import parse_json
 from hone.viewer.card.evaluations import FAILED, Row
 from hone.viewer.conversation import Call, Turn, turns
 
@@ -91,8 +91,8 @@ def _row(row: dict[str, Any]) -> Row:
     turns = row["completion"]
     return {
         "example_id": row["example_id"],
-        "prompt": json.loads(row["prompt"]),
-        "completion": json.loads(turns) if turns else [{"role": "assistant", "content": row["text"]}],
+        "prompt": parse_json(row["prompt"]),
+        "completion": parse_json(turns) if turns else [{"role": "assistant", "content": row["text"]}],
         "answer": row["answer"] or "",
         "reward": row["reward"],
         "components": dict(row["components"] or ()),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs import Run, predictions, settings
+from hone.runs.checked import LARGEST_DOCUMENT, open_file, parse_json
 from hone.runs.files import read_json
 from hone.runs.progress import thousands
 from hone.runs.summary import local_time
@@ -119,8 +120,8 @@ def parameters(path: Path) -> int | None:
 
 def _numbers_in(file: Path) -> int:
     """How many numbers a safetensors file holds: its header, 8 bytes of length and JSON, has each tensor's shape."""
-    with open(file, "rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    with open_file(file) as opened:
+        header = parse_json(opened.read(min(LARGEST_DOCUMENT, int.from_bytes(opened.read(8), "little"))))
     return sum(math.prod(facts["shape"]) for name, facts in header.items() if name != "__metadata__")
 
 

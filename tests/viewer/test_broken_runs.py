@@ -1,0 +1,225 @@
+"""A run that is damaged, or that somebody made to do harm, costs its own row: all other pages and commands go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from made_runs import INFO, client, row, write_run
+
+from hone.cli import main
+from hone.runs.evaluations import write_evaluation
+from hone.runs.files import sha256, write_json
+from hone.runs.rollouts import rollouts_file
+from hone.viewer.card.facts import facts_of
+from hone.viewer.card.page import whole_page
+
+DEEP = "[" * 5000 + "]" * 5000
+TIME = "2026-01-01T00:00:00+00:00"
+FACTS = INFO | {
+    "exact": False, "inexact": [{"step": 0, "cause": "c"}], "resumes": [{"step": 1, "time": TIME, "ranks": 2}],
+    "hardware": {"cpu": "A", "cores": 2, "memory_gib": 8.0, "gpu": ["G"]}, "git": {"revision": "a" * 40, "dirty": True},
+    "sources": {"environment": "x"}, "versions": {"python": "3.11"}, "parent": {"id": "x", "dir": "y", "step": 0},
+    "reward_weights": {"format": 0.1, "correctness": 0.9}, "exactness": {"tokens": "exact"}, "drift": [{"step": 1}],
+    "seconds": 5.0, "usd": 1.0, "pool": 8, "untracked": ["a"], "ended": TIME, "failure": "f", "stopped_by": "kl",
+    "predictions": {"entries": [], "made": TIME, "settings": "x", "sha256": "y"},
+}  # fmt: skip
+CONFIG = {
+    "max_steps": 2, "output_dir": "o", "model": {"name": "m"}, "budget": {"hours": 1.0},
+    "orchestrator": {
+        "batch_size": 4, "env": {"id": "reverse-text", "args": {"a": 1}}, "sampling": {"max_tokens": 10},
+        "curriculum": {"order": "difficulty"}, "eval": {"interval": 2},
+    },
+}  # fmt: skip
+LINE = {
+    "lr": 0.1,
+    "reward/mean": 0.5,
+    "outcome/correct": 0.5,
+    "pool/active": 3,
+    "eval/t/reward/mean": 0.3,
+    "eval/t/ci95/low": 0.1,
+}
+EVENT = {"kind": "alarm", "step": 1, "time": TIME, "name": "kl", "evidence": "e", "value": 1.0}
+PAGES = (
+    "/", "/predictions/", "/curves/?runs=bad&runs=good", "/data/runs.json", "/run/bad/", "/run/bad/card/",
+    "/run/bad/search/?q=4", "/run/bad/behaviours/", "/run/bad/eval/2/", "/run/bad/change/0/2/", "/run/bad/step/1/",
+    "/run/bad/sample/1/0/", "/run/bad/compare/e0/0/1/", "/data/bad/series.json?charts=1", "/data/bad/state.json",
+    "/data/bad/completions.json",
+)  # fmt: skip
+
+
+def full_run(folder: Path) -> Path:
+    """A run with some of everything."""
+    write_run(folder, {step: [row("4"), row("5")] for step in range(2)}, with_tokenizer=False)
+    write_json(folder / "run.json", FACTS)
+    (folder / "config.toml").write_text(tomli_w.dumps(CONFIG))
+    held_out = {name: value for name, value in LINE.items() if name.startswith("eval/")}
+    lines = [{"step": step} | (LINE if step < 2 else held_out) for step in range(3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "timings.jsonl").write_text('{"step": 0, "time/step": 1.0, "time/total": 1.0}\n')
+    (folder / "events.jsonl").write_text(json.dumps(EVENT) + "\n")
+    message = [{"role": "user", "content": "q"}]
+    sample = {
+        "example": 0, "rollout": 0, "example_id": "e0", "prompt": message, "completion": message, "answer": "",
+        "info": {}, "reward": 0.5, "components": {"format": 1.0}, "outcome": "wrong", "detail": "",
+        "stop_reason": "stop",
+    }  # fmt: skip
+    evals = {version: write_evaluation(folder, version, [sample]) for version in (0, 2)}
+    with open(folder / "hashes.jsonl", "w") as hashes:
+        for step, line in enumerate((folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)):
+            of_rollouts = sha256(folder / rollouts_file(step)) if step < 2 else None
+            facts = {"step": step, "weights": "w", "metrics": hashlib.sha256(line).hexdigest(), "rollouts": of_rollouts}
+            hashes.write(json.dumps(facts | ({"evals": evals[step]} if step in evals else {})) + "\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with one run as it should be."""
+    full_run(tmp_path / "runs" / "good")
+    return tmp_path / "runs"
+
+
+def check_all(root: Path, label: str, pages: tuple[str, ...] = PAGES) -> None:
+    """Every page answers, and the list shows the good run."""
+    asked = client(root)
+    for url in pages:
+        answer = asked.get(url)
+        assert answer.status_code < 500, (label, url)
+        assert url != "/" or "run/good/" in answer.text, label
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
+
+
+def a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, 2**42)
+
+
+def deep(path: Path) -> None:
+    path.write_text(f"a = {DEEP}" if path.suffix == ".toml" else f'{{"step": {DEEP}}}\n')
+
+
+def no_text(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00\x80" * 9 + b"\n")
+
+
+KINDS = (a_pipe, a_folder, a_link_to_nothing, a_device, huge, deep, no_text)
+FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", ".hone.lock")
+LOOKED_AT = FILES[:6]
+FILES += ("rollouts/step_000001.parquet", "evals/step_000002.jsonl", "audit.json", "report.json")
+
+
+ZOO = [(file, KINDS[number % len(KINDS)]) for number, file in enumerate(FILES)]
+ZOO += [
+    ("run.json", a_link_to_nothing),
+    ("run.json", deep),
+    ("metrics.jsonl", a_pipe),
+    ("rollouts/step_000001.parquet", a_pipe),
+]
+
+
+def test_a_zoo_of_broken_files_costs_their_own_runs(root: Path, capfd) -> None:
+    for number, (name, damage) in enumerate(ZOO):
+        run = full_run(root / f"bad{number}")
+        (run / name).touch()
+        damage(run / name)
+    check_all(root, "all", PAGES[:4])
+    for number, (name, damage) in enumerate(ZOO):
+        check_all(root, f"{name}: {damage.__name__}", tuple(url.replace("bad", f"bad{number}") for url in PAGES[4:]))
+    damaged = {one["slug"] for one in client(root).get("/data/runs.json").json() if one["damage"]}
+    seen = {f"bad{n}" for n, (name, damage) in enumerate(ZOO) if name in LOOKED_AT and damage is not a_folder}
+    assert seen <= damaged and "good" not in damaged, seen - damaged
+    assert main(["runs", "list", str(root)]) == 0
+    listed = capfd.readouterr()
+    assert "/good" in listed.out and f"damaged: {root / 'bad0' / 'run.json'} cannot be read" in listed.out
+    for number in range(len(ZOO)):
+        assert main(["runs", "show", str(root / f"bad{number}")]) in (0, 2)
+        assert main(["report", str(root / f"bad{number}"), "--output", str(root.parent / f"card-{number}")]) in (0, 2)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where there is a value inside another, by the keys that lead to it."""
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*here, key)
+        yield from places(one, (*here, key))
+
+
+BAD = (None, [], {}, "x", -1, 10**400, "DEEP", "INF")
+
+
+def mutated(value: Any, place: tuple[Any, ...], bad: Any) -> Any:
+    made = holder = deepcopy(value)
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = bad
+    return made
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value).replace('"DEEP"', DEEP).replace('"INF"', "1e999")
+
+
+def mutants(kind: str) -> Iterator[tuple[str, str]]:
+    """Contents of a file of a run in which one value is another: for each place one of `BAD`, in turn."""
+    value = {"run.json": FACTS, "config.toml": CONFIG, "metrics.jsonl": {"step": 1} | LINE, "events.jsonl": EVENT}[kind]
+    for number, place in enumerate(places(value)):
+        bad = BAD[number % len(BAD)]
+        if kind != "config.toml":
+            yield f"{place} = {str(bad)[:9]}", as_json(mutated(value, place, bad)) + "\n"
+        elif bad is not None:
+            text = tomli_w.dumps(mutated(value, place, float("inf") if bad == "INF" else bad))
+            yield f"{place} = {str(bad)[:9]}", text.replace('"DEEP"', DEEP)
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "events.jsonl"])
+def test_no_value_of_another_type_breaks_a_page(root: Path, name: str, capfd) -> None:
+    some = ("/", "/run/bad/", "/run/bad/card/", "/data/bad/state.json")
+    for label, content in mutants(name):
+        run = shutil.copytree(root / "good", root / "bad")
+        (run / name).write_text(content)
+        check_all(root, f"{name}: {label}", some)
+        assert main(["runs", "show", str(run)]) in (0, 2), label
+        shutil.rmtree(run)
+
+
+def test_a_card_of_many_steps_keeps_its_spikes_and_stays_small(tmp_path: Path) -> None:
+    """Figures in words are of all points; curves of a few, the extremes among them."""
+    run, steps, spike = full_run(tmp_path / "run"), 20_000, 12_345
+    with open(run / "metrics.jsonl", "w") as file:
+        for step in range(steps):
+            value = 9.0 if step == spike else (step * 7919 % 1000) / 1000
+            held = {"eval/t/reward/mean": value, "eval/t/ci95/low": value - 0.1, "eval/t/ci95/high": value + 0.1}
+            file.write(json.dumps({"step": step, "reward/mean": value} | held) + "\n")
+    card = facts_of(run)
+    assert len(card.lines) == steps and len(whole_page(card)) < 1_000_000
+    series = client(tmp_path).get("/data/run/series.json").json()["series"]["reward/mean"]["y"]
+    assert (
+        len(series) <= 2000 and max(series) == 9.0 and series[0] == 0.0 and series[-1] == (19_999 * 7919 % 1000) / 1000
+    )
