@@ -223,3 +223,11 @@ def test_a_card_of_many_steps_keeps_its_spikes_and_stays_small(tmp_path: Path) -
     assert (
         len(series) <= 2000 and max(series) == 9.0 and series[0] == 0.0 and series[-1] == (19_999 * 7919 % 1000) / 1000
     )
+
+
+def test_a_setting_of_another_type_is_left_out_and_named(root: Path, capfd) -> None:
+    (root / "good" / "config.toml").write_text(tomli_w.dumps(CONFIG | {"orchestrator": {"env": {"id": 5}}}))
+    assert main(["runs", "show", str(root / "good")]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
+    assert main(["runs", "list", str(root)]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
+    assert any("orchestrator.env.id" in sentence for sentence in facts_of(root / "good").damage)
+    assert "orchestrator.env.id" in client(root).get("/").text

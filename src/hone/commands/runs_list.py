@@ -29,6 +29,7 @@ def run(config: RunsListConfig) -> int:
         except UserError as error:
             damaged.append(str(error))
             continue
+        damaged += one.damage
         shown = config.all or (one.kind != "eval" and not is_previous(path.relative_to(config.root)))
         (found if shown else hidden).append(one)
     found.sort(key=lambda one: one.info.get("started") or one.info.get("ended") or "")

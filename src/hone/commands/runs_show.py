@@ -53,6 +53,7 @@ def _rows(one: Summary, events: int) -> Iterator[tuple[str, str]]:
     if settings := settings_in_words(one):
         yield "settings", ", ".join(settings) + " (the rest are defaults)"
     yield from _when(one)
+    yield from (("" if number else "damaged", sentence) for number, sentence in enumerate(one.damage))
     if "failure" in info:
         yield "failed", info["failure"]
     yield "machine", machine_in_words(info)

@@ -158,7 +158,9 @@ def _summary(path: Path, ours: bool, damage: list[str]) -> Summary:
     only. UserError if that can't be read either.
     """
     try:
-        return summarize(path, ours=ours)
+        summary = summarize(path, ours=ours)
+        damage += summary.damage
+        return summary
     except (UserError, *WRONG):
         pass  # in part it may be read all the same
     try:
