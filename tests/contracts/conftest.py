@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,20 @@ import recipes
 from recipes import Recipe
 
 Cook = Callable[[str, str], Recipe]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one in HONE_EVERY cases of each long contract: the first, and each so many after it, as they stand here."""
+    every, seen = int(os.environ.get("HONE_EVERY", "1")), Counter()
+    left_out = []
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("long"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % every:
+                left_out.append(item)
+            seen[test] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
