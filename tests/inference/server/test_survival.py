@@ -16,8 +16,10 @@ import torch
 from real_server import Served, random_model, serving, until
 from safetensors.torch import load_file, save_file
 
+from hone.inference.endpoint import Endpoint
 from hone.inference.server import protocol
 from hone.model.hf import save_model
+from hone.orchestrator import publishing
 
 PROBE = {"prompt": "Hello", "max_tokens": 6, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 
@@ -268,6 +270,7 @@ def test_an_engine_that_failed_works_again_after_good_weights(
             assert status == 500 and "logits are not finite" in answer["error"]["message"]
             code, body = health(served)
             assert (code, body["status"]) == ((200, "ok") if count < 3 else (503, "failing"))
+            assert publishing.answers(Endpoint(served.url)), "a run may give it weights"
             assert body["failed_steps"] == count and "logits are not finite" in body["last_failure"]
             assert not served.service.engine.busy
         for about in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}):
