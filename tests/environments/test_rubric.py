@@ -359,6 +359,7 @@ def test_functions_without_a_name_of_their_own():
         (lambda: Rubric([right, right]), "two reward functions have one name"),
         (lambda: Rubric([right], correctness="exact"), "correctness is 'exact'.*'right'"),
         (lambda: Rubric([right], ranges={"exact": Range((1, 1), (0, 0))}), r"ranges names \['exact'\]"),
+        (lambda: Rubric([right], ranges={"right": Range((1, math.inf), (0, 0))}), "the range of right has no end"),
         (lambda: Rubric([lambda completion, judge: 1.0]), "parameter 'judge'.*it offers completion, answer"),
     ],
 )

@@ -89,6 +89,9 @@ class Rubric:
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
             raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
+        for name, of in self.ranges.items():
+            if not all(map(math.isfinite, (*of.right, *of.wrong))):
+                raise UserError(f"Rubric: the range of {name} has no end: give finite ones, or declare no range for it")
         self.parser = parser
         self._accepts = {name: _accepted(name, func) for name, func in self.funcs.items()}
         self._any_weight = any(self.weights.values())
