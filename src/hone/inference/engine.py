@@ -227,7 +227,7 @@ class Engine:
 
     def _join(self, emit: bool) -> list[Token | Failure]:
         """Joins batches. If that fails, those that were to be one are lost."""
-        before = [number for batch in self._batches for number in batch.numbers]
+        before = list(self._batches)
         try:
             self.runner.join(self._batches, self._budget)
             return []
@@ -236,7 +236,8 @@ class Engine:
                 raise
             self._batches = [batch for batch in self._batches if batch.whole]
             kept = {number for batch in self._batches for number in batch.numbers}
-            return [*failures((number for number in before if number not in kept), error)]
+            tried = dict.fromkeys(number for batch in before for number in batch.numbers)
+            return [*failures((number for number in tried if number not in kept), error)]
 
     def _decode(self, emit: bool) -> list[Token | Failure]:
         """One step of all batches. If that fails, of each alone: a batch that has not moved can be decoded again."""
