@@ -185,9 +185,12 @@ def _shards(
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
     """Return the first tensor that holds NaN or infinity, by its Hugging Face name, and how many; None if none does."""
-    for name, tensor in hf_tensors(model):
-        # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too.
-        if not tensor.sum().isfinite() and (count := int((~tensor.isfinite()).sum())):
+    tensors = list(hf_tensors(model))
+    # A sum is not finite if an element is not, takes one pass and no memory; large elements may overflow it too. All
+    # sums are read at once, for each read waits for what the device is at, which may be sampling.
+    finite = torch.stack([tensor.sum().float() for _, tensor in tensors]).isfinite().tolist()
+    for (name, tensor), known in zip(tensors, finite, strict=True):
+        if not known and (count := int((~tensor.isfinite()).sum())):
             return name, count
     return None
 
