@@ -80,7 +80,7 @@ def test_a_large_request_holds_up_nobody(own_process: tuple[str, int], path: str
             began = processor_seconds(pid)
             assert client.get(f"{url}/health").status_code == 200
             waits.append(processor_seconds(pid) - began)
-    assert answers[0].status_code == status and len(waits) > 1
+    assert answers[0].status_code == status
     assert max(waits) < HEALTH_SECONDS
 
 
@@ -152,17 +152,17 @@ def test_web_pages_are_not_answered(served: Served) -> None:
 def test_half_sent_requests_are_closed_and_slow_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     beginnings = [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "]
     answered = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{"
-    with serving(head_seconds=0.2) as served, ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(60)]
-        for i, client in enumerate(clients):
-            client.settimeout(60)
-            client.sendall([*beginnings, answered][i % 4])
-        served.slow(monkeypatch, 0.1)
-        assert len(complete(served).choices[0].model_extra["token_ids"]) == 12  # takes 1.2 s
+    with serving(head_seconds=1.0) as served, ExitStack() as stack:
+        clients = []
+        for i in range(60):
+            clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=60)))
+            clients[i].sendall([*beginnings, answered][i % 4])
+        served.slow(monkeypatch, 0.2)
+        assert len(complete(served).choices[0].model_extra["token_ids"]) == 12  # takes 2.4 s
         for i, client in enumerate(clients):
             received = b"".join(iter(lambda client=client: client.recv(2**16), b""))
             assert received.startswith(b"HTTP/1.1 200") == (i % 4 == 3)
-        (dripping,) = (stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(1))
+        dripping = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
         dripping.sendall(beginnings[2])
 
         def closed() -> bool:
@@ -176,7 +176,7 @@ def test_half_sent_requests_are_closed_and_slow_answers_are_not(monkeypatch: pyt
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
-    with serving(bodies=Bodies(seconds=0.2), head_seconds=0.2) as served:
+    with serving(bodies=Bodies(seconds=0.2), head_seconds=1.0) as served:
         with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
             client.sendall(f"{HEAD}Content-Length: 99\r\n\r\n{{".encode())
             received = b"".join(iter(lambda: client.recv(2**16), b""))  # to its end: the server closes
@@ -184,15 +184,18 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 
 
 def test_large_bodies_share_one_room() -> None:
-    bodies = Bodies(seconds=0.5, room=2**20)
+    bodies = Bodies(room=2**20)
     large = b'{"prompt": "' + b"x" * 2**19 + b'"}'
     with serving(bodies=bodies) as served, socket.create_connection(("127.0.0.1", served.port)) as client:
         client.sendall(f"{HEAD}Content-Length: {2**20}\r\n\r\n{{".encode())
         until(lambda: bodies.room == 0, "the half-sent request has all room")
         assert complete(served, max_tokens=1).choices  # small ones need none
+        bodies.seconds = 0.2  # of the requests from here on
         answer = httpx.post(f"{served.url}/v1/completions", content=large, headers={"Content-Type": "application/json"})
-        # It waited until the first was given up, or as long as itself may take.
-        assert (answer.status_code, answer.headers.get("retry-after")) in ((400, None), (503, "1"))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        client.close()
         until(lambda: bodies.room == 2**20, "all room is free again")
+        bodies.seconds = 60
         assert post(served, "/v1/completions", large)[0] == 400  # too long for the context, so it was read
+        bodies.seconds = 0.2
         assert post(served, "/v1/completions", b" " * (2**20 + 1))[0] == 503  # would never fit
