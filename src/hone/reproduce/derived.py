@@ -60,7 +60,7 @@ def _check_rollouts(records: Records, metrics: Mapping[int, Any], checked: Check
     correctness = None if info.get("drift") else info.get("correctness")
     total, steps = 0, sorted(records.rollout_steps)
     for place, step in enumerate(steps):
-        file, settings = rollouts_file(step), settings_at(info, step, "settings", now)
+        file, settings = rollouts_file(step), settings_at(info, step + 1, "settings", now)
         say(f"recomputing step {step}")
         if step != place or checked.is_spoilt(file):
             total = math.nan  # nothing follows from a part of the steps
