@@ -223,9 +223,9 @@ def test_the_command_for_a_server_starts_one_that_takes_the_weights_of_the_run(m
     monkeypatch.chdir(tmp_path)
     argv = ["--mode", mode, "--orchestrator.env.id", "parity", "--orchestrator.client.base-url", "http://h:81/v1"]
     config = parse(RLConfig, [*argv, "--output-dir", "outputs/x"], "rl")
-    command, *flags = shlex.split(ask_server._start(config, 81))
+    command, *flags = shlex.split(ask_server._command(config, 81))
     serve = parse(ServeConfig, flags, command)
-    spool = ask_server._below(config).resolve()
+    spool = ask_server._weights_folder(config).resolve()
     assert command == "inference" and serve.port == 81 and serve.model == config.model
     assert serve.weights_folder is not None and spool.is_relative_to(serve.weights_folder.resolve())
     assert serve.weights_root is None or serve.weights_root.is_dir()

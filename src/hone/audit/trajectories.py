@@ -98,8 +98,9 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _bare(subject: Subject) -> Iterator[tuple[str, str]]:
-    """The right answer without what the reference may be paid for beside it: its empty thought, then its marks. Whether
-    that is still right, the grading says.
+    """Yield the right answer without what may be paid beside it: without its empty thought, then without its marks.
+
+    Grading decides if that is still right.
     """
     s = statement_of(subject)
     if s.answer and s.frame:

@@ -1,4 +1,4 @@
-"""What `hone rl` asks a server that is up before it loads anything. Imports nothing heavy."""
+"""Asking a server whether a run can use it, before `hone rl` loads anything. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hone.model.files import TINY
 from hone.runs.outputs import SPOOL
 
 SECONDS = 10.0
-"""How long one answer may take. Of a server that is slower the run asks again when all is loaded."""
+"""How long one answer may take. A server that is slower is asked again when all is loaded."""
 
 
 def check_server(config: RLConfig) -> None:
-    """UserError if nothing answers where a server on this machine should be, or it can't be that of the run: it serves
-    another model, or does not take the run's weights. With the command that starts it right.
+    """Raise UserError if no server answers on this machine, or if it serves another model or takes no weights of ours.
+
+    The message has the command that starts one for the run.
     """
     url = config.server_url
     parts = urlsplit(url)
@@ -33,7 +34,7 @@ def check_server(config: RLConfig) -> None:
         split = "add `--inference @ FILE.toml` to have one started with the run"
         here = "leave out --orchestrator.client.base-url to sample in this process"
         raise UserError(
-            f"no server answers at {url} ({error.strerror or error}): start one with `{_start(config, port)}`, or "
+            f"no server answers at {url} ({error.strerror or error}): start one with `{_command(config, port)}`, or "
             f"{split if config.mode == 'split' else here}"
         ) from None
     from hone.commands.api_key import api_key
@@ -44,20 +45,20 @@ def check_server(config: RLConfig) -> None:
     key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
     endpoint = Endpoint(url, key, timeout=min(SECONDS, client.timeout))
     try:
-        reach(endpoint, config.model.name, None, config.seq_len, _below(config), _parameters(config))
+        reach(endpoint, config.model.name, None, config.seq_len, _weights_folder(config), _parameters(config))
     except Halt:
         return
     except UserError as error:
-        raise UserError(f"{error} (a server for this run: `{_start(config, port)}`)") from None
+        raise UserError(f"{error} (a server for this run: `{_command(config, port)}`)") from None
 
 
-def _below(config: RLConfig) -> Path:
-    """A folder in that from which the server takes the run's weights."""
+def _weights_folder(config: RLConfig) -> Path:
+    """Return a folder below the one from which the server takes the run's weights."""
     return transport_weights(config.transport_path) / "none" if config.mode == "split" else config.output_dir / SPOOL
 
 
 def _parameters(config: RLConfig) -> int | None:
-    """The size of a model that is on this machine by its config; None where that is not known."""
+    """Count the parameters of a model by its config; return None if that is not on this machine."""
     if config.model.name != TINY and not Path(config.model.name).is_dir():
         return None
     from hone.planning.shape import Shape
@@ -67,8 +68,8 @@ def _parameters(config: RLConfig) -> int | None:
     return None
 
 
-def _start(config: RLConfig, port: int) -> str:
-    """The command that starts a server for the run."""
+def _command(config: RLConfig, port: int) -> str:
+    """Return the command that starts a server for the run."""
     words = ["inference", "--model.name", config.model.name]
     if config.mode != "split":
         folders = (config.output_dir, *config.output_dir.parents)

@@ -66,7 +66,7 @@ def run(config: ServeConfig) -> int:
 
 
 def _listen(config: ServeConfig) -> socket.socket:
-    """The server's socket. UserError if others than this machine's programs could connect, and need no key."""
+    """Return the server's socket. Raises UserError if other machines could connect, and no key is set."""
     listener = listen(config.host, config.port)
     if config.api_key is None and not is_local(listener):
         listener.close()

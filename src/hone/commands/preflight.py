@@ -29,8 +29,8 @@ BACKSTOP = 2.0
 """By the clock, it may take this many times as long: a grader that sleeps is ended then."""
 DEADLINE = 2.0
 """Seconds that grading one text may take, unless the run allows less."""
-_OF_THE_RUN = "length"
-"""The failure that is not of the task but of `max_tokens`: short runs, to try something, are started all the same."""
+_MAX_TOKENS_FAILURE = "length"
+"""The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 _SAID = 3
 """Findings that are said on the screen."""
 
@@ -92,7 +92,7 @@ def audited(
         report = _report(config, fresh, renderer)
     finally:
         status.clear()
-    if failed := [finding for finding in report.failures if finding.name != _OF_THE_RUN]:
+    if failed := [finding for finding in report.failures if finding.name != _MAX_TOKENS_FAILURE]:
         others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
         raise UserError(
             f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"

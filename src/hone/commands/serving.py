@@ -53,7 +53,7 @@ def is_local(listener: socket.socket) -> bool:
 
 
 def settings(app: ASGIApp, listener: socket.socket, grace: int, head_seconds: float = HEAD_SECONDS) -> uvicorn.Config:
-    """How uvicorn serves `app` on `listener`; `grace` is the seconds that a stop leaves to what is under way."""
+    """Return how uvicorn serves `app` on `listener`; a stop leaves requests under way `grace` seconds."""
     return uvicorn.Config(
         LocalOnly(app, listener.getsockname()[0]) if is_local(listener) else app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -108,7 +108,7 @@ class LocalOnly:
 
 
 def _name(host: str) -> str | None:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
@@ -149,7 +149,7 @@ class Connection(H11Protocol):
         self._unwatch()
 
     def _watch(self) -> None:
-        """Has the timer run exactly while the head of a request is missing, or the end of one that was answered."""
+        """Run the timer exactly while the head of a request is missing, or the end of one that was answered."""
         answered: Any = self.cycle is None or self.cycle.response_complete
         if not (answered and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)):
             self._unwatch()

@@ -40,7 +40,7 @@ may be a while until that is told."""
 _AGAIN = 1
 """How often a question is asked again whose process was killed from outside."""
 _AGAIN_KEEPER = 3
-"""The same where the keeper was killed, which code of questions before may have done."""
+"""The same where the keeper was killed: an earlier question's code may have done that."""
 _QUICK_SECONDS = 0.1
 """A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
 

@@ -54,7 +54,7 @@ class Ticket:
 
 
 def failures(tickets: Iterable[int], error: Exception) -> list[Failure]:
-    """One for each of the jobs with these tickets, whose computing raised `error`."""
+    """Make a Failure for each of the jobs with these tickets, which raised `error`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = next(iter(str(error).strip().splitlines()), "")[:300]
     reason, line = f"{type(error).__name__}: {text}", f"{Path(frame.filename).name}:{frame.lineno}"
@@ -64,7 +64,7 @@ def failures(tickets: Iterable[int], error: Exception) -> list[Failure]:
 class Batch:
     """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token.
 
-    `whole` is False while it takes in another, and stays so if that fails: it is of no use then.
+    `whole` is False while it takes in another batch, and stays so if that fails: it cannot be used any more then.
     """
 
     whole = True

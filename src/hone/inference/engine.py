@@ -170,7 +170,7 @@ class Engine:
     def step(self) -> list[Token | Failure]:
         """Lets in what fits, then takes one token of every running job. Nothing if no job is there.
 
-        What fails is not raised: it ends the jobs that it cannot be told apart from, and the others go on.
+        An error is not raised. It ends the jobs that may have caused it, each with a Failure; the others go on.
         """
         emitted = self._step(emit=True)
         self._done.clear()
@@ -178,7 +178,7 @@ class Engine:
 
     @torch.no_grad()
     def _step(self, emit: bool) -> list[Token | Failure]:
-        """One step. With `emit` tokens are returned, and what fails in the place of its jobs; else it is raised."""
+        """Take one step. With `emit` it returns tokens, and failures of jobs; else errors are raised."""
         emitted = self._admit(emit)
         for batch in list(self._batches):
             try:
@@ -226,7 +226,7 @@ class Engine:
         return []
 
     def _join(self, emit: bool) -> list[Token | Failure]:
-        """Joins batches. If that fails, those that were to be one are lost."""
+        """Join batches. If that fails, the batches that were being joined are lost."""
         before = list(self._batches)
         try:
             self.runner.join(self._batches, self._budget)
@@ -240,7 +240,7 @@ class Engine:
             return [*failures((number for number in tried if number not in kept), error)]
 
     def _decode(self, emit: bool) -> list[Token | Failure]:
-        """One step of all batches. If that fails, of each alone: a batch that has not moved can be decoded again."""
+        """Decode one step of all batches; if that fails, of each batch alone that has not moved yet."""
         before = [(batch, batch.logits) for batch in self._batches]
         try:
             self.runner.decode(self._batches)

@@ -43,7 +43,7 @@ _WRONG = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading records runs into that no hone wrote."""
+"""Errors of reading records that hone did not write."""
 
 
 def check_derived(records: Records, checked: Checked, say: Callable[[str], None]) -> None:

@@ -312,14 +312,14 @@ def _check_states(run: Run, checked: Checked, say: Say) -> None:
             continue
         try:
             state = json.loads((folder / "state.json").read_text())
-            told = {name: (log["bytes"], log["sha256"]) for name, log in state.get("logs", {}).items()}
-            changed = [name for name, (n, was) in told.items() if hashlib.sha256(logs[name][:n]).hexdigest() != was]
+            then = {name: (log["bytes"], log["sha256"]) for name, log in state.get("logs", {}).items()}
+            changed = [name for name, (n, was) in then.items() if hashlib.sha256(logs[name][:n]).hexdigest() != was]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             checked.add(f"checkpoints/{folder.name}/state.json", "is not the state of a run, though it fits COMPLETE")
             continue
         for name in changed:
             if not checked.is_spoilt(name):
-                checked.add(name, f"its first {told[name][0]} bytes are not what checkpoint step_{step} says")
+                checked.add(name, f"its first {then[name][0]} bytes are not what checkpoint step_{step} says")
         if state.get("step", step) != step:
             checked.add(f"checkpoints/{folder.name}", f"holds version {state['step']}")
         elif run.info["kind"] == "rl":

@@ -140,7 +140,7 @@ def _read_index(folder: Path) -> Metadata:
 
 
 def _bytes(stored: Any) -> int:
-    """How large a tensor is, whatever a pickle says that it is; 0 for what is none."""
+    """Compute the bytes of a tensor by its shape and dtype; 0 for anything else."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     if not isinstance(stored, TensorStorageMetadata):

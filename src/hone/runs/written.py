@@ -31,7 +31,7 @@ _MISSING, _CHANGED = "is missing", "has changed since it was written"
 class FileChange:
     """A file of the run, relative to it, that is not as it was written, and the step that it is of.
 
-    `counts`: the record of the run lacks it, so that the run is no longer exact. `more` files of the folder are so too.
+    `counts`: the record of the run lacks it, so that the run is not exact. `more` other files of the folder are, too.
     """
 
     step: int
@@ -52,7 +52,7 @@ class FileChange:
 
 
 class Written:
-    """What a process wrote into the run in `folder`. Several threads may tell of files."""
+    """The files that this process wrote into the run in `folder`. Several threads may add files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Written:
         self._lines: dict[str, list[tuple[int, str]]] = {name: [] for name in LOGS}
 
     def adopt(self) -> None:
-        """Takes over what there is of earlier processes, by the lines of hashes.jsonl."""
+        """Takes over the files of earlier processes, with their hashes in hashes.jsonl."""
         for name in LOGS:
             self._lines[name] = _digests(self._folder / name)
         for line in read_lines(self._folder / "hashes.jsonl"):

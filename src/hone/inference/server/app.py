@@ -216,12 +216,12 @@ class Api:
             deltas = await self._deltas(generation)
         usage = _usage(sum(map(len, about.ids)), generation.sampled_tokens)
 
-        def written() -> Response:
-            told = answer.complete(deltas, usage)
-            about.tell(told["choices"])
-            return json_answer(told)
+        def write() -> Response:
+            body = answer.complete(deltas, usage)
+            about.tell(body["choices"])
+            return json_answer(body)
 
-        return await self._apart(sum(usage.values()), written)
+        return await self._apart(sum(usage.values()), write)
 
     async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
         deltas = await self._deltas(generation)
@@ -258,7 +258,7 @@ class Api:
             yield "data: [DONE]\n\n"
 
     async def _read(self, cls: type[R], request: Request) -> tuple[R, int]:
-        """The request's body, checked by itself, and its size."""
+        """Parse and check the request's body; returns it and its size in bytes."""
 
         def read(body: bytearray) -> R:
             check_size_of_json(body)

@@ -100,9 +100,9 @@ def _too_large() -> ApiError:
 
 
 def check_size_of_json(body: bytearray) -> None:
-    """ApiError 413 for JSON of so many parts that to parse it, in one call of C, would hold up all others.
+    """Raise ApiError 413 for JSON of too many parts: parsing is one call of C, which holds up all other requests.
 
-    What stands in strings does not count.
+    The content of strings does not count.
     """
     if len(body) <= SMALL_BODY:
         return
@@ -163,7 +163,7 @@ async def on_leaving(_: Request, __: Exception) -> Response:
 
 
 def json_answer(answer: dict[str, Any]) -> Response:
-    """The answer as JSON, written a choice at a time: other threads may run in between."""
+    """Write the answer as JSON, one choice at a time, so that other threads may run in between."""
     choices = ",".join(map(_dump, answer["choices"]))
     rest = _dump({name: value for name, value in answer.items() if name != "choices"})
     return Response(f'{rest[:-1]},"choices":[{choices}]}}', media_type="application/json")

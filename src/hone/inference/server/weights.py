@@ -54,7 +54,7 @@ class WeightsFolder:
         return loaded
 
     def _resolve(self, file: Path, name: str) -> Path:
-        """Where `file` leads. Raises UserError unless that is under the root; `name` is what the client called it."""
+        """Follow the links of `file`. Raises UserError unless it is under the root. `name` is for the message."""
         try:
             resolved = file.resolve()
             resolved.exists()

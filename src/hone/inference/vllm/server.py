@@ -47,10 +47,9 @@ class VllmServer:
     Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
-    under `weights_root` only, and without it not at all. Without an `api_key` only programs of this machine are
-    answered. `kv_gib` is memory for keys and values, by default 1 on a CPU
-    and 8 on a GPU; `more_room` is what the user can do where that is too little. `progress` is called with a line when
-    the start begins and every 10 s while it lasts.
+    under `weights_root` only, and without it not at all. Without an `api_key` it answers programs of this machine only.
+    `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is what the user can do
+    where that is too little. `progress` is called with a line when the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """

@@ -134,7 +134,7 @@ def _has_key(scope: dict[str, Any]) -> bool:
 
 
 def _from_elsewhere(scope: dict[str, Any]) -> bool:
-    """True for what a web page sends, by a name of its own that points here or from its own; vLLM lets in any page."""
+    """Return True for a request of a web page: by another name than localhost, or from its own; vLLM allows any."""
     headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     try:
