@@ -186,10 +186,12 @@ def test_a_file_that_hides_a_task_of_hone_is_named_once(here: Path, capsys: pyte
     assert file is not None and (file.local, file.hides) == (True, own)
 
 
-def test_only_a_local_task_file_must_be_that_of_the_run(here: Path):
+def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]):
     file = write(here / "some_task.py")
-    refuse_other_task("some-task", digests.of_source(file), trusted=False)
     refuse_other_task("some-task", None, trusted=False)
+    refuse_other_task("some-task", digests.of_source(file), trusted=False)
+    note = f"note: the task some-task is {file}; the run does not say which file it was made with"
+    assert capsys.readouterr().err.splitlines() == [note]
     refuse_other_task("some-task", "0" * 64, trusted=True)
     refuse_other_task("reverse-text", "0" * 64, trusted=False)  # hone's own: what differs there is found later
     with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def run(config: RLConfig) -> int:
         writer.note(
             pool=curriculum.size,
             correctness=env.rubric.correctness,
-            reward_ranges={name: asdict(range) for name, range in env.rubric.ranges.items()},
+            reward_ranges=env.rubric.ranges_as_lists(),
             **({"left_out": dropped} if dropped or "left_out" in writer.info else {}),
         )
         session = _session(config, writer, renderer, fixed_tokens(sampler.first(8), renderer, config.seq_len))

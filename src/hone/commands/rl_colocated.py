@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def run(config: RLConfig, train: Loop = train) -> int:
         writer.note(
             pool=curriculum.size,
             correctness=env.rubric.correctness,
-            reward_ranges={name: asdict(range) for name, range in env.rubric.ranges.items()},
+            reward_ranges=env.rubric.ranges_as_lists(),
             **({"left_out": dropped} if dropped or told_before else {}),
         )
 

@@ -105,9 +105,8 @@ def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any]
     Prints on stderr, once, that a file in the current folder hides hone's own task of that name.
     """
     file = task_file(env_id)
-    if file is not None and file.hides is not None and file.path not in _noted:
-        _noted.add(file.path)
-        print(f"note: the task {env_id} is {file.path}, not hone's own ({file.hides})", file=sys.stderr)
+    if file is not None and file.hides is not None:
+        _note_file(env_id, file)
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)
@@ -163,17 +162,26 @@ def task_file(env_id: str) -> TaskFile | None:
 def refuse_other_task(env_id: str, recorded: str | None, trusted: bool) -> None:
     """Raise UserError if a local task file is not the one that a run was made with; nothing of it is executed.
 
-    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass.
+    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass. Prints on stderr,
+    once, which local file is going to be executed.
     """
     file = task_file(env_id)
-    if trusted or recorded is None or file is None or not file.local:
+    if file is None or not file.local:
         return
     digest = digests.of_source(file.source)
-    if digest != recorded:
+    if not trusted and recorded is not None and digest != recorded:
         raise UserError(
             f"the task {env_id} is {file.path} here (digest {digest[:8]}), which is not the file that the run was made "
             f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
         )
+    _note_file(env_id, file, "" if recorded else "; the run does not say which file it was made with")
+
+
+def _note_file(env_id: str, file: TaskFile, more: str = "") -> None:
+    if file.path not in _noted:
+        _noted.add(file.path)
+        hides = f", not hone's own ({file.hides})" if file.hides else ""
+        print(f"note: the task {env_id} is {file.path}{hides}{more}", file=sys.stderr)
 
 
 def is_taken(name: str) -> str | None:

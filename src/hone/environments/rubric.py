@@ -105,6 +105,10 @@ class Rubric:
         """Whether a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())
 
+    def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
+        """Return the declared ranges as run.json holds them."""
+        return {name: {"right": list(one.right), "wrong": list(one.wrong)} for name, one in self.ranges.items()}
+
     def measure(
         self,
         example: Example,

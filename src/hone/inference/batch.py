@@ -55,10 +55,10 @@ class Ticket:
 
 def failures(tickets: Iterable[int], error: Exception) -> list[Failure]:
     """Make a Failure for each of the jobs with these tickets, which raised `error`."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
     text = next(iter(str(error).strip().splitlines()), "")[:300]
-    reason, line = f"{type(error).__name__}: {text}", f"{Path(frame.filename).name}:{frame.lineno}"
-    return [Failure(ticket, reason, line) for ticket in tickets]
+    lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    return [Failure(ticket, f"{type(error).__name__}: {text}", lines) for ticket in tickets]
 
 
 class Batch:

@@ -115,11 +115,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of the job with this ticket, which the engine dropped: the reason, and the line of code that raised it.
+    """The end of the job with this ticket, which the engine dropped: the reason, and the lines of code that led to it.
 
-    `line` is "" if nothing was raised: the model's logits were not finite.
+    `lines` are the last few calls, the innermost last; "" if nothing was raised: the model's logits were not finite.
     """
 
     ticket: int
     reason: str
-    line: str = ""
+    lines: str = ""

@@ -225,10 +225,10 @@ class Service:
 
     def _log(self, failed: Sequence[Failure]) -> None:
         """Prints one line for each place in the code that fails: the words may hold a number that differs each time."""
-        for key, failure in {failure.line or failure.reason: failure for failure in failed}.items():
+        for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
-                where = f" ({failure.line})" if failure.line else ""
+                where = f" ({failure.lines})" if failure.lines else ""
                 print(f"A step failed: {failure.reason}{where}; /metrics counts how often", file=sys.stderr, flush=True)
 
     def _close(self) -> None:
