@@ -210,7 +210,7 @@ def test_a_run_whose_task_is_gone_or_changed_says_so(bench, finished, capsys):
         bench.hone("report", "edited")
     finally:
         task.write_text(kept)
-    assert facts(bench.folder / "edited")["lenient"]["why_not"] == "the task's file has changed since the run"
+    assert "--trust-local-task" in facts(bench.folder / "edited")["lenient"]["why_not"]
 
 
 @pytest.mark.parametrize(("edit", "flags", "words"), [

@@ -149,8 +149,8 @@ def test_the_ledger_of_a_run_without_checkpoints_has_the_draws_that_were_passed_
     Without a checkpoint the rollouts are all that is left: of draws that were passed over, only their numbers.
     """
     flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool.retire-at", "1", "--max-steps", "3"]
-    flags += ["--orchestrator.curriculum.order", "sequential", "--orchestrator.batch-size", "6"]
-    assert rl(*flags, "--no-audit") == 0
+    flags += ["--orchestrator.curriculum.order", "sequential", "--orchestrator.batch-size", "6", "--no-audit"]
+    assert rl(*flags) == 0
     ledger = Run("outputs").ledger()
     assert [(draw["solved"], draw["graded"]) for draw in ledger] == [(2, 2)] * 9
     capsys.readouterr()

@@ -45,7 +45,7 @@ def rl(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
     def call(out: str, *flags: str) -> int:
-        base = f"--model.name {tiny_model_dir} --max-steps 3 --seq-len 64 --precision fp32 --display plain"
+        base = f"--model.name {tiny_model_dir} --max-steps 3 --seq-len 64 --precision fp32 --display plain --no-audit"
         base += " --orchestrator.env.id parity --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4"
         base += " --orchestrator.sampling.max-tokens 12 --orchestrator.eval.interval 2"
         base += f" --orchestrator.eval.num-examples 4 --trainer.optim.lr 1e-3 --output-dir {tmp_path / out}"

@@ -27,6 +27,9 @@ from hone.config.sources import Sources
 from hone.config.transport import TRANSPORT
 from hone.errors import UserError
 
+GREEDY_BELOW = 1e-5
+"""That of `hone.types`, which loads numpy; parsing does without."""
+
 
 class SectionConfig(BaseConfig):
     """Keys that belong to the top of the config, accepted inside every section too (so that each file stands alone).
@@ -214,8 +217,6 @@ class OrchestratorConfig(SectionConfig):
 
     @model_validator(mode="after")
     def _check_sampling(self) -> OrchestratorConfig:
-        from hone.types import GREEDY_BELOW  # numpy, which parsing needs nowhere else
-
         sampling = self.sampling
         neutral = {
             "temperature": GREEDY_BELOW <= sampling.temperature < math.inf,

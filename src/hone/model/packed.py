@@ -8,10 +8,12 @@ same; in fp32 the plain product is another library's.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 MIN_FP32_SIZE = 2**20
 """Scalars from which an fp32 weight is packed: with smaller ones the plain product is as fast."""
@@ -27,8 +29,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     There bf16 operands are multiplied in fp32, and the result is rounded to bf16, as kernels for bf16 do.
     """
     if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _packs(torch.bfloat16):
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).bfloat16()
+        return _LinearInFP32.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
     return F.linear(x, weight, bias)
+
+
+class _LinearInFP32(torch.autograd.Function):
+    """x Wᵀ + b of bf16 tensors by way of fp32. The graph keeps the bf16 ones: casts kept would take twice as much."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).bfloat16()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = linear(grad, weight.T) if ctx.needs_input_grad[0] else None
+        grad_weight = linear(grad.T, x.T) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def padded_rows(rows: int) -> int:
