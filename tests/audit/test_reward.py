@@ -128,7 +128,7 @@ def test_a_parser_of_the_last_number_fails_by_growth_alone() -> None:
     }
     growth = found["growth"]
     assert growth.title == (
-        "2 of 10 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
+        "2 of 11 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
         "(8 of 8 examples)"
     )
     assert "I checked this in 2 different ways" in growth.shown[0].text and growth.shown[0].expected == "correct"
