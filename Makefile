@@ -50,7 +50,7 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared. One of
-# their files takes as long as all others together, so its tests are shared out as well. EVERY=3: one case in three of
+# their files takes as long as all others together, so its tests are shared out as well. EVERY=8: one case in eight of
 # each test, always the same ones.
 EVERY := 1
 test-contracts: install
