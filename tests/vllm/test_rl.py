@@ -60,7 +60,7 @@ def run(folder: Path, model: Path, *argv: str) -> int:
         f"--model.name {model} --max-steps 3 --seq-len 64 --precision fp32 --display plain --orchestrator.env.id parity"
     )
     base += " --orchestrator.batch-size 16 --orchestrator.rollouts-per-example 4 --orchestrator.sampling.max-tokens 12"
-    base += f" --trainer.optim.lr 1e-3 --output-dir {folder}"
+    base += f" --trainer.optim.lr 1e-3 --output-dir {folder} --no-audit"
     return main(["rl", *argv, *base.split()])
 
 

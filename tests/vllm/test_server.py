@@ -256,7 +256,7 @@ def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
     said = "".join(served.said)
     url = served.url.replace("127.0.0.1", "localhost")
     assert f"Serving {served.name} (vLLM 0.32.0, dtype float32, cpu, 1 thread) at {url}\n" in said
-    assert f"POST /update_weights takes weights under {served.folder}\n" in said
+    assert f"POST /update_weights takes those under {served.folder}\n" in said
     assert "sesame" not in said
     curl = next(line for line in served.said if line.startswith("try")).removeprefix("try")
     words = shlex.split(curl.replace("$KEY", "sesame"))
