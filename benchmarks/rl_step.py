@@ -68,7 +68,7 @@ class HoneStep:
 
         from hone.algorithms.advantages import group_advantages
         from hone.inference.types import SamplingParams
-        from hone.orchestrator.packing import pack_groups
+        from hone.orchestrator.packing import micro_batches, trainable
         from hone.types import Example, Group, Outcome, Score
 
         start = time.perf_counter()
@@ -83,7 +83,7 @@ class HoneStep:
             rewards = np.array([score.reward for score in scores])
             advantages = group_advantages(rewards, np.ones(ROLLOUTS, dtype=bool))
             groups.append(Group(example, i, members, scores, advantages))
-        self.trainer.step(pack_groups(groups, "keep", None))
+        self.trainer.step(micro_batches(trainable(groups, "keep"), None))
         end = time.perf_counter()
         assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
@@ -180,7 +180,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
 
     from hone.commands import init_model
-    from hone.commands.machine import configure
+    from hone.composition.machine import configure
     from hone.config.init_model import InitModelConfig
     from hone.config.shared import InitConfig
 

@@ -41,7 +41,7 @@ from limits import gemm_gflops, read_gigabytes, sampling_limits
 from recording import show
 
 from hone import rng
-from hone.commands.machine import configure
+from hone.composition.machine import configure
 from hone.config.shared import InitConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams

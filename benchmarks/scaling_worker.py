@@ -20,7 +20,7 @@ import torch
 from limits import gemm_gflops
 
 from hone import rng
-from hone.commands.machine import configure
+from hone.composition.machine import configure
 from hone.config.rl import RLConfig
 from hone.model.hf import load_model
 from hone.planning.lengths import Lengths

@@ -30,7 +30,7 @@ import torch
 from recording import keep, show
 from sampling import QWEN3_06B
 
-from hone.commands.machine import configure
+from hone.composition.machine import configure
 from hone.inference.engine import Engine
 from hone.inference.server.service import Service
 from hone.inference.server.weights import WeightsFolder

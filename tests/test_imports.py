@@ -19,6 +19,7 @@ LEVELS = [
     {"commands"},
     {"viewer"},
     {"reproduce", "audit", "planning"},
+    {"composition"},
     {"evaluation"},
     {"orchestrator"},
     {"trainer", "inference"},

@@ -13,7 +13,7 @@ from tracker_files import WandbFile
 
 from hone.cli import main
 from hone.config.rl import RLConfig
-from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.packing import trainable
 from hone.runs import Run
 from hone.runs.monitors import background
 from hone.trainer.step import Trainer
@@ -324,13 +324,13 @@ def test_too_many_failures_end_the_run_with_its_state_saved(rl, tmp_path, monkey
 def test_masked_truncated_completions_carry_no_loss(rl, monkeypatch):
     seen = []
 
-    def spy(groups, truncated, *args, **kwargs):
-        batches = pack_groups(groups, truncated, *args, **kwargs)
+    def spy(groups, truncated):
+        sequences = trainable(groups, truncated)
         cut = sum(t.num_sampled for g in groups for t in g.trajectories if t.truncated)
-        seen.append((truncated, cut, sum(int(batch.loss_mask.sum()) for batch in batches)))
-        return batches
+        seen.append((truncated, cut, sum(int(sequence.loss_mask.sum()) for sequence in sequences)))
+        return sequences
 
-    monkeypatch.setattr("hone.orchestrator.loop.pack_groups", spy)
+    monkeypatch.setattr("hone.composition.rl.trainable", spy)
     assert rl("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "2", "--max-steps", "2") == 0
     assert all(truncated == "mask" and cut > 0 and trained == 0 for truncated, cut, trained in seen)
 
@@ -479,7 +479,7 @@ def test_a_dataset_row_without_the_needed_column(rl, tmp_path, capsys):
 
 def test_a_signal_during_the_final_evaluation_does_not_undo_the_run(rl, tmp_path, monkeypatch, capfd):
     """All updates are made and the weights are written: the evaluation is finished, and the run is done."""
-    import hone.commands.rl_colocated as command
+    import hone.composition.parts as command
 
     original = command.evaluate
 

@@ -10,7 +10,7 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import overlap
+from hone.composition import overlap
 from hone.environments import load_environment
 from hone.environments.order import epoch_order
 from hone.runs import Run

@@ -19,7 +19,8 @@ from recorded import PARITY
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import ask_server, sampler
+from hone.commands import ask_server
+from hone.composition import sampling
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
@@ -195,10 +196,12 @@ def test_what_can_not_be_sampled_from_touches_nothing(rl, tmp_path, capsys, flag
 
 def test_a_server_that_cannot_be_used_is_asked_before_anything_is_loaded(rl, tmp_path, monkeypatch, capsys):
     """With the command that starts one: it is run, and the server that it describes is asked again."""
-    from hone.commands import rl_colocated, rl_split
+    from hone.commands import rl as command
+    from hone.commands import rl_split
 
-    for module in (rl_colocated, rl_split):
-        monkeypatch.setattr(module, "run", lambda config: 77)
+    monkeypatch.setattr(command, "train", lambda run: SimpleNamespace(exit_code=77))
+    monkeypatch.setattr(command, "watched", lambda config: None)
+    monkeypatch.setattr(rl_split, "run", lambda config: 77)
     (tmp_path / "elsewhere").mkdir()
     tiny = load_model("hone/tiny", seed=5)
     split = ["--mode", "split"]
@@ -253,7 +256,7 @@ def test_vllm_is_started_on_the_device_of_the_config(tmp_path, tiny_model_dir):
     config = parse(RLConfig, [*flags, *fake_cuda(tmp_path / "fake")], "rl")
     run = SimpleNamespace(folder=tmp_path, display=SimpleNamespace(message=print))
     model, renderer = load_model(str(tiny_model_dir)), load_renderer(str(tiny_model_dir))
-    vllm = sampler._vllm(config, run, SimpleNamespace(model=model), renderer, Spool(tmp_path / "spool", model))
+    vllm = sampling._vllm(config, run, SimpleNamespace(model=model), renderer, Spool(tmp_path / "spool", model))
     assert vllm.described == "vLLM 0.32.0, dtype bfloat16, cuda:1"
 
 

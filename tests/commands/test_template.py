@@ -61,7 +61,7 @@ def test_the_section_on_other_columns(capsys):
 
 
 def test_sft_imitates_the_messages_that_the_template_makes():
-    from hone.commands.sft import load_data
+    from hone.composition.sft import load_data
     from hone.config.parse import parse
     from hone.config.sft import SFTConfig
     from hone.model.chat import load_renderer

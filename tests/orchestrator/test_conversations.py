@@ -28,7 +28,7 @@ from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import check_turns, roll_out
 from hone.orchestrator.groups import grade_groups
 from hone.orchestrator.metrics import step_metrics
-from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.packing import micro_batches, trainable
 from hone.orchestrator.requests import RequestMaker
 from hone.orchestrator.retelling import RecordedPolicy
 from hone.trainer.logprobs import loss_indices, token_logprobs
@@ -182,7 +182,7 @@ def test_a_failing_environment_costs_its_own_sample_only():
     assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
     assert group.scores[0].components == {"correctness": 1.0, "guesses": 2.0}, "the rubric sees the state"
     assert group.advantages[1] == 0.0
-    (batch,) = pack_groups([group], "keep", 1000)
+    (batch,) = micro_batches(trainable([group], "keep"), 1000)
     assert set(batch.sample_ids.unique().tolist()) == {-1, 0, 2, 3}
 
 
@@ -291,7 +291,7 @@ def test_the_engines_logprobs_of_a_conversation_are_the_trainers(policy):
     examples, made = rolled(policy, env, 4, draws=(4, 5))
     assert max(t.turns for t in made) == 3 and len({t.turns for t in made}) > 1
     groups = grade_groups(env, examples, [4, 5], made, AdvantageConfig())
-    for batch in pack_groups(groups, "keep", 2000):
+    for batch in micro_batches(trainable(groups, "keep"), 2000):
         assert batch.num_loss_tokens == sum(t.num_sampled for t in made) and batch.parents is not None
         indices = loss_indices(batch)
         mine, _ = token_logprobs(policy.engine.model, batch, indices)
@@ -365,6 +365,6 @@ def test_cut_conversations_are_masked_like_cut_completions():
     env = game()
     (example,), made = rolled(Script(["1", "5"], ["1", "2~"], ["3", "4", "6"]), env, 3)
     groups = grade_groups(env, [example], [4], made, AdvantageConfig())
-    (batch,) = pack_groups(groups, "mask", 1000)
+    (batch,) = micro_batches(trainable(groups, "mask"), 1000)
     assert batch.num_loss_tokens == 4 + 6 and set(batch.sample_ids.unique().tolist()) == {-1, 0, 2}
     assert batch.token_ids[batch.loss_mask].tolist() == [i for d in "15346" for i in (*encode(d), END)]

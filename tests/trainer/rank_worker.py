@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from hone.commands.machine import configure
+from hone.composition.machine import configure
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config

@@ -37,7 +37,7 @@ def check_server(config: RLConfig) -> None:
             f"no server answers at {url} ({error.strerror or error}): start one with `{_command(config, port)}`, or "
             f"{split if config.mode == 'split' else here}"
         ) from None
-    from hone.commands.api_key import api_key
+    from hone.inference.api_key import api_key
     from hone.inference.endpoint import Endpoint
     from hone.orchestrator.reach import reach
 

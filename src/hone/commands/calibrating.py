@@ -37,18 +37,20 @@ def main(pipe: int, seconds: float, parent: int) -> int:
     stages.enter("load")
     try:
         if isinstance(config, RLConfig):
-            from hone.commands import rl_colocated
+            from hone.commands.rl import watched
             from hone.planning.calibration_rl import RLTrial, one_batch
 
             evals = config.orchestrator.eval
             trial = RLTrial(stages, evals.num_examples if evals else 0)
-            code = rl_colocated.run(one_batch(config), trial.loop)
+            with watched(one_batch(config)) as run:
+                trial.measure(run)
         else:
-            from hone.commands import sft
+            from hone.commands.sft import watched
             from hone.planning.calibration_sft import SFTTrial
 
             trial = SFTTrial(stages)
-            code = sft.run(config, trial.loop)
+            with watched(config) as run:
+                trial.measure(run)
     except BaseException as error:
         causes = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
@@ -61,7 +63,7 @@ def main(pipe: int, seconds: float, parent: int) -> int:
             return 2
         raise
     stages.tell(result=trial.result)
-    return code
+    return run.exit_code
 
 
 def _die_with(parent: int) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hone.config.shared import RunConfig
+from hone.runs.observer import Observer
 from hone.runs.outputs import CARD
 from hone.runs.writer import RunWriter
 
@@ -22,10 +21,17 @@ _ENDS = ("done", "budget", "stopped")
 """Statuses that a card is written at."""
 
 
-def card_at_end(config: RunConfig, writer: RunWriter, env: Environment | None = None) -> None:
-    """Has the run write its card when it ends, unless `report` is off. `env` is the task, to grade with."""
-    if config.report:
-        writer.at_end = partial(_write, writer, env)
+class Card(Observer):
+    """Writes the run card when the run ends."""
+
+    def check(self, training: Any) -> None:
+        self._env: Environment | None = getattr(training, "env", None)  # to grade with
+
+    def before_start(self, run: RunWriter) -> None:
+        self._run = run
+
+    def at_end(self, status: str) -> None:
+        _write(self._run, self._env, status)
 
 
 def _write(writer: RunWriter, env: Environment | None, status: str) -> None:

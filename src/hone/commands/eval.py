@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from hone.commands.api_key import api_key
-from hone.commands.machine import configure, device_of
-from hone.commands.sampler import KV_GIB, prefix_bytes
+from hone.composition.machine import configure, device_of
+from hone.composition.sampling import KV_GIB, prefix_bytes
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
@@ -28,6 +27,7 @@ from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
+from hone.inference.api_key import api_key
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams

@@ -9,11 +9,11 @@ import json
 import shlex
 import socket
 
-from hone.commands.api_key import api_key
-from hone.commands.machine import configure, device_of
 from hone.commands.serving import is_local, listen, serve
+from hone.composition.machine import configure, device_of
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
+from hone.inference.api_key import api_key
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service

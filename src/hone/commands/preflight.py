@@ -12,6 +12,7 @@ from typing import Any
 from hone.audit.environment import audit_before_training
 from hone.audit.report import Report, Verdict
 from hone.commands.status import Status
+from hone.composition.parts import task_of
 from hone.config.rl import RLConfig
 from hone.digests import of_source
 from hone.environments import Environment
@@ -20,6 +21,7 @@ from hone.errors import UserError
 from hone.grading import printable
 from hone.model.chat import ChatRenderer
 from hone.runs.files import write_json
+from hone.runs.observer import Observer
 from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
@@ -33,6 +35,22 @@ _MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 _SAID = 3
 """Findings that are said on the screen."""
+
+
+class Audit(Observer):
+    """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, told."""
+
+    def __init__(self, refuses: bool = True) -> None:
+        self._refuses = refuses
+        self._found: Preflight | None = None
+
+    def check(self, training: Any) -> None:
+        config = training.config
+        self._found = audited(config, training.env, lambda: task_of(config), training.renderer, self._refuses)
+
+    def before_start(self, run: RunWriter) -> None:
+        if self._found is not None:
+            self._found.tell(run)
 
 
 class Preflight:
@@ -70,9 +88,14 @@ def _timeless(value: Any) -> Any:
 
 
 def audited(
-    config: RLConfig, env: Environment, load: Callable[[], Environment], renderer: ChatRenderer
+    config: RLConfig,
+    env: Environment,
+    load: Callable[[], Environment],
+    renderer: ChatRenderer,
+    refuses: bool = True,
 ) -> Preflight | None:
-    """The audit of the run's task `env`; None for a resume of a run that had it. UserError for a task that fails it.
+    """The audit of the run's task `env`; None for a resume of a run that had it. With `refuses`, UserError for a task
+    that fails it.
 
     `load` makes the task anew: one of its own, in processes of its own, so that what reward functions remember is not
     from here. Only the data is read once.
@@ -92,7 +115,8 @@ def audited(
         report = _report(config, fresh, renderer)
     finally:
         status.clear()
-    if failed := [finding for finding in report.failures if finding.name != _MAX_TOKENS_FAILURE]:
+    failed = [finding for finding in report.failures if finding.name != _MAX_TOKENS_FAILURE]
+    if failed and refuses:
         others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
         raise UserError(
             f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.commands.machine import configure, device_of
-from hone.commands.rl_colocated import make_evaluate, task_digests, task_of
-from hone.commands.sampler import own_policy
-from hone.commands.sft import load_data
-from hone.commands.training import load_policy, make_trainer, model_digests, with_determinism
+from hone.composition.machine import configure, device_of
+from hone.composition.parts import (
+    load_policy,
+    make_evaluate,
+    make_trainer,
+    model_digests,
+    task_digests,
+    task_of,
+    with_determinism,
+)
+from hone.composition.sampling import own_policy
+from hone.composition.sft import load_data
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -31,20 +38,17 @@ from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.watch import band_of
 from hone.reproduce import machine
-from hone.reproduce.compare import Row
-from hone.reproduce.execution import Execution, RLExecution, SFTExecution
+from hone.reproduce.execution import Execution, Memory, RLExecution, SFTExecution
 from hone.reproduce.records import Records
 from hone.reproduce.tolerance import Tolerance
 from hone.reproduce.versions import Versions
 from hone.runs import Run, provenance
-from hone.runs.evaluations import as_read
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
 from hone.runs.ranks import most_ranks
 from hone.runs.words import refuse_interrupted
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
-from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
 
 if TYPE_CHECKING:
@@ -200,10 +204,8 @@ def _rl(
         rows = len(env.split("train"))
     curriculum = Curriculum.of_run(config, rows, left_out)
     policy = own_policy(config, env, trainer, renderer)
-    samples: list[Row] = []
-    evaluation = make_evaluate(
-        config, env, renderer, policy, lambda name: nullcontext(), lambda *found: samples.extend(as_read(found[-1]))
-    )
+    memory = Memory()
+    evaluate = make_evaluate(config, env, renderer, policy, memory)
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if not_resampled(config, records.run) is not None:
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
@@ -214,12 +216,7 @@ def _rl(
         policy.load(version)
         return canary.measure(version).metrics() if canary else {}
 
-    def evaluate(version: int) -> tuple[dict[str, float], list[Row] | None]:
-        samples.clear()
-        metrics = evaluation(version, True)
-        return metrics, samples.copy() if config.orchestrator.eval else None
-
-    execution = RLExecution(config, trainer, records, curriculum, sampler, evaluate, publish)
+    execution = RLExecution(config, trainer, records, curriculum, sampler, evaluate, publish, memory)
     return execution, task_digests(config, env)
 
 
@@ -240,8 +237,7 @@ def _sft(
     with _looking_here("data"):
         data = load_data(config, renderer, model)
     trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
-    validation = split_micro_batches(data.validation, config.data.micro_batch_tokens, model.device)
-    return SFTExecution(config, trainer, records, data.source, validation), data.digests
+    return SFTExecution(config, trainer, records, data.source, data.validation), data.digests
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hone.commands.regrade_page import write_page
 from hone.commands.regrade_report import Result, in_words, record, say
-from hone.commands.slow_work import slow_work
+from hone.composition.slow_work import slow_work
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
 from hone.environments.loading import configured, load_environment, refuse_other_task

@@ -10,9 +10,9 @@ import shlex
 import time
 from pathlib import Path
 
-from hone.commands import rl_colocated
 from hone.commands.rebuild import Rebuilt, exported_parameters, open_run, read_config, rebuild
 from hone.commands.status import Status
+from hone.composition.parts import card
 from hone.config.reproduce import ReplayConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
@@ -142,6 +142,4 @@ def _export(rebuilt: Rebuilt, version: int, folder: Path) -> None:
     config = rebuilt.config
     assert isinstance(config, RLConfig)
     with new_dir(folder) as fresh:
-        export_weights(
-            fresh, rebuilt.versions.execution.trainer.model, rebuilt.renderer, rl_colocated.card(config, version)
-        )
+        export_weights(fresh, rebuilt.versions.execution.trainer.model, rebuilt.renderer, card(config, version))

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from types import FrameType
 from uuid import uuid4
 
-from hone.commands.machine import configure, device_of
-from hone.commands.training import headline, load_policy, make_trainer, with_determinism
+from hone.commands.training import headline
+from hone.composition.machine import configure, device_of
+from hone.composition.parts import load_policy, make_trainer, with_determinism
 from hone.config.hoist import SHARED
 from hone.config.roles import TrainerRole
 from hone.errors import UserError
@@ -84,7 +85,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     def make(temperature: float, lag: int) -> Trainer:
         return make_trainer(_sampled(config, temperature, lag), loaded.pop() if loaded else load(), ranks)
 
-    headed = headline(config, loaded[0], threads, ranks.world)
+    headed = headline(config, loaded[0], ranks.world)
     trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)
     if not ranks.first:
         return trainer.follow()

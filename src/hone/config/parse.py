@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig
 from hone.config.schema import lookup
-from hone.config.sources import Sources, read_sources
+from hone.config.sources import Sources, add_settings, read_sources
 from hone.errors import UserError
 
 Config = TypeVar("Config", bound=BaseConfig)
@@ -25,7 +27,27 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 
         print(render(cls, prog))
         raise SystemExit(0)
-    sources = read_sources(cls, argv)
+    return _validated(cls, read_sources(cls, argv), prog)
+
+
+def from_settings(cls: type[Config], config: Config | str | Path | None, settings: Mapping[str, Any]) -> Config:
+    """The config of a TOML file, or one that was made before, with these `settings` on top, by name or dotted name.
+
+    from_settings(RLConfig, "rl.toml", {"model": "Qwen/Qwen3-0.6B", "trainer.optim.lr": 1e-6, "ckpt": True})
+
+    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off. Raises
+    UserError as `parse` does.
+    """
+    if isinstance(config, BaseConfig):
+        if not settings:
+            return config
+        sources = Sources(config.model_dump(exclude_unset=True))
+    else:
+        sources = read_sources(cls, [] if config is None else ["@", str(config)])
+    return _validated(cls, add_settings(cls, sources, settings), "hone")
+
+
+def _validated(cls: type[Config], sources: Sources, prog: str) -> Config:
     try:
         return cls.model_validate(cls.compose(sources))
     except ValidationError as error:

@@ -26,7 +26,8 @@ import operator
 import pathlib
 import tomllib
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin
 
 from hone.config.base import BaseConfig
@@ -75,6 +76,24 @@ def read_sources(cls: type[BaseConfig], argv: list[str]) -> Sources:
     return _Reader(cls, argv).read()
 
 
+def add_settings(cls: type[BaseConfig], sources: Sources, settings: Mapping[str, Any]) -> Sources:
+    """`sources` with keys that a Python program sets, by name or dotted name. UserError for an unknown key."""
+    reader, found = _Reader(cls, []), sources
+    for name, value in settings.items():
+        key = lookup(cls, tuple(name.split(".")))
+        if key is None:
+            close = nearest(cls, tuple(name.split(".")))
+            hint = f": did you mean {dotted(close)}?" if close else "; `hone rl --help` lists all keys"
+            raise UserError(f"there is no key {name!r}{hint}")
+        if key.section and isinstance(value, bool):
+            value = {} if value else None
+        value = str(value) if isinstance(value, pathlib.PurePath) else value
+        tree = reader.checked(nest(key.path, value), (), "a keyword", found.origins)
+        found = replace(found, flags=merge(found.flags, tree))
+        found.origins.setdefault(key.path, f"keyword {name}")
+    return found
+
+
 class _Reader:
     def __init__(self, cls: type[BaseConfig], argv: list[str]) -> None:
         self.cls = cls
@@ -116,12 +135,12 @@ class _Reader:
         if not section and self.cls.section and not config_of(pathlib.Path(name)):
             section = (self.cls.section,)
         layer = "section" if section else "root"
-        tree = self._checked(load_toml(name), section, name, self.origins[layer])
+        tree = self.checked(load_toml(name), section, name, self.origins[layer])
         self.trees[layer] = merge(self.trees[layer], nest(section, tree))
         if self.section:
             self.section_files.append(dotted(self.section))
 
-    def _checked(self, tree: dict[str, Any], prefix: Path, file: str, origins: dict[Path, str]) -> dict[str, Any]:
+    def checked(self, tree: dict[str, Any], prefix: Path, file: str, origins: dict[Path, str]) -> dict[str, Any]:
         """`tree` in canonical names; refuses unknown keys, and true or false where a number belongs."""
         result: dict[str, Any] = {}
         for name, value in tree.items():
@@ -133,7 +152,7 @@ class _Reader:
             if key.bare is not None and isinstance(value, str) and value != "None":
                 value = {key.bare: value}
             if key.section and isinstance(value, dict):
-                value = self._checked(value, key.path, file, origins)
+                value = self.checked(value, key.path, file, origins)
             result[key.path[-1]] = value
             if not (key.section and isinstance(value, dict) and value):
                 origins[key.path] = file

@@ -155,6 +155,12 @@ def group_state(group: Group) -> State:
     return "trained" if has_signal(rewards(group.scores)[mask_G]) else "filtered"
 
 
+def oldest_version(group: Group, step: int) -> int:
+    """The oldest version of which a token of the group was sampled; `step` if none was."""
+    versions = [int(t.versions[t.sampled_mask].min()) for t in group.trajectories if t.num_sampled]
+    return min(versions, default=step)
+
+
 def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
     """Enters how the draws of a step ended: those of its groups, and those that were passed over.
 

@@ -11,15 +11,14 @@ from hone.trainer.packing import Sequence, split_micro_batches
 from hone.types import Group, PackedBatch
 
 
-def pack_groups(
-    groups: SequenceABC[Group], truncated: str, max_tokens: int | None, device: torch.device | str = "cpu"
+def micro_batches(
+    sequences: SequenceABC[Sequence], max_tokens: int | None, device: torch.device | str = "cpu"
 ) -> list[PackedBatch]:
-    """Micro-batches of at most `max_tokens` tokens, in the order of the groups; empty if no group carries signal.
+    """Micro-batches of at most `max_tokens` tokens, in the order of the completions; empty of none.
 
     Completions of a group share its prompt, which is computed once; `max_tokens` None is what suits `device`.
     """
-    sequences = trainable(groups, truncated)
-    return split_micro_batches(sequences, max_tokens, device, share_prompts=True) if sequences else []
+    return split_micro_batches(list(sequences), max_tokens, device, share_prompts=True) if sequences else []
 
 
 def trainable(groups: SequenceABC[Group], truncated: str) -> list[Sequence]:

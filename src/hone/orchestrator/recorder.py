@@ -25,11 +25,6 @@ class RunRecorder:
         self.watch = watch
         self.failures = failures
 
-    @property
-    def stopping(self) -> bool:
-        """True once the run was asked to end: by the user, by the system, or by its budget."""
-        return self.saver.stopping
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
@@ -67,6 +62,10 @@ class RunRecorder:
         else:
             self.failures.tell_total()
         self.watch.trained(step, metrics)
+
+    def returned(self, step: int, draws: list[int], oldest: int) -> None:
+        """Notes draws that are sampled again, for a token of theirs is older than version `oldest`."""
+        self.run.event("stale", step, draws=draws, oldest=oldest)
 
     def evaluated(
         self,

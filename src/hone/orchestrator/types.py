@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hone.inference.types import SamplingParams
-from hone.types import Message, Trajectory
+from hone.runs.saving import Ending
+from hone.trainer.packing import Sequence as Packed
+from hone.trainer.token_stats import TokenStats
+from hone.types import Group, Message, Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,91 @@ class Policy(Sampler, Protocol):
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """The sampler's own logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
         ...
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of a train step: its metrics, the fingerprint of the version that it began with, timings in seconds,
+    and what it computed of each token.
+    """
+
+    metrics: dict[str, float]
+    weights: str
+    timings: dict[str, float] = field(default_factory=dict)
+    token_stats: TokenStats | None = None
+
+
+class Updates(Protocol):
+    """What makes new versions of the weights: the trainer in this process, or one in processes of its own."""
+
+    @property
+    def version(self) -> int:
+        """That of the last update that was taken."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True if `take` would not wait."""
+        ...
+
+    def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
+        """Hand over the batch of a step; returns timings."""
+        ...
+
+    def take(self) -> Update:
+        """The update on the oldest batch that was put; `version` is the one that it made from then on."""
+        ...
+
+    def release(self, version: int) -> None:
+        """Let the sampler have later versions than `version`, which has been measured."""
+        ...
+
+    def give_up(self) -> None:
+        """Publish no version any more: the run ends with what is on its way."""
+        ...
+
+    def fingerprint(self) -> str:
+        """That of `version`."""
+        ...
+
+
+class Saves(Protocol):
+    """`hone.runs.saving.Saver`, or what stands in for one."""
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def save(self, step: int, last: bool = False) -> None: ...
+
+    def ending(self, version: int, max_steps: int) -> Ending: ...
+
+
+class Recorder(Protocol):
+    """Where the steps of a run are written down; see `hone.orchestrator.recorder`."""
+
+    @property
+    def saver(self) -> Saves: ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+    def record(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        groups: list[Group],
+        weights: str,
+        timings: Mapping[str, float] | None = None,
+        token_stats: TokenStats | None = None,
+    ) -> None: ...
+
+    def evaluated(
+        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
+    ) -> None: ...
+
+    def returned(self, step: int, draws: list[int], oldest: int) -> None: ...
+
+
+Publish = Callable[[int], dict[str, float]]
+"""(version) -> metrics: puts that version of the weights into the sampler, and judges how far the two are apart."""
+Evaluate = Callable[[int, bool], dict[str, float]]
+"""(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""

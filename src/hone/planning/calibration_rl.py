@@ -1,7 +1,7 @@
 """The measured part of a plan for RL: steps as the run takes them, and one of completions as long as they may be.
 
-Runs in the place of the RL loop, on all that the loop is given. First a few decode steps and a small micro-batch tell
-what a step will take. If several fit into the time, the loop itself runs for some steps, evaluation and save included;
+Takes the place of the steps of an open run. First a few decode steps and a small micro-batch tell
+what a step will take. If several fit into the time, the run takes some steps, evaluation and save included;
 then comes the longest step. If not, the longest comes first, and as much of it as fits: whole groups, or the first
 tokens of all of them, and some of the micro-batches, but at least two, so that gradients, moments and activations are
 there together, as in the run.
@@ -10,7 +10,7 @@ there together, as in the run.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from hone import rng
+from hone.composition.rl import RL
 from hone.config.rl import RLConfig
 from hone.environments import MultiTurnEnv
 from hone.evaluation.loop import BATCH
 from hone.inference.types import SamplingParams
 from hone.orchestrator.groups import GroupSampler
-from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.loop import Evaluate, Publish, train
+from hone.orchestrator.local_trainer import LocalTrainer
 from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Request
+from hone.orchestrator.types import Evaluate, Request
 from hone.planning.calibration_stages import (
     LARGEST_SAVE,
     LEAST_STEPS,
@@ -42,7 +42,6 @@ from hone.planning.calibration_stages import (
 )
 from hone.runs.budget import process_seconds
 from hone.runs.files import read_lines
-from hone.runs.saving import Ending
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
@@ -67,24 +66,18 @@ class RLTrial:
     writes: bool = True
     """Whether what the run saves is written."""
 
-    def loop(
-        self,
-        config: RLConfig,
-        sampler: GroupSampler,
-        trainer: Trainer,
-        ledger: Ledger,
-        recorder: RunRecorder,
-        publish: Publish,
-        evaluate: Evaluate,
-    ) -> Ending:
-        """Takes the place of `hone.orchestrator.loop.train`."""
-        stages = self.stages
+    def measure(self, rl: RL) -> None:
+        """Measures with an open run, in the place of `RL.train`."""
+        config, steps, stages = rl.config, rl.steps, self.stages
+        sampler, recorder, evaluate = steps.sampler, steps.recorder, steps.evaluate
+        assert sampler is not None and isinstance(recorder, RunRecorder) and isinstance(steps.trainer, LocalTrainer)
+        trainer = steps.trainer.trainer
         stages.leave()
         self.result = {"start": process_seconds(), "steps": [], "parameters": trainer.model.num_parameters}
         self._note_sizes(config, sampler, trainer, recorder)
         longest = Longest(config, sampler, trainer, stages)
         self.result["worst"] = longest.facts
-        self.result["publish"] = stages.timed("publish", lambda: publish(trainer.version))[1]
+        self.result["publish"] = stages.timed("publish", lambda: steps.publish(trainer.version))[1]
         estimate = longest.probe()
         full = estimate.sample + estimate.train
         evaluation = self._evaluation_seconds(config, estimate.sample, longest.completions)
@@ -92,14 +85,8 @@ class RLTrial:
         def sampled(until: float) -> None:
             """Steps as the run takes them."""
             measures = evaluation < 0.3 * stages.left
-            self._take_steps(
-                config,
-                recorder,
-                until,
-                lambda: train(
-                    config, sampler, trainer, ledger, recorder, publish, _first(evaluate) if measures else _none
-                ),
-            )
+            steps.evaluate = _first(evaluate) if measures else _none
+            self._take_steps(rl, recorder, until)
             self.result["evaluated"] = measures and config.orchestrator.eval is not None
 
         self.result["sampled_first"] = first = (LEAST_STEPS + 1.3) * full + evaluation < stages.left
@@ -114,7 +101,7 @@ class RLTrial:
             ]
         self.result |= {"peaks": stages.peaks, "gpu_peaks": stages.gpu_peaks}
         stages.tell(ended=True)
-        return "done"
+        rl.ending = "done"
 
     def _note_sizes(self, config: RLConfig, sampler: GroupSampler, trainer: Trainer, recorder: RunRecorder) -> None:
         """What of an evaluation and of a save is measured, and what the run's own will be."""
@@ -127,14 +114,15 @@ class RLTrial:
         self.writes = size <= LARGEST_SAVE and 2 * size < shutil.disk_usage(folder).free
         self.result |= {"saved_bytes": size} | ({} if self.writes else {"write_rate": write_rate(folder)})
 
-    def _take_steps(self, config: RLConfig, recorder: RunRecorder, until: float, loop: Callable[[], Any]) -> None:
-        """Runs the loop until enough is known, or it is time."""
+    def _take_steps(self, rl: RL, recorder: RunRecorder, until: float) -> None:
+        """Takes steps until enough is known, or it is time."""
         run = recorder.run
         run.display = StageDisplay(self.stages)
         before = recorder.saver
-        recorder.saver = TrialSaver(before, enough_steps(run.folder, config.max_steps, until), self.writes)
+        recorder.saver = TrialSaver(before, enough_steps(run.folder, rl.config.max_steps, until), self.writes)
         try:
-            loop()
+            rl.train()
+            rl.steps.finish()
         finally:
             recorder.saver.close()
             recorder.saver = before

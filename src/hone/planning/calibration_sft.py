@@ -1,6 +1,6 @@
 """The measured part of a plan for SFT: steps as the run takes them, and one of the longest examples.
 
-Runs in the place of the SFT loop. As in `calibration_rl`, a small micro-batch tells first what a step will take.
+Takes the place of the steps of an open run. As in `calibration_rl`, a small micro-batch tells first what a step takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from hone.composition.sft import SFT
 from hone.config.sft import SFTConfig
 from hone.planning.calibration_stages import (
     LARGEST_SAVE,
@@ -24,11 +25,8 @@ from hone.planning.calibration_stages import (
     write_rate,
 )
 from hone.runs.budget import process_seconds
-from hone.runs.saving import Ending, Saver
-from hone.runs.writer import RunWriter
 from hone.trainer.packing import Sequence, split_micro_batches
 from hone.trainer.ranked import RankedTrainer
-from hone.trainer.sft import Progress, train
 from hone.trainer.sft_data import Source
 from hone.types import PackedBatch
 
@@ -43,19 +41,10 @@ class SFTTrial:
     stages: Stages
     result: dict[str, Any] = field(default_factory=dict)
 
-    def loop(
-        self,
-        config: SFTConfig,
-        source: Source,
-        validation: list[Sequence],
-        trainer: RankedTrainer,
-        progress: Progress,
-        run: RunWriter,
-        saver: Saver,
-        newest: dict[str, float],
-    ) -> Ending:
-        """Takes the place of `hone.trainer.sft.train`."""
-        stages = self.stages
+    def measure(self, sft: SFT) -> None:
+        """Measures with an open run, in the place of `SFT.train`."""
+        stages, config, run, trainer = self.stages, sft.config, sft.run, sft.trainer
+        source, validation = sft.data.source, sft.data.validation
         own = trainer.trainer
         self.result = {"start": process_seconds(), "steps": [], "parameters": own.model.num_parameters}
         self.result["validation_tokens"] = sum(map(len, validation))
@@ -74,13 +63,18 @@ class SFTTrial:
 
         def natural(until: float) -> None:
             run.display = StageDisplay(stages)
-            trial = TrialSaver(saver, enough_steps(run.folder, config.max_steps, until), writes)
+            saver, sft.saver = (
+                sft.saver,
+                TrialSaver(sft.saver, enough_steps(run.folder, config.max_steps, until), writes),
+            )
             quick = full * sum(map(len, validation)) / tokens < 0.3 * stages.left
             try:
-                without = config if quick else config.model_copy(update={"val": None})
-                train(without, source, validation, trainer, progress, run, trial, newest)
+                sft.steps.config = config if quick else config.model_copy(update={"val": None})
+                sft.train()
+                sft.finish()
             finally:
-                trial.close()
+                sft.saver.close()
+                sft.saver = saver
                 stages.leave()
             self.result |= {"steps": step_timings(run.folder), "evaluated": quick and config.val is not None}
 
@@ -92,7 +86,7 @@ class SFTTrial:
             natural(stages.deadline)
         self.result |= {"peaks": stages.peaks, "gpu_peaks": stages.gpu_peaks}
         stages.tell(ended=True)
-        return "done"
+        sft.ending = "done"
 
     def _longest(self, trainer: RankedTrainer, every: list[PackedBatch], rate: float, rows: list[Sequence]) -> None:
         """The step of the longest examples, or some of its micro-batches, at least two."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hone.runs.display import NoDisplay
+from hone.runs.display import Display
 from hone.runs.saving import Ending, Saver
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _torch_with_gpu() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-class StageDisplay(NoDisplay):
+class StageDisplay(Display):
     """Takes each phase of a run for a stage, and tells each step that is done."""
 
     def __init__(self, stages: Stages) -> None:

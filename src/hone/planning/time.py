@@ -19,7 +19,7 @@ from hone.planning.memory import KV_GIB, checkpoint_bytes, weight_bytes
 from hone.planning.shape import Shape
 
 SMALL_MODEL = 10_000_000
-"""As `hone.commands.machine`."""
+"""As `hone.composition.machine`."""
 DISK = 1e9
 """Bytes a second that a checkpoint is written with."""
 

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
+from hone.composition.rl import Steps
+from hone.composition.sft import Progress, SFTSteps
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, close_draws, group_state
+from hone.orchestrator.groups import GroupSampler, group_state
 from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.metrics import step_metrics
-from hone.orchestrator.packing import pack_groups
+from hone.orchestrator.local_trainer import LocalTrainer
+from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce.compare import Row, StepRecord
 from hone.reproduce.groups import groups_of
 from hone.reproduce.records import Records, plain_rows
+from hone.runs.evaluations import as_read
 from hone.runs.rollouts import group_rows, rollouts_file
-from hone.trainer.packing import split_micro_batches
-from hone.trainer.sft import Progress
-from hone.trainer.sft_data import Source, next_batch
+from hone.runs.saving import Ending
+from hone.trainer.packing import Sequence as Packed
+from hone.trainer.parallel import ALONE
+from hone.trainer.ranked import RankedTrainer
+from hone.trainer.sft_data import Source
 from hone.trainer.step import Trainer
-from hone.types import Example, Group, PackedBatch, Trajectory
-
-Publish = Callable[[int], dict[str, float]]
-"""version -> what was measured of its publication."""
-Evaluate = Callable[[int], tuple[dict[str, float], list[Row] | None]]
-"""version -> metrics of its evaluation, and its samples as they are read back from a run; None without any."""
+from hone.trainer.token_stats import TokenStats
+from hone.types import Group, Score, Trajectory
 
 
 class Execution(Protocol):
@@ -63,8 +65,55 @@ class Execution(Protocol):
         ...
 
 
+class Memory:
+    """Keeps what the last step recorded, in the place of a run directory."""
+
+    seconds_so_far = 1.0
+
+    def __init__(self) -> None:
+        self.saver = _NothingSaved()
+        self.evals: list[Row] | None = None
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        groups: list[Group],
+        weights: str,
+        timings: Mapping[str, float] | None = None,
+        token_stats: TokenStats | None = None,
+    ) -> None:
+        self.groups = groups
+        self.log_step(step, metrics, weights=weights)
+
+    def log_step(self, step: int, metrics: dict[str, Any], timings: Any = None, weights: str | None = None) -> None:
+        self.metrics, self.weights = metrics, weights or ""
+
+    def evaluated(
+        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
+    ) -> None:
+        self.evals = as_read(rows)
+
+    def returned(self, step: int, draws: list[int], oldest: int) -> None: ...
+
+
+class _NothingSaved:
+    stopping = False
+
+    def save(self, step: int, last: bool = False) -> None: ...
+
+    def ending(self, version: int, max_steps: int) -> Ending:
+        return "done"
+
+
 class RLExecution:
-    """An RL run. Without a `sampler` it can replay, not repeat; without `evaluate` and `publish` not sample anew."""
+    """An RL run. Without a `sampler` it can replay, not repeat; without `evaluate` and `publish` not sample anew.
+
+    `memory` is where `evaluate` tells its samples.
+    """
 
     def __init__(
         self,
@@ -75,37 +124,34 @@ class RLExecution:
         sampler: GroupSampler | None = None,
         evaluate: Evaluate | None = None,
         publish: Publish | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        self.config = config
-        self.trainer = trainer
-        self.records = records
-        self.curriculum = curriculum
-        self.sampler = sampler
-        self.evaluate = evaluate
-        self.publish = publish
-        self.ledger = Ledger()
+        self.config, self.trainer, self.records, self.curriculum = config, trainer, records, curriculum
+        self.sampler, self.evaluate, self.publish = sampler, evaluate, publish
+        self.memory = memory or Memory()
+        self.begin(None)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        self.ledger = Ledger(state["ledger"] if state else None)
-        self.curriculum.restore(self.ledger.entries)
+        ledger = Ledger(state["ledger"] if state else None)
+        self.curriculum.restore(ledger.entries)
+        self.steps = Steps(
+            self.config,
+            self.sampler,
+            self.curriculum,
+            LocalTrainer(self.trainer, self.config.trainer.micro_batch_tokens),
+            ledger,
+            self.memory,
+            self.publish or (lambda version: {}),
+            self._evaluate,
+        )
 
     def replay(self, step: int) -> StepRecord:
-        return self._update(step, self._recorded(step), {})
+        return self._update(step, self._recorded(step))
 
     def repeat(self, step: int) -> StepRecord:
-        sampler = self.sampler
-        assert sampler is not None
-        due = self.config.orchestrator.eval and step % self.config.orchestrator.eval.interval == 0
-        metrics, samples = self.publish(step) if self.publish else {}, None
-        if self.evaluate and (due or self.records.was_evaluated(step)):
-            evaluated, samples = self.evaluate(step)
-            metrics |= evaluated
-        draws, examples = sampler.draw()
-        if self.resamples:
-            trajectories = sampler.sample(examples, draws, step)
-        else:
-            trajectories = self._retold(sampler, examples, draws, step)
-        return replace(self._update(step, sampler.grade(examples, draws, trajectories), metrics), evals=samples)
+        self.memory.evals = None
+        groups = self.steps.sample() if self.resamples else self._retold(step)
+        return replace(self._update(step, groups), evals=self.memory.evals)
 
     @property
     def resamples(self) -> bool:
@@ -117,15 +163,19 @@ class RLExecution:
 
     def evaluation(self) -> StepRecord:
         assert self.evaluate is not None and self.publish is not None
+        self.memory.evals = None
         version = self.trainer.version
-        metrics = self.publish(version)
-        evaluated, samples = self.evaluate(version)
-        return StepRecord(version, None, _finite(metrics | evaluated), self.trainer.fingerprint(), evals=samples)
+        metrics = self.publish(version) | self.evaluate(version, True)
+        return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint(), evals=self.memory.evals)
 
-    def _retold(
-        self, sampler: GroupSampler, examples: Sequence[Example], draws: Sequence[int], step: int
-    ) -> list[Trajectory]:
-        """The completions of a step from their recorded token ids: prompts and texts are those of config and task."""
+    def _evaluate(self, version: int, last: bool) -> dict[str, float]:
+        """Also where the run did so although it was not due: it had ended there before."""
+        return self.evaluate(version, last or self.records.was_evaluated(version)) if self.evaluate else {}
+
+    def _retold(self, step: int) -> list[Group]:
+        """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
+        assert self.sampler is not None
+        draws, examples = self.sampler.draw()
         recorded = [t for group in self._recorded(step) for t in group.trajectories]
         wanted = self.config.orchestrator.batch_size
         if len(recorded) != wanted:
@@ -133,7 +183,7 @@ class RLExecution:
                 f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
                 f"{wanted}: compare it with another copy of the run"
             )
-        return sampler.retell(examples, draws, step, recorded)
+        return self.sampler.grade(examples, draws, self.sampler.retell(examples, draws, step, recorded))
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)
@@ -144,41 +194,36 @@ class RLExecution:
             )
         return groups_of(rows, self.config.orchestrator.advantage, self.trainer.model.config.vocab_size)
 
-    def _update(self, step: int, groups: list[Group], metrics: dict[str, float]) -> StepRecord:
-        before = self.trainer.fingerprint()
-        orch = self.config.orchestrator
-        micro_batch_tokens, device = self.config.trainer.micro_batch_tokens, self.trainer.model.device
-        batch = pack_groups(groups, orch.truncated, micro_batch_tokens, device)
-        metrics |= step_metrics(groups, step, orch.max_async_level) | self.trainer.step(batch)
-        close_draws(self.ledger, self.curriculum, groups, step)
-        metrics |= {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
+    def _update(self, step: int, groups: list[Group]) -> StepRecord:
+        metrics = self.steps.update(groups)
         rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
-        return StepRecord(step, plain_rows(rows), _finite(metrics), before, self.trainer.fingerprint())
+        after = self.trainer.fingerprint()
+        return StepRecord(step, plain_rows(rows), _finite(metrics), self.memory.weights, after)
 
 
 class SFTExecution:
     """An SFT run. Its steps are a function of the data, so replaying one is repeating it."""
 
     def __init__(
-        self, config: SFTConfig, trainer: Trainer, records: Records, source: Source, validation: list[PackedBatch]
+        self, config: SFTConfig, trainer: Trainer, records: Records, source: Source, validation: list[Packed]
     ) -> None:
-        self.config = config
-        self.trainer = trainer
-        self.records = records
-        self.source = source
-        self.validation = validation
-        self.progress = Progress()
+        self.config, self.trainer, self.records = config, trainer, records
+        self.source, self.validation = source, validation
+        self.begin(None)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        self.progress = Progress(**state["progress"]) if state else Progress()
+        progress = Progress(**state["progress"]) if state else Progress()
+        trainer = RankedTrainer(ALONE, lambda: self.trainer, self.config.data.micro_batch_tokens)
+        trainer.start()
+        self.memory = Memory()
+        self.steps = SFTSteps(self.config, self.source, self.validation, trainer, progress, self.memory)
 
     def replay(self, step: int) -> StepRecord:
-        return self._update(step, {})
+        return self._step(step, validate=False)
 
     def repeat(self, step: int) -> StepRecord:
         due = self.config.val is not None and step % self.config.val.interval == 0
-        validated = due or self.records.was_evaluated(step)
-        return self._update(step, self._validation() if validated else {})
+        return self._step(step, validate=due or self.records.was_evaluated(step))
 
     @property
     def resamples(self) -> bool:
@@ -189,21 +234,11 @@ class SFTExecution:
         return self.config.val is not None
 
     def evaluation(self) -> StepRecord:
-        return StepRecord(self.trainer.version, None, _finite(self._validation()), self.trainer.fingerprint())
+        return StepRecord(self.trainer.version, None, _finite(self.steps.validate()), self.trainer.fingerprint())
 
-    def _validation(self) -> dict[str, float]:
-        return {"val/loss": self.trainer.evaluate(self.validation)} if self.evaluates else {}
-
-    def _update(self, step: int, metrics: dict[str, float]) -> StepRecord:
-        before, progress, data = self.trainer.fingerprint(), self.progress, self.config.data
-        sequences, progress.position = next_batch(self.source, step, progress.position, data)
-        batch = split_micro_batches(sequences, data.micro_batch_tokens, self.trainer.model.device)
-        metrics |= self.trainer.step(batch)
-        progress.examples += len(sequences)
-        progress.tokens += sum(len(sequence) for sequence in sequences)
-        metrics |= {"epoch": progress.position / len(self.source)}
-        metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
-        return StepRecord(step, None, _finite(metrics), before, self.trainer.fingerprint())
+    def _step(self, step: int, validate: bool) -> StepRecord:
+        metrics = self.steps.step(validate)
+        return StepRecord(step, None, _finite(metrics), self.memory.weights, self.trainer.fingerprint())
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

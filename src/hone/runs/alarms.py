@@ -11,13 +11,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
 from hone.errors import Halt
 from hone.runs.alarm_finding import Finding
 from hone.runs.alarm_rules import RULES
+from hone.runs.files import read_lines
 from hone.runs.history import History
+from hone.runs.observer import Observer
+
+if TYPE_CHECKING:
+    from hone.runs.writer import RunWriter
 
 TRAINED = ("reward/mean", "groups/trained", "loss")
 """Metrics of which a step that was taken has one."""
@@ -156,6 +161,22 @@ class Alarms:
     def done(self) -> None:
         """What was asked for has been done."""
         self.asked, self.cause = "off", ""
+
+
+class AlarmWatch(Observer):
+    """Looks at every step of a run for what its alarms say."""
+
+    def before_start(self, run: RunWriter) -> None:
+        self.run = run
+        run.alarms.restore(read_lines(run.folder / "metrics.jsonl"), read_lines(run.folder / "events.jsonl"))
+
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        raised, over = self.run.alarms.look(step, metrics)
+        for alarm in raised:
+            self.run.alarm(alarm)
+            self.run.display.message(alarm.text)
+        for name in over:
+            self.run.event(OVER, step, name=name)
 
 
 def took_step(metrics: Mapping[str, Any]) -> bool:

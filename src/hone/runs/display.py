@@ -5,43 +5,52 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from hone.runs.observer import Observer
 from hone.runs.progress import Progress, duration
+
+if TYPE_CHECKING:
+    from hone.runs.writer import RunWriter
 
 _INTERVAL = 2.0
 """Least seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
 
 
-class Display(Protocol):
-    """What the run writer tells the screen."""
+class Display(Observer):
+    """What a run tells the screen; this one shows nothing."""
+
+    def before_start(self, run: RunWriter) -> None:
+        self.start(run.start_step)
+
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        self.step(step, dict(metrics), dict(timings))
+
+    def at_end(self, status: str) -> None:
+        self.close()
 
     def start(self, step: int) -> None:
         """The loop begins at `step`."""
-        ...
 
     def phase(self, name: str) -> None:
         """A part of the step begins: sample, grade, train, evaluate, …"""
-        ...
 
     def doing(self, words: str) -> None:
         """How far that part has come, in words."""
-        ...
 
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """The step's lines, as they were written to disk."""
-        ...
 
     def message(self, text: str) -> None:
         """A sentence that stays on the screen."""
-        ...
 
     def notice(self, text: str) -> None:
         """Like `message`, but safe inside a signal handler."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing more is shown."""
 
 
 def make_display(
@@ -51,7 +60,7 @@ def make_display(
     stream: TextIO = sys.stdout if out is None else out
     progress = progress or Progress(kind, max_steps)
     if mode == "none":
-        return NoDisplay()
+        return Display()
     if mode == "auto" and _is_rich_terminal(stream):
         from hone.runs.live import LiveDisplay
 
@@ -64,19 +73,7 @@ def _is_rich_terminal(out: TextIO) -> bool:
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and encoding.startswith("utf")
 
 
-class NoDisplay:
-    """Shows nothing."""
-
-    def start(self, step: int) -> None: ...
-    def phase(self, name: str) -> None: ...
-    def doing(self, words: str) -> None: ...
-    def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None: ...
-    def message(self, text: str) -> None: ...
-    def notice(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class PlainDisplay:
+class PlainDisplay(Display):
     """ASCII lines for logs and pipes; a thread says what a step is busy with when it takes longer than two seconds.
 
     `step 3/8` is the third step, done or being taken: people count from 1.

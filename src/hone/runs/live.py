@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hone.runs.display import Display
 from hone.runs.progress import Progress, duration, in_turns, percent, short_seconds, sparkline, thousands
 
 OUTCOME_STYLES = {
@@ -25,7 +26,7 @@ OUTCOME_STYLES = {
 """How rich shows each outcome, here and in reports."""
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A panel of a few lines that is redrawn four times a second; messages scroll above it."""
 
     def __init__(self, progress: Progress, out: TextIO):

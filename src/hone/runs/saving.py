@@ -100,6 +100,14 @@ class Saver:
         if asked:
             self._do_what_was_asked(step, last)
 
+    def save_now(self, step: int) -> None:
+        """Saves version `step` as weights and as a checkpoint, and waits until all files are written."""
+        before, self.halted = self.halted, True
+        try:
+            self.save(step, last=True)
+        finally:
+            self.halted = before
+
     def wants_checkpoint(self, step: int) -> bool:
         """Whether `save(step)` will make a checkpoint, as far as that is known before."""
         if self.run.alarms.saves and self._promised is None:

@@ -58,6 +58,11 @@ class StopRequest:
         """What a shell reports for a process ended by that signal: 130 or 143; 0 if none came."""
         return 0 if self.signum is None else 128 + self.signum
 
+    @property
+    def time_left(self) -> bool:
+        """False once the grace period is over."""
+        return self._deadline is None or time.monotonic() < self._deadline
+
     @contextmanager
     def abandonable(self) -> Iterator[None]:
         """Inside, StepAbandoned may be raised at any point: the block must change nothing that is saved."""
@@ -75,7 +80,7 @@ class StopRequest:
 
     def check(self) -> None:
         """Raises StepAbandoned if the time for this step is over."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if not self.time_left:
             raise StepAbandoned
 
     def __enter__(self) -> StopRequest:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,16 +24,16 @@ from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import opening, predictions, provenance, settings
-from hone.runs.alarms import OVER, Alarm, Alarms, AlarmStop, took_step
+from hone.runs.alarms import Alarm, Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
 from hone.runs.evaluations import evals_file, write_evaluation
 from hone.runs.faults import explain
-from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, sha256, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, remove_dir, sha256, write_file, write_json
 from hone.runs.logs import LogFile
-from hone.runs.monitors import make_monitors, tracked, warnings
 from hone.runs.monitors.background import Monitors
+from hone.runs.observer import Observer
 from hone.runs.outputs import CARD, PAUSED, TOKENS, Lock, check, existing_run, writable
 from hone.runs.resuming import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_file, rollouts_path, write_rollouts
@@ -56,21 +57,20 @@ class RunWriter:
     the loop has nothing to do.
     """
 
-    def __init__(self, config: RunConfig, opened: opening.Opened, display: Display, lock: Lock):
+    def __init__(self, config: RunConfig, opened: opening.Opened, observers: Sequence[Observer], lock: Lock):
         folder = config.output_dir
         self.folder = folder
         self.info = opened.info
         self.start_step = opened.start_step
         self.restored = opened.restored
         self.nothing_left = opened.nothing_left
-        self.display = display
+        self.display, self.observers = split_display(observers)
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)
         shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
         self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
         self._lock = lock
-        self._monitors = Monitors([], self._monitor_failed, display.message)
         (folder / "logs").mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
             JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
@@ -82,8 +82,6 @@ class RunWriter:
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
-        self.at_end: Callable[[str], None] = lambda status: None
-        """Is told the last status once run.json has it, while the directory is still this process's. Must not raise."""
 
     @classmethod
     def start(
@@ -97,6 +95,7 @@ class RunWriter:
         sources: Mapping[str, str] | None = None,
         with_tensors: bool = True,
         ranks: int = 1,
+        observers: Sequence[Observer] | None = None,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
@@ -105,9 +104,11 @@ class RunWriter:
         checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
         (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
         `out` is the text file the display writes to, by default standard output. Without `with_tensors`, `restored` has
-        the state only: the tensors are another process's. `ranks` train: run.json says so.
+        the state only: the tensors are another process's. `ranks` train: run.json says so. `observers` are by default
+        those of the config: display, alarms, monitors.
         """
-        monitors = make_monitors(config)  # first: a missing package is told before anything is moved
+        # First: a missing package is told before anything is moved.
+        observers = watching(config, kind, out) if observers is None else observers
         folder = config.output_dir
         with writable(folder):
             other = opening.other_source(config)
@@ -119,10 +120,10 @@ class RunWriter:
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             try:
-                display = make_display(config.display, kind, config.max_steps, out)
+                display, _ = split_display(observers)
                 start = opening.Start(kind, command, parameters, sources or {}, with_tensors, ranks)
                 opened = opening.open_run(config, start, display.message)
-                run = cls(config, opened, display, lock)
+                run = cls(config, opened, observers, lock)
                 if run.nothing_left:
                     return run
                 run.event("resume" if resuming or other else "start", run.start_step)
@@ -135,16 +136,15 @@ class RunWriter:
                 run._prune()  # what a process that was killed had not got to
                 for name in (PAUSED, *CARD):  # of the state that it goes on from
                     (folder / name).unlink(missing_ok=True)
-                run.alarms.restore(read_lines(folder / "metrics.jsonl"), read_lines(folder / "events.jsonl"))
             except BaseException:
                 lock.release()
                 raise
-        run.note(**tracked(config, run.info))
-        for text in warnings(config):
-            display.message(text)
-        run._monitors = Monitors(monitors, run._monitor_failed, display.message)
-        run._monitors.start(folder, dict(run.info), config)
-        display.start(run.start_step)
+        try:
+            for observer in (*run.observers, run.display):
+                observer.before_start(run)
+        except BaseException:
+            run.__exit__(*sys.exc_info())
+            raise
         if parameters is not None:
             run.budget.expect("checkpoint", _saving_seconds(parameters))
         run._step_began = time.perf_counter()
@@ -201,23 +201,15 @@ class RunWriter:
         line = self._metrics.append(metrics_line)
         self._written.add_line("metrics.jsonl", step, line)
         self._timings.append(timings_line)
-        self.display.step(step, metrics_line, timings_line)
-        raised, over = self.alarms.look(step, metrics_line)
-        standing = {f"alarm/{name}": 1.0 for name in self.alarms.standing}
-        self._monitors.log(step, metrics_line | standing, timings_line)
-        for alarm in raised:
-            self.alarm(alarm)
-            self.display.message(alarm.text)
-        for name in over:
-            self.event(OVER, step, name=name)
+        for observer in (self.display, *self.observers):
+            observer.after_step(step, metrics_line, timings_line)
         return line
 
     def alarm(self, alarm: Alarm) -> None:
-        """Write down an alarm, and tell the monitors."""
+        """Write down an alarm, and tell the observers."""
         self.event("alarm", alarm.step, **alarm.fields())
-        found = alarm.finding
-        text = f"{found.evidence}. What helps: {found.advice}."
-        self._monitors.alarm(alarm.step, alarm.name, text, alarm.action)
+        for observer in self.observers:
+            observer.alarm(alarm)
 
     def waited(self, seconds: float) -> None:
         """So much of the step was waiting for the user: it is no part of `time/step`."""
@@ -248,7 +240,8 @@ class RunWriter:
         folder.mkdir(exist_ok=True)
         self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
         self._written.add(step, rollouts_file(step), self._rollouts_digest)
-        self._monitors.samples(step, rows)
+        for observer in self.observers:
+            observer.rollouts(step, rows)
 
     def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `tokens/step_N.parquet`; rows as `hone.runs.tokens.write_tokens` takes them."""
@@ -345,14 +338,14 @@ class RunWriter:
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
-            self.at_end(status)
         finally:
             self._close(status)
 
     def _close(self, status: str) -> None:
         try:
-            self._monitors.finish(status)
-            self.display.close()
+            with ExitStack() as ends:  # the last observer first, and each whatever the others raise
+                for observer in (self.display, *self.observers):
+                    ends.callback(observer.at_end, status)
             if warnings := self._log_file.close():
                 self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         finally:
@@ -407,15 +400,22 @@ class RunWriter:
         command = resume_command(self.folder, self.info["kind"], ranks=ranks_of(self.info))
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
-    def _monitor_failed(self, name: str, cause: str) -> None:
-        with suppress(OSError):  # a full disk stops the run where it has something of its own to write
-            self.event("monitor_failed", None, monitor=name, cause=cause)
-        self.display.message(f"{name} failed ({cause}); the run goes on without it.")
-
     def _save_info(self) -> None:
         path = self.folder / RUN
         write_json(path, self.info)
         self._written.add(0, RUN, sha256(path))
+
+
+def watching(config: RunConfig, kind: str, out: TextIO | None = None) -> list[Observer]:
+    """The observers that a run's config asks for: its display, which writes to `out`, its alarms, its monitors."""
+    display = make_display(config.display, kind, config.max_steps, out)
+    return [display, AlarmWatch(), Monitors(config)]
+
+
+def split_display(observers: Sequence[Observer]) -> tuple[Display, list[Observer]]:
+    """The display among the observers, or one that shows nothing; and the others."""
+    display = next((observer for observer in observers if isinstance(observer, Display)), Display())
+    return display, [observer for observer in observers if observer is not display]
 
 
 def _saving_seconds(parameters: Mapping[str, torch.Tensor]) -> float:

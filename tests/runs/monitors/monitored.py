@@ -14,6 +14,9 @@ from typing import Any
 from hone.config.rl import RLConfig
 from hone.config.shared import TrackioConfig, WandbConfig
 from hone.runs import Run
+from hone.runs.alarm_finding import Finding
+from hone.runs.alarms import Alarm
+from hone.runs.monitors.background import Monitors
 from hone.runs.writer import RunWriter
 
 FAILED = "monitor_failed"
@@ -45,6 +48,15 @@ def steps(run: RunWriter, first: int = 0, last: int = 3) -> None:
     for step in range(first, last):
         run.rollouts(step, [row(0, 1.0, "correct", step=step), row(1, 0.0, "wrong", step=step)])
         run.log_step(step, {"reward/mean": step / 8, "eval/x/exact": None}, {"tokens/s": 1000.0 + step})
+
+
+def monitors(run: RunWriter) -> Monitors:
+    return next(observer for observer in run.observers if isinstance(observer, Monitors))
+
+
+def raise_alarm(run: RunWriter, step: int, name: str, evidence: str, action: Any) -> None:
+    """What an alarm tells the monitors, without an event of it."""
+    monitors(run).alarm(Alarm(step, name, action, Finding(0.9, 0.8, evidence, "more variance")))
 
 
 def failures(folder: Path) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from monitored import config, failures, steps
+from monitored import config, failures, raise_alarm, steps
 
 from hone.runs import Run
 from hone.runs.monitors import background
@@ -66,12 +66,12 @@ def blocks_for_ever(monitor):
 
 
 def run_with(monitor, folder, monkeypatch, after_step=lambda: None):
-    monkeypatch.setattr("hone.runs.writer.make_monitors", lambda config: [monitor])
+    monkeypatch.setattr("hone.runs.monitors.background.make_monitors", lambda config: [monitor])
     with RunWriter.start(config(folder), "rl", []) as run:
         for step in range(3):
             steps(run, step, step + 1)
             after_step()
-        run._monitors.alarm(2, "zero_std", "text", "warn")
+        raise_alarm(run, 2, "zero_std", "text", "warn")
 
 
 @pytest.mark.parametrize("fails_in", ["start", "log", "samples", "alarm", "finish"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from monitored import config, failures, nobody_calls, steps
+from monitored import config, failures, nobody_calls, raise_alarm, steps
 from tracker_files import TrackioFile
 
 from hone.config.shared import ResumeConfig
@@ -27,12 +27,12 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     out = tmp_path / "run"
     with RunWriter.start(config(out, trackio=P | {"name": "N", "group": "sweep"}), "rl", []) as run:
         steps(run)
-        run._monitors.alarm(2, "zero_std", "90 % of the groups have one reward.", "stop")
+        raise_alarm(run, 2, "zero_std", "90 % of the groups have one reward", "stop")
     file = TrackioFile(tmp_path / "trackio", "P")
     assert file.values("N", "reward/mean") == [(0, 0.0), (1, 0.125), (2, 0.25)]
     assert file.values("N", "tokens/s") == [(0, 1000.0), (1, 1001.0), (2, 1002.0)]
     assert file.values("N", "eval/x/exact") == []
-    text = "90 % of the groups have one reward. The run is saved and stops."
+    text = "90 % of the groups have one reward. What helps: more variance. The run is saved and stops."
     assert file.alerts == [("N", 2, "zero_std at step 2", text)]
     assert file.configs["N"]["max_steps"] == 3 and file.configs["N"]["_Group"] == "sweep"
     assert file.configs["N"]["hone_run"] == Run(out).info["id"]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from monitored import config, failures, row, steps
+from monitored import config, failures, raise_alarm, row, steps
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
@@ -37,7 +37,7 @@ def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capf
     }
     with RunWriter.start(config(out, settings), "rl", ["rl", "@", "x.toml"]) as run:
         steps(run)
-        run._monitors.alarm(2, "zero_std", "90 % of the groups have one reward.", "checkpoint")
+        raise_alarm(run, 2, "zero_std", "90 % of the groups have one reward", "checkpoint")
     file, info = WandbFile(out), Run(out).info
     assert (file.run.project, file.run.display_name, file.run.entity) == ("P", "N", "team")
     assert (file.run.run_group, list(file.run.tags), file.run.job_type) == ("sweep", ["a", "b c"], "rl")
@@ -50,7 +50,7 @@ def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capf
     assert file.values("eval/x/exact") == []  # null: not drawn as a number
     (alert,) = file.alerts
     assert (alert.title, alert.level) == ("zero_std at step 2", "WARN")
-    assert alert.text == "90 % of the groups have one reward. A checkpoint is saved."
+    assert alert.text == "90 % of the groups have one reward. What helps: more variance. A checkpoint is saved."
     assert file.exit_code == 0
 
     tables = file.values("samples")
@@ -138,7 +138,7 @@ def test_a_run_is_the_same_bytes_with_and_without(tmp_path):
 def test_disabled_writes_nothing(tmp_path):
     with RunWriter.start(config(tmp_path / "run", {"mode": "disabled"}), "rl", []) as run:
         steps(run)
-        run._monitors.alarm(2, "zero_std", "text", "warn")
+        raise_alarm(run, 2, "zero_std", "text", "warn")
     assert failures(tmp_path / "run") == [] and not list((tmp_path / "run").glob("wandb/*run-*"))
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from monitored import below, config, failures, nobody_calls, signal_service, steps, wait_for
+from monitored import below, config, failures, nobody_calls, raise_alarm, signal_service, steps, wait_for
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
@@ -115,11 +115,11 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from monitored import config, steps\n"
+        "from monitored import config, monitors, steps\n"
         "from hone.runs.writer import RunWriter\n"
         f"run = RunWriter.start(config(Path({str(out)!r}), {OFFLINE!r}), 'rl', [])\n"
         "steps(run, 0, 2)\n"
-        "while not run._monitors.idle: time.sleep(0.05)\n"
+        "while not monitors(run).idle: time.sleep(0.05)\n"
         "print('there', flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -159,6 +159,6 @@ def test_a_full_disk_for_wandb_is_not_the_runs(tmp_path, small_disk, samples):
         ) as run:
             for step in range(40):
                 steps(run, step, step + 1)
-                run._monitors.alarm(step, "zero_std", "x" * 5000, "warn")
+                raise_alarm(run, step, "zero_std", "x" * 5000, "warn")
         assert Run(out).info["status"] == "done" and Run(out).metrics().num_rows == 40
     assert [name for name, _ in failures(out)] == ["wandb"]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import RunConfig
-from hone.runs.monitors import Monitor, MonitorError
+from hone.runs.monitors import Monitor, MonitorError, make_monitors, tracked, warnings
 from hone.runs.monitors.samples import chosen
+from hone.runs.observer import Observer
+
+if TYPE_CHECKING:
+    from hone.runs.alarms import Alarm
+    from hone.runs.writer import RunWriter
 
 WAITING = 10_000
 """Messages that may wait for a monitor: of each step one or two, of some KB."""
@@ -90,45 +95,46 @@ class Background:
         self.monitor.abandon()  # what it started, if it was left behind meanwhile
 
 
-class Monitors:
-    """All monitors of a run. Everything here is called by the run's own thread, and returns at once but for `finish`.
-
-    `failed(name, cause)` is called once for each that failed, `say` with what they have to say: by that thread, too,
-    when the next thing is told.
+class Monitors(Observer):
+    """All monitors that a run's config asks for. Everything here is called by the run's own thread, and returns at once
+    but for `at_end`. One that failed is told to the user, once.
     """
 
-    def __init__(
-        self, monitors: Sequence[Monitor], failed: Callable[[str, str], None], say: Callable[[str], None]
-    ) -> None:
-        self._all = [Background(monitor) for monitor in monitors]
-        self._failed, self._say = failed, say
+    def __init__(self, config: RunConfig) -> None:
+        self._monitors = make_monitors(config)  # UserError if a package is missing
+        self._config = config
+        self._all: list[Background] = []
 
     @property
     def idle(self) -> bool:
         """Whether they are done with all that they were told."""
         return all(one.idle for one in self._all)
 
-    def start(self, folder: Path, info: dict[str, Any], config: RunConfig) -> None:
-        """`info` is run.json's."""
-        self._tell("start", folder, info, config)
+    def before_start(self, run: RunWriter) -> None:
+        self.run = run
+        run.note(**tracked(self._config, run.info))
+        for text in warnings(self._config):
+            run.display.message(text)
+        self._all = [Background(monitor) for monitor in self._monitors]
+        self._tell("start", run.folder, dict(run.info), self._config)
 
-    def log(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        """The step's lines of metrics.jsonl and timings.jsonl."""
-        self._tell("log", step, metrics, timings)
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        standing = {f"alarm/{name}": 1.0 for name in self.run.alarms.standing}
+        self._tell("log", step, {**metrics, **standing}, timings)
 
-    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """The step's rows of its rollouts (`hone.runs.rollouts.schema`)."""
+    def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         for one in self._all:
             # Chosen here, so that what waits for a slow monitor is a few rows, not the step's tokens.
             if count := one.monitor.samples_of(step):
                 one.tell("samples", step, chosen(rows, count))
 
-    def alarm(self, step: int, name: str, text: str, action: str) -> None:
-        """An alarm was raised: its evidence in words, and what is done about it."""
-        self._tell("alarm", step, name, text, action)
+    def alarm(self, alarm: Alarm) -> None:
+        found = alarm.finding
+        text = f"{found.evidence}. What helps: {found.advice}."
+        self._tell("alarm", alarm.step, alarm.name, text, alarm.action)
 
-    def finish(self, status: str) -> None:
-        """The run ended with `status`: waits until they have sent what they have, `FINISH_SECONDS` at most."""
+    def at_end(self, status: str) -> None:
+        """Waits until they have sent what they have, `FINISH_SECONDS` at most."""
         self._tell("finish", status)
         until = time.monotonic() + FINISH_SECONDS
         try:
@@ -148,7 +154,12 @@ class Monitors:
     def _report(self) -> None:
         for one in list(self._all):
             while not one.notes.empty():
-                self._say(one.notes.get())
+                self.run.display.message(one.notes.get())
             if one.failure is not None:
                 self._all.remove(one)
-                self._failed(one.monitor.name, one.failure)
+                self._tell_failure(one.monitor.name, one.failure)
+
+    def _tell_failure(self, name: str, cause: str) -> None:
+        with suppress(OSError):  # a full disk stops the run where it has something of its own to write
+            self.run.event("monitor_failed", None, monitor=name, cause=cause)
+        self.run.display.message(f"{name} failed ({cause}); the run goes on without it.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hone.commands import machine
-from hone.commands.machine import cost_sentence, determinism_cost, determinism_note
+from hone.composition import machine
+from hone.composition.machine import cost_sentence, determinism_cost, determinism_note
 from hone.errors import UserError
 from hone.model.hf import load_model
 

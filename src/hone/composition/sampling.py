@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from hone.commands.api_key import api_key
 from hone.config.rl import RLConfig
 from hone.environments import Environment, MultiTurnEnv
+from hone.inference.api_key import api_key
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.vllm import VllmServer

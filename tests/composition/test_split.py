@@ -1,4 +1,4 @@
-"""`hone orchestrator` beside a trainer that somebody else has started."""
+"""A run in mode split beside a trainer that somebody else has started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hone.commands import orchestrator
+from hone.composition import split
 from hone.errors import UserError
 from hone.transport import FileTransport, Hello
 
@@ -18,13 +18,12 @@ def test_a_trainer_that_left_may_have_said_its_last_word_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is missed only after it was listened to once more."""
-    monkeypatch.setattr(orchestrator, "HELLO_SECONDS", 0)
-    monkeypatch.delenv(orchestrator.LAUNCHED, raising=False)
+    monkeypatch.setattr(split, "HELLO_SECONDS", 0)
     trainer, end = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
     hello = Hello("h1", "f", 1, 1, "cpu", 1, socket.gethostname(), os.getpid(), {})
     trainer.say_hello(hello)
     run = SimpleNamespace(folder=tmp_path / "out")
-    alive = orchestrator._Alive(end, hello, run)  # pyright: ignore
+    alive = split._Alive(end, hello, run)  # pyright: ignore
     alive()
     trainer.leave()
     alive()

@@ -6,7 +6,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import numpy as np
@@ -94,6 +95,20 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True, 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         _pin_kernels(True)
     return count
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Puts threads and kernels back, whatever `configure` made of them in the block."""
+    threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(pinned, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _pin_kernels(on: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hone.commands.slow_work import slow_work
+from hone.composition.slow_work import slow_work
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.environments.overlap import Overlap, find_overlap

@@ -1,0 +1,360 @@
+"""SFT: cross-entropy on the assistant's tokens of packed conversations, AdamW, one update a step.
+
+Step N takes the next examples of the order that (seed, epoch) gives, lays them end to end, and minimises the mean
+negative log-likelihood over all assistant tokens of the step. No padding, no attention across examples, no label
+smoothing, no sample weights; what a checkpoint holds besides the trainer is the position in the data and two counters.
+
+    hone sft @ examples/reverse_text/tiny_sft.toml
+
+    with hone.SFT("examples/reverse_text/tiny_sft.toml") as sft:
+        while not sft.done:
+            sft.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hone.composition.machine import configure, device_of
+from hone.composition.parts import (
+    load_policy,
+    local_sources,
+    model_digests,
+    model_source,
+    restore_ranked,
+    weights_card,
+    with_determinism,
+)
+from hone.composition.slow_work import slow_work
+from hone.composition.training import Training
+from hone.config.parse import from_settings
+from hone.config.sft import SFTConfig
+from hone.digests import of_rows
+from hone.environments.data import load_rows
+from hone.environments.loading import configured
+from hone.environments.template import Template
+from hone.errors import UserError
+from hone.model.chat import ChatRenderer, load_renderer
+from hone.model.decoder import Decoder
+from hone.runs.observer import Observer
+from hone.runs.prediction import check as check_predictions
+from hone.runs.saving import Ending, Snapshot
+from hone.runs.signals import StepAbandoned
+from hone.trainer.export import add_tokenizer, export_weights
+from hone.trainer.objectives import sft_objective
+from hone.trainer.packing import Sequence as Packed
+from hone.trainer.parallel import ALONE, Ranks, shard
+from hone.trainer.ranked import RankedTrainer
+from hone.trainer.sft_data import (
+    DatasetSource,
+    DemonstrationSource,
+    Limit,
+    Source,
+    hold_out_rows,
+    next_batch,
+    prepare,
+    validation_demonstrations,
+    validation_set,
+)
+from hone.trainer.step import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Progress:
+    """How far the data has been read: the position in the stream of epochs, examples and tokens trained on so far."""
+
+    position: int = 0
+    examples: int = 0
+    tokens: int = 0
+
+    def state(self) -> Callable[[], dict[str, Any]]:
+        """What a checkpoint holds of it, as of now."""
+        now = asdict(self)
+        return lambda: {"progress": now}
+
+
+@dataclass
+class Data:
+    """Source of training examples, validation set, what was cut or dropped, and digests of all that was read."""
+
+    source: DatasetSource | DemonstrationSource
+    validation: list[Packed]
+    limit: Limit
+    digests: dict[str, str]
+
+
+class Log(Protocol):
+    """What `SFTSteps` needs of a `RunWriter`."""
+
+    @property
+    def seconds_so_far(self) -> float: ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+    def log_step(
+        self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
+    ) -> None: ...
+
+
+class SFTSteps:
+    """The steps of SFT, on one rank or several, or again in `hone verify`."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        source: Source,
+        validation: list[Packed],
+        trainer: RankedTrainer,
+        progress: Progress,
+        log: Log,
+        validating: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.config, self.source, self.validation, self.trainer = config, source, validation, trainer
+        self.progress, self.log, self.validating = progress, log, validating
+
+    def step(self, validate: bool | None = None) -> dict[str, float]:
+        """Measure the validation loss, if that is due (or as `validate` says), then update on the next examples."""
+        step, weights, progress = self.trainer.version, self.trainer.fingerprint(), self.progress
+        due = self.config.val is not None and step % self.config.val.interval == 0
+        metrics = self.validate() if (due if validate is None else validate) else {}
+        with self.log.phase("data"):
+            sequences, position = next_batch(self.source, step, progress.position, self.config.data)
+        with self.log.phase("train"):
+            metrics |= self.trainer.step(sequences)
+        tokens = sum(len(sequence) for sequence in sequences)
+        progress.position = position
+        progress.examples += len(sequences)
+        progress.tokens += tokens
+        metrics |= {"epoch": progress.position / len(self.source)}
+        metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
+        self.log.log_step(step, metrics, {"tokens/s": tokens / self.log.seconds_so_far}, weights)
+        return metrics
+
+    def validate(self) -> dict[str, float]:
+        """The validation loss of the current version; empty without `val`."""
+        if not self.config.val:
+            return {}
+        with self.validating(), self.log.phase("validate"):
+            return {"val/loss": self.trainer.evaluate(self.validation)}
+
+
+class SFT(Training):
+    """A run of SFT: data, renderer, model and trainer of a config.
+
+    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name.
+    UserError for what is wrong with them, the data or the model. Used as a context, it opens the run directory, sets
+    threads and deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks`
+    every one makes it; rank 0 uses it as a context, and the others `follow`.
+    """
+
+    kind = "sft"
+    steps: SFTSteps
+
+    def __init__(
+        self,
+        config: SFTConfig | str | Path | None = None,
+        *,
+        observers: Sequence[Observer] = (),
+        ranks: Ranks = ALONE,
+        **settings: Any,
+    ) -> None:
+        found = from_settings(SFTConfig, config, settings)
+        check_predictions(found)
+        device = device_of(found.model.device)
+        self.config: SFTConfig = with_determinism(found, device)
+        self.observers, self.ranks = list(observers), ranks
+        self.newest: dict[str, float] = {}
+        """The latest value of each metric."""
+
+        def load() -> tuple[str, Decoder]:
+            source = model_source(self.config)
+            return source, load_policy(self.config, source, ranks.device(device))
+
+        def make() -> Trainer:
+            shard(self.model, ranks)
+            optim, scheduler = self.config.optim, self.config.scheduler
+            return Trainer(self.model, optim, scheduler, self.config.max_steps, sft_objective, ranks=ranks)
+
+        self.source, self.model = ranks.together(load)
+        self.trainer = RankedTrainer(ranks, make, self.config.data.micro_batch_tokens)
+
+    @property
+    def done(self) -> bool:
+        """True once no step is left to take, or a stop was asked for."""
+        return self.opened.nothing_left or self.version >= self.config.max_steps or self.saver.stopping
+
+    @property
+    def version(self) -> int:
+        return self.trainer.version
+
+    def follow(self) -> int:
+        """Take part in what rank 0 does; returns its exit code."""
+        self._configure()
+        return self.trainer.follow()
+
+    def step(self) -> dict[str, float]:
+        """Save and validate the version if that is due, and update on the next examples; returns the metrics."""
+        with self.inside():
+            if not self._begin():
+                raise StepAbandoned
+            metrics = self.steps.step()
+            self.newest |= metrics
+            return metrics
+
+    def train(self) -> None:
+        """Take all steps that are left."""
+        with self.inside():
+            while not self.done:
+                if self._begin():
+                    self.newest |= self.steps.step()
+
+    def _begin(self) -> bool:
+        """Save the version if that is due; False if a stop was asked for in a pause."""
+        self.saver.save(self.version)
+        return not self.saver.stopping
+
+    def _configure(self) -> None:
+        config = self.config
+        configure(config.threads, self.model.num_parameters, bool(config.deterministic), self.ranks)
+
+    def _open(self, stack: ExitStack) -> None:
+        config, world = self.config, self.ranks.world
+        stack.enter_context(self.trainer)  # the other ranks end when this one does, however it does
+        stack.callback(lambda: setattr(self.trainer, "code", self.exit_code))
+        self._configure()
+        self.renderer = load_renderer(self.source, config.model.chat_template)
+        self.data = load_data(config, self.renderer, self.model)
+        self.check()
+        digests = model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
+        parameters = dict(self.model.named_parameters())
+        run = self._start(
+            stack, own_sources(config), digests, parameters=parameters, with_tensors=world == 1, ranks=world
+        )
+        if run.nothing_left:
+            return
+        self.trainer.start()
+        state = restore_ranked(run, self.trainer)
+        progress = Progress(**state["progress"]) if state else Progress()
+        self._save(stack, progress)
+        own = self.trainer.trainer
+        own.interrupt = self.saver.stop.check
+        self.steps = SFTSteps(
+            config,
+            self.data.source,
+            self.data.validation,
+            self.trainer,
+            progress,
+            run,
+            lambda: self.trainer.abandonable(self.saver.stop),
+        )
+
+    def _save(self, stack: ExitStack, progress: Progress) -> None:
+        """Save versions from now on; several ranks write together, and so while the loop waits."""
+        config, trainer, renderer, run = self.config, self.trainer, self.renderer, self.run
+
+        def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
+            if self.ranks.alone:
+                export_weights(folder, self.model, renderer, card(config, step), parameters)
+            else:
+                trainer.save_policy(folder)
+                add_tokenizer(folder, renderer, card(config, step))
+
+        def snapshot(checkpoint: bool) -> Snapshot:
+            if self.ranks.alone:
+                return Snapshot(trainer.trainer.tensors(), progress.state())
+            part = run.checkpoints.part(trainer.version) if checkpoint else None
+            if part is not None:
+                trainer.save_part(part)
+            return Snapshot({}, progress.state(), part)
+
+        if not self.ranks.alone and config.ckpt:
+            config = config.model_copy(update={"ckpt": config.ckpt.model_copy(update={"background": False})})
+        self._save_with(stack, export, snapshot, config=config)
+
+    def finish(self, complete: bool = True) -> Ending:
+        """Save the last version, measure and record it; tells how the run ended."""
+        ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
+        self.saver.save(self.version, last=True)
+        metrics = {} if ending == "stopped" else self.steps.validate()
+        self.run.log_step(self.version, metrics, weights=self._fingerprint())
+        self.newest |= metrics
+        return ending
+
+    def _fingerprint(self) -> str:
+        return self.trainer.fingerprint()
+
+
+def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data:
+    """The data, checked before the run directory is touched.
+
+    Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
+    """
+    limit = Limit(config.data, model.config.max_position_embeddings)
+    name = config.data.path or config.data.name
+    validation: list[Packed] = []
+    if name is None:
+        assert config.data.env is not None, "the config has exactly one of name, path and env"
+        task = config.data.env
+        env = configured(task.id, task.args, task.template, "data.env.template")
+        source = DemonstrationSource(env, renderer, limit, config.seed)
+        digests = env.digests(("train", "eval") if config.val else ("train",))
+        if config.val:
+            validation = validation_demonstrations(source, config.val.max_examples)
+    else:
+        rows = load_rows(name if config.data.path is None else existing(name), config.data.split)
+        if config.data.template is not None:
+            rows = Template(config.data.template, "data.template").rows(rows)
+        digests = {"data": of_rows(rows)}
+        if config.val:
+            rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)
+            validation = validation_set(held_out, renderer, limit, config.val.max_examples)
+        source = DatasetSource(rows, renderer, limit, config.seed)
+        with slow_work("tokenizing", len(rows), config.display) as advance:
+            prepare(source, config.data, config.max_steps, advance)
+    first_step, _ = next_batch(source, 0, 0, config.data)
+    largest = max(int(sequence.token_ids.max()) for sequence in first_step + validation)
+    if largest >= model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer of {config.model.name} makes token id {largest}, but the model has only "
+            f"{model.config.vocab_size} embeddings: use the tokenizer that the model was trained with."
+        )
+    return Data(source, validation, limit, digests)
+
+
+def existing(path: str) -> Path:
+    """`data.path` if there is such a file or folder; UserError if not."""
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise UserError(f"data.path {path} does not exist: give a JSONL or Parquet file, or a folder of them.")
+    return found
+
+
+def own_sources(config: SFTConfig) -> list[Path]:
+    """Local paths that the run reads, which its output directory must not contain."""
+    env_args = config.data.env.args.values() if config.data.env else ()
+    return local_sources([config.model.name, config.model.chat_template, config.data.path, *env_args])
+
+
+def data_name(config: SFTConfig) -> str:
+    """What is imitated, in words."""
+    if config.data.env:
+        return f"demonstrations of environment `{config.data.env.id}`"
+    return f"data set `{config.data.name or Path(config.data.path or '').name}`"
+
+
+def card(config: SFTConfig, step: int) -> str:
+    """The model card of `weights/step_N`."""
+    rows = f"{config.data.batch_size} x {config.data.seq_len} tokens" if config.data.pack else config.data.batch_size
+    facts = {
+        "packed batch" if config.data.pack else "examples per step": rows,
+        "learning rate": config.optim.lr,
+        "schedule": config.scheduler.type,
+    }
+    return weights_card(config, "sft", step, data_name(config), facts)

@@ -1,0 +1,236 @@
+"""RL in several processes: a server samples, the trainer trains, and this one draws, grades and hands on.
+
+The steps are those of `hone.composition.rl`; the policy is behind a server, the trainer behind a folder.
+
+    rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hone.composition.machine import configure
+from hone.composition.parts import card, failure_watch, make_evaluate, own_sources, task_digests, with_determinism
+from hone.composition.rl import RL, Steps
+from hone.config.rl import RLConfig, TrainerConfig
+from hone.errors import UserError
+from hone.inference.api_key import api_key
+from hone.inference.endpoint import Endpoint
+from hone.model.chat import ChatRenderer
+from hone.model.hf import model_config
+from hone.orchestrator.canary import fixed_tokens
+from hone.orchestrator.exactness import note_exactness
+from hone.orchestrator.groups import GroupSampler
+from hone.orchestrator.launch import RESTARTED
+from hone.orchestrator.publishing import Publisher, SteadyPolicy, wait_for_server
+from hone.orchestrator.reach import Server, reach
+from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.remote import UpdatingPolicy
+from hone.orchestrator.remote_trainer import RemoteTrainer
+from hone.orchestrator.watch import ScoreWatch, band_of
+from hone.runs import provenance
+from hone.runs.files import TMP_PREFIX
+from hone.runs.observer import Observer
+from hone.runs.saving import Snapshot
+from hone.runs.writer import RunWriter
+from hone.trainer.agreement import shared_values
+from hone.transport import FileTransport, Hello, Session
+
+HELLO_SECONDS = 1.0
+"""How often it is looked whether the trainer lives."""
+_CAUSE = "on given tokens, right after the server took the weights: it has other weights, or computes otherwise"
+
+
+class SplitRL(RL):
+    """A run of RL that samples from a server and trains in other processes.
+
+    `launched`: what has started the trainer sees by itself when that dies. `hello` and `server` are there once it is
+    open.
+    """
+
+    def __init__(
+        self, config: RLConfig, *, observers: Sequence[Observer] = (), command: list[str], launched: bool
+    ) -> None:
+        super().__init__(config, observers=observers)
+        self.command, self.launched = command, launched
+
+    def _refuse_unsupported(self) -> None: ...
+
+    def _load_model(self) -> None:
+        self.decoder = model_config(self.source, self.config.model.init)
+
+    def _open(self, stack: ExitStack) -> None:
+        self.check()
+        transport = FileTransport(self.config.transport_path, self.config.transport.max_tokens)
+        self.hello = hello = the_trainer(transport)
+        self.config = config = with_trainer(with_determinism(self.config, hello.device), hello)
+        self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+        configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json tells how
+        self.server = server = the_server(config, self.renderer, transport, hello.parameters)
+        is_initial = self.source == config.model.name
+        digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
+        digests |= task_digests(config, self.env)
+        run = self._start(stack, own_sources(config), digests, with_tensors=False, ranks=hello.ranks)
+        if run.nothing_left:
+            return
+        note_exactness(run, config, server, hello.ranks)
+        for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
+            run.event("restart", run.start_step, **restart)
+        self._begin_grading(stack)
+        ledger = self._restored(run.restored[1] if run.restored else None)
+        policy = SteadyPolicy(
+            UpdatingPolicy(server, self.renderer, self.decoder.eos_token_ids),
+            config.restarts,
+            config.orchestrator.client.timeout,
+            run.display.message,
+            lambda reason: run.event("restart", None, role="inference", cause=reason),
+        )
+        sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
+        session = _session(config, run, fixed_tokens(sampler.first(8), self.renderer, config.seq_len))
+        transport.open(session)
+        stack.callback(transport.close)
+        trainer = _connected(config, transport, policy, run, session)
+        stack.callback(trainer.close)
+        transport.interrupt = trainer.alive
+        if not self.launched:
+            trainer.alive = transport.interrupt = _Alive(transport, hello, run)
+
+        def snapshot(checkpoint: bool) -> Snapshot:
+            stage(transport.weights(trainer.version), run.folder)
+            part = trainer.part(trainer.version) if checkpoint else None
+            return Snapshot({}, ledger.state(before=trainer.version), part)
+
+        def export(folder: Path, step: int, _: Any) -> None:
+            unstage(run.folder, folder)
+            self.renderer.save(folder)
+            (folder / "README.md").write_text(card(config, step), encoding="utf-8")
+
+        self._save_with(stack, export, snapshot, planned=True)
+        saver = self.saver
+        trainer.check_time, trainer.phase = saver.stop.check, run.phase
+        trainer.saves = lambda version: saver.wants_checkpoint(version) and version < config.max_steps
+        watch = ScoreWatch(band_of(config, server.backend), config.gap.action, run)
+        recorder = RunRecorder(run, saver, watch, failure_watch(config, run))
+
+        def publish(version: int) -> dict[str, float]:
+            """Judge what the publisher has measured; nothing is where there was no time left to publish."""
+            published = trainer.published
+            assert published is not None and published.result.version == version
+            if published.error is not None:
+                raise published.error
+            if published.scores is None:
+                return {}
+            verdict, gap, metrics = watch.measured(published.scores, published.result.canary)
+            watch.judge("canary", version, verdict, gap, "its canary", _CAUSE, metrics)
+            return metrics
+
+        evaluate = make_evaluate(config, self.env, self.renderer, policy, recorder)
+        self.steps = Steps(config, sampler, self.curriculum, trainer, ledger, recorder, publish, evaluate)
+        trainer.publisher.start()
+        trainer.take()  # the version that the session begins with
+
+
+def with_trainer(config: RLConfig, hello: Hello) -> RLConfig:
+    """The config with the trainer's own settings: one that was started alone has them from a file of its own."""
+    settings = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+    return config.model_copy(update={"trainer": settings})
+
+
+def the_trainer(transport: FileTransport) -> Hello:
+    """Waits for the trainer of the run, and says so when that takes long."""
+    began, found = time.monotonic(), transport.hello(timeout=2.0)
+    while found is None:
+        print(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)", flush=True)
+        found = transport.hello(timeout=30.0)
+    return found
+
+
+def the_server(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
+    """The server to sample from, once it answers. UserError if it serves something else."""
+    client = config.orchestrator.client
+    key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
+    # One that died is waited for here, and so not tried again by the client.
+    endpoint = Endpoint(config.server_url, key, timeout=client.timeout, max_retries=min(client.max_retries, 1))
+    wait_for_server(endpoint, client.timeout, lambda text: print(text, flush=True))
+    found = reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
+    return replace(found, endpoint=endpoint)
+
+
+def _session(config: RLConfig, writer: RunWriter, canary: tuple[int, ...]) -> Session:
+    start = writer.start_step
+    return Session(
+        id=provenance.new_id(),
+        start=start,
+        checkpoint=str(writer.checkpoints.path(start).absolute()) if writer.restored else None,
+        output_dir=str(config.output_dir.absolute()),
+        shared=shared_values(config),
+        temperature=config.orchestrator.sampling.temperature,
+        canary=canary,
+        lag=config.orchestrator.max_async_level,
+    )
+
+
+def _connected(
+    config: RLConfig, transport: FileTransport, policy: SteadyPolicy, writer: RunWriter, session: Session
+) -> RemoteTrainer:
+    """The trainer, whose versions will be published to the server."""
+    settings = config.orchestrator.eval
+    evaluated = lambda version: settings is not None and version % settings.interval == 0  # noqa: E731
+    own_end = FileTransport(config.transport_path)
+    own_end.session(wait=False)
+    publisher = Publisher(own_end, policy, session.canary, session.temperature, session.start, evaluated)
+    return RemoteTrainer(transport, publisher, writer.checkpoints, session.start)
+
+
+class _Alive:
+    """Called in waiting for the trainer: raises UserError once that is gone, or was started anew."""
+
+    def __init__(self, transport: FileTransport, hello: Hello, writer: RunWriter) -> None:
+        self.transport, self.hello, self.writer = transport, hello, writer
+        self._looked = time.monotonic()
+        self._missed = False
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._looked < HELLO_SECONDS:
+            return
+        self._looked = time.monotonic()
+        found = FileTransport(self.transport.path).hello(timeout=0)
+        before, self._missed = self._missed, found is None or found.id != self.hello.id
+        if before and self._missed:  # once is not enough: its last words may not have been looked for since it left
+            raise UserError(
+                f"the trainer (process {self.hello.pid} on {self.hello.host}) is gone, and what it had made since the "
+                f"last checkpoint: start a trainer, and go on with: hone orchestrator @ "
+                f"{shlex.quote(str(self.writer.folder / 'config.toml'))} --resume"
+            )
+
+
+STAGE = TMP_PREFIX + "weights"
+"""Folder in the run for the files of a version that is about to be saved."""
+
+
+def stage(weights: Path, folder: Path) -> None:
+    """Keeps the files of a version that the transport may soon remove: links, or copies where there can't be any."""
+    place = folder / STAGE
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for file in weights.iterdir():
+        try:
+            os.link(file, place / file.name)
+        except OSError:
+            shutil.copyfile(file, place / file.name)
+
+
+def unstage(folder: Path, target: Path) -> None:
+    """Moves the files that were kept into `target`."""
+    for file in (folder / STAGE).iterdir():
+        file.rename(target / file.name)
+    (folder / STAGE).rmdir()

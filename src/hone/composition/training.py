@@ -1,0 +1,207 @@
+"""What RL and SFT have in common: a run directory that is opened, versions that are saved, and the ways to end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hone.composition.machine import kept_settings
+from hone.config.shared import RunConfig
+from hone.errors import Halt, UserError
+from hone.runs import predictions
+from hone.runs.alarms import AlarmStop
+from hone.runs.observer import Observer
+from hone.runs.resuming import ranks_of, resume_command
+from hone.runs.saving import Ending, Saver, Snapshot
+from hone.runs.signals import StepAbandoned, StopRequest
+from hone.runs.writer import RunWriter
+
+if TYPE_CHECKING:
+    import torch
+
+Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
+"""(folder, version, parameters): writes the weights of a version."""
+
+
+class Training:
+    """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
+
+    SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
+    run must not go on (a Halt), the version before it is saved as a checkpoint. So it is if the block raises between
+    two steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
+    """
+
+    kind: ClassVar[str]
+    config: Any
+    observers: list[Observer]
+    run: RunWriter
+    saver: Saver
+    ending: Ending | None = None
+    exit_code = 0
+    command: list[str] | None = None
+    """The command line that run.json records; by default that of this process."""
+    _error: BaseException | None = None
+    _stack: ExitStack | None = None
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """The version of the weights: how many updates were made."""
+        raise NotImplementedError
+
+    def save(self) -> Path:
+        """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
+        with self.inside():
+            self.saver.save_now(self.version)
+            return self.run.checkpoints.path(self.version)
+
+    def check(self) -> None:
+        """Let the observers look at the run before anything is written."""
+        for observer in self.observers:
+            observer.check(self)
+
+    @property
+    def opened(self) -> RunWriter:
+        """The run. UserError outside of the context."""
+        if self._stack is None:
+            name = type(self).__name__
+            raise UserError(f"the run is not open: write `with hone.{name}(...) as {self.kind}:`, and take steps in it")
+        return self.run
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around what takes steps: an error in there is no error of the block that uses the run."""
+        assert self.opened
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def __enter__(self) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(kept_settings())
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        assert self._stack is not None
+        with self._stack:
+            if error is not None:
+                raise error
+            with self.inside():
+                if not self.run.nothing_left and self.ending is None:
+                    self.saver.halted = not self.done
+                    self.ending = self.finish(complete=self.done)
+        return True
+
+    def _open(self, stack: ExitStack) -> None:
+        raise NotImplementedError
+
+    def finish(self, complete: bool = True) -> Ending:
+        """Save and record the last version; not `complete`: the run is left before its last step."""
+        raise NotImplementedError
+
+    def _give_up(self) -> None:
+        """Record what is under way elsewhere."""
+
+    def _fingerprint(self) -> str:
+        raise NotImplementedError
+
+    def _start(
+        self,
+        stack: ExitStack,
+        reads: list[Path],
+        digests: Mapping[str, str],
+        **more: Any,
+    ) -> RunWriter:
+        """The run directory, open until `stack` closes; see `RunWriter.start`."""
+        self.run = stack.enter_context(
+            RunWriter.start(
+                self.config,
+                self.kind,
+                self.command or sys.argv,
+                reads,
+                sources=digests,
+                observers=self.observers,
+                **more,
+            )
+        )
+        if not self.run.nothing_left and not self.config.deterministic:
+            self.run.mark_inexact(0, "deterministic = false")
+        return self.run
+
+    def _save_with(
+        self,
+        stack: ExitStack,
+        export: Export,
+        snapshot: Callable[[bool], Snapshot],
+        planned: bool = False,
+        config: RunConfig | None = None,
+    ) -> None:
+        """Save versions from now on. The arguments are as `Saver` wants them."""
+        ckpt = (config or self.config).ckpt
+        stack.enter_context(self._saving(lambda stop: Saver(self.run, stop, ckpt, export, snapshot, planned)))
+
+    @contextmanager
+    def _saving(self, make: Callable[[StopRequest], Saver]) -> Iterator[None]:
+        """Catches what ends a run early, saves it, and closes it."""
+        run = self.run
+        halted: AlarmStop | None = None
+        with StopRequest(run.display.notice, self.config.grace_seconds) as stop:
+            self.saver = make(stop)
+            try:
+                yield
+            except StepAbandoned:
+                self._give_up()
+                if not stop.time_left:
+                    run.display.message("The step can't be finished in time: saving the state before it.")
+                self._save_last({})
+            except Halt as halt:
+                self._give_up()
+                self.saver.halted = True
+                self._save_last(halt.metrics)
+                if not isinstance(halt, AlarmStop):
+                    raise self._halted(halt) from halt
+                halted = halt
+            except (Exception, KeyboardInterrupt) as error:
+                if error is not self._error:  # the block's own, between two steps
+                    self.saver.halted = True
+                    self._save_last({})
+                raise
+            finally:
+                self.saver.close()
+            stop.release()
+            assert self.ending is not None
+            run.finish(self.ending, halted.name if halted else "")
+            self.exit_code = stop.exit_code if self.ending == "stopped" else 0
+        if halted:
+            print(predictions_told(run), end="")
+            raise self._halted(halted) from halted
+
+    def _save_last(self, metrics: dict[str, float]) -> None:
+        self.saver.save(self.version, last=True)
+        self.run.log_step(self.version, metrics, weights=self._fingerprint())
+        self.ending = "stopped"
+
+    def _halted(self, halt: Halt) -> UserError:
+        """What ended the run, where it is saved, and how to go on."""
+        run = self.run
+        command = resume_command(run.folder, run.info["kind"], ranks=ranks_of(run.info))
+        return UserError(f"{halt}. Saved: {run.checkpoints.path(self.version)}; go on with: {command}")
+
+
+def predictions_told(run: RunWriter) -> str:
+    """What became of the predictions; empty without any."""
+    predicted = "\n    ".join(predictions.in_words(run.info, run.folder))
+    return f"Predictions: {predicted}\n" if predicted else ""

@@ -1,0 +1,39 @@
+"""What watches a run: display, alarms, monitors, card, audit, plan. A run trains without any.
+
+class Rewards(Observer):
+    def after_step(self, step, metrics, timings):
+        print(step, metrics.get("reward/mean"))
+
+with hone.RL("examples/reverse_text/tiny.toml", observers=[Rewards()]) as rl: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hone.runs.alarms import Alarm
+    from hone.runs.writer import RunWriter
+
+
+class Observer:
+    """Watches a run and changes none of its numbers. Override what you need; what is raised ends the run."""
+
+    def check(self, training: Any) -> None:
+        """Called before anything is written, with the `hone.RL` or `hone.SFT`. UserError refuses the run."""
+
+    def before_start(self, run: RunWriter) -> None:
+        """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
+
+    def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Called when the rollouts of a step are written, with their rows (`hone.runs.rollouts`)."""
+
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        """Called with the lines of metrics.jsonl and timings.jsonl, after they were written."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Called when an alarm is raised."""
+
+    def at_end(self, status: str) -> None:
+        """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
