@@ -42,14 +42,14 @@ def main(pipe: int, seconds: float, parent: int) -> int:
 
             evals = config.orchestrator.eval
             trial = RLTrial(stages, evals.num_examples if evals else 0)
-            with watched(one_batch(config)) as run:
+            with watched(one_batch(config)) as run, run.inside():
                 trial.measure(run)
         else:
             from hone.commands.sft import watched
             from hone.planning.calibration_sft import SFTTrial
 
             trial = SFTTrial(stages)
-            with watched(config) as run:
+            with watched(config) as run, run.inside():
                 trial.measure(run)
     except BaseException as error:
         causes = [error]

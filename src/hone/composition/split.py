@@ -117,6 +117,7 @@ class SplitRL(RL):
         self._save_with(stack, export, snapshot, planned=True)
         saver = self.saver
         trainer.check_time, trainer.phase = saver.stop.check, run.phase
+        trainer.sampler_idle = lambda: policy.idle_seconds
         trainer.saves = lambda version: saver.wants_checkpoint(version) and version < config.max_steps
         watch = ScoreWatch(band_of(config, server.backend), config.gap.action, run)
         recorder = RunRecorder(run, saver, watch, failure_watch(config, run))

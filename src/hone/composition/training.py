@@ -86,9 +86,15 @@ class Training:
             raise
 
     def __enter__(self) -> Any:
+        if hasattr(self, "run"):
+            raise UserError(f"this run was opened before: make another one with {type(self).__name__}(...)")
         with ExitStack() as stack:
             stack.enter_context(kept_settings())
-            self._open(stack)
+            try:
+                self._open(stack)
+            except BaseException as error:
+                self._error = error
+                raise
             self._stack = stack.pop_all()
         return self
 
@@ -96,13 +102,16 @@ class Training:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         assert self._stack is not None
-        with self._stack:
-            if error is not None:
-                raise error
-            with self.inside():
-                if not self.run.nothing_left and self.ending is None:
-                    self.saver.halted = not self.done
-                    self.ending = self.finish(complete=self.done)
+        try:
+            with self._stack:
+                if error is not None:
+                    raise error
+                with self.inside():
+                    if not self.run.nothing_left and self.ending is None:
+                        self.saver.halted = not self.done
+                        self.ending = self.finish(complete=self.done)
+        finally:
+            self._stack = None
         return True
 
     def _open(self, stack: ExitStack) -> None:
@@ -174,7 +183,7 @@ class Training:
                 if not isinstance(halt, AlarmStop):
                     raise self._halted(halt) from halt
                 halted = halt
-            except (Exception, KeyboardInterrupt) as error:
+            except BaseException as error:
                 if error is not self._error:  # the block's own, between two steps
                     self.saver.halted = True
                     self._save_last({})

@@ -70,6 +70,8 @@ class RunWriter:
         self.budget = Budget(config.budget, opened.spent)
         shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
         self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
+        self._started: list[Observer] = []
+        """Observers that were told that the run starts, and so are told how it ends."""
         self._lock = lock
         (folder / "logs").mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -107,8 +109,10 @@ class RunWriter:
         the state only: the tensors are another process's. `ranks` train: run.json says so. `observers` are by default
         those of the config: display, alarms, monitors.
         """
-        # First: a missing package is told before anything is moved.
-        observers = watching(config, kind, out) if observers is None else observers
+        if observers is None:
+            observers = watching(config, kind, out)
+            for observer in observers:  # a missing package is told before anything is moved
+                observer.check(None)
         folder = config.output_dir
         with writable(folder):
             other = opening.other_source(config)
@@ -141,6 +145,7 @@ class RunWriter:
                 raise
         try:
             for observer in (*run.observers, run.display):
+                run._started.append(observer)
                 observer.before_start(run)
         except BaseException:
             run.__exit__(*sys.exc_info())
@@ -345,7 +350,8 @@ class RunWriter:
         try:
             with ExitStack() as ends:  # the last observer first, and each whatever the others raise
                 for observer in (self.display, *self.observers):
-                    ends.callback(observer.at_end, status)
+                    if observer in self._started or observer is self.display:
+                        ends.callback(observer.at_end, status)
             if warnings := self._log_file.close():
                 self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
         finally:

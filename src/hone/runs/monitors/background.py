@@ -101,7 +101,7 @@ class Monitors(Observer):
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self._monitors = make_monitors(config)  # UserError if a package is missing
+        self._monitors: list[Monitor] = []
         self._config = config
         self._all: list[Background] = []
 
@@ -109,6 +109,9 @@ class Monitors(Observer):
     def idle(self) -> bool:
         """Whether they are done with all that they were told."""
         return all(one.idle for one in self._all)
+
+    def check(self, training: Any) -> None:
+        self._monitors = make_monitors(self._config)  # UserError if a package is missing
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
