@@ -183,14 +183,3 @@ def test_parser_drift(tmp_path: Path) -> None:
     assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0]
     assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
     assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
-
-
-@pytest.mark.long
-def test_a_parser_loses_the_answers_of_a_model_and_regrading_says_so(tmp_path: Path) -> None:
-    """Two minutes: the first seed of benchmarks/results/parser_drift.json, all of it."""
-    parser_drift.main(["--seeds", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out.json")])
-    (found,) = json.loads((tmp_path / "out.json").read_text())["runs"]
-    verdict = found["regrade"]["verdict"]
-    assert verdict["from"]["recorded"] >= 0.7 and verdict["to"]["recorded"] <= 0.3 and verdict["cause"] == "parser"
-    # The rest is what the model unlearns, which is another share where products round otherwise: 0.898 without AVX-512.
-    assert verdict["change"]["parser"] <= 0.8 * verdict["change"]["recorded"] < 0
