@@ -28,7 +28,7 @@ def observers(config: RunConfig, kind: str, introduction: Callable[[Any], Iterab
 
 
 class Introduction(Observer):
-    """Says what a run is about to do, when it begins; a resume says less. `lines` gets the `hone.RL` or `hone.SFT`."""
+    """Says what a run is about to do, when it begins; a resume says less. `lines` gets the `RL` or `SFT`."""
 
     def __init__(self, lines: Callable[[Any], Iterable[str]]) -> None:
         self._lines = lines

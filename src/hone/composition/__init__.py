@@ -1,1 +1,1 @@
-"""`hone.RL` and `hone.SFT`: all that a run is made of, put together once, and its step."""
+"""`RL` and `SFT`: all that a run is made of, put together once, and its step."""

@@ -7,7 +7,7 @@ counter and the schedule go on. No value network, no KL by default, one update p
 
     rl @ examples/reverse_text/tiny.toml
 
-    with hone.RL("examples/reverse_text/tiny.toml", seed=1) as rl:
+    with RL("examples/reverse_text/tiny.toml", seed=1) as rl:
         while not rl.done:
             groups = rl.sample()          # drawn, sampled, graded
             rl.update(groups)
@@ -273,7 +273,7 @@ class RL(Training):
                 "process for each role on this one"
             )
         if self.config.mode == "split":
-            raise UserError("hone.RL trains in this process: for mode split call hone.rl, or the command `hone rl`")
+            raise UserError("RL trains in this process: for mode split use the command `hone rl`")
         if self.config.orchestrator.max_async_level > 0:
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
 

@@ -6,7 +6,7 @@ smoothing, no sample weights; what a checkpoint holds besides the trainer is the
 
     hone sft @ examples/reverse_text/tiny_sft.toml
 
-    with hone.SFT("examples/reverse_text/tiny_sft.toml") as sft:
+    with SFT("examples/reverse_text/tiny_sft.toml") as sft:
         while not sft.done:
             sft.step()
 """
@@ -286,6 +286,9 @@ class SFT(Training):
         self.run.log_step(self.version, metrics, weights=self._fingerprint())
         self.newest |= metrics
         return ending
+
+    def _give_up(self) -> None:
+        """Nothing is in other hands between two steps."""
 
     def _fingerprint(self) -> str:
         return self.trainer.fingerprint()

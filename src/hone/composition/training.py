@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
 """(folder, version, parameters): writes the weights of a version."""
 
 
-class Training:
+class Training(ABC):
     """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
 
     SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
@@ -48,13 +49,14 @@ class Training:
     _stack: ExitStack | None = None
 
     @property
+    @abstractmethod
     def done(self) -> bool:
-        raise NotImplementedError
+        """True once no step is left to take, or a stop was asked for."""
 
     @property
+    @abstractmethod
     def version(self) -> int:
-        """The version of the weights: how many updates were made."""
-        raise NotImplementedError
+        """Return the number of updates made."""
 
     def save(self) -> Path:
         """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
@@ -72,7 +74,7 @@ class Training:
         """The run. UserError outside of the context."""
         if self._stack is None:
             name = type(self).__name__
-            raise UserError(f"the run is not open: write `with hone.{name}(...) as {self.kind}:`, and take steps in it")
+            raise UserError(f"the run is not open: write `with {name}(...) as {self.kind}:`, and take steps in it")
         return self.run
 
     @contextmanager
@@ -114,18 +116,21 @@ class Training:
             self._stack = None
         return True
 
+    @abstractmethod
     def _open(self, stack: ExitStack) -> None:
-        raise NotImplementedError
+        """Check what the run needs, open its directory, and make what takes steps; `stack` closes all of it."""
 
+    @abstractmethod
     def finish(self, complete: bool = True) -> Ending:
-        """Save and record the last version; not `complete`: the run is left before its last step."""
-        raise NotImplementedError
+        """Save and record the last version; `complete` is False if the block was left early."""
 
+    @abstractmethod
     def _give_up(self) -> None:
-        """Record what is under way elsewhere."""
+        """Record what other processes were given and have done already."""
 
+    @abstractmethod
     def _fingerprint(self) -> str:
-        raise NotImplementedError
+        """Return that of the current version."""
 
     def _start(
         self,
@@ -164,7 +169,7 @@ class Training:
 
     @contextmanager
     def _saving(self, make: Callable[[StopRequest], Saver]) -> Iterator[None]:
-        """Catches what ends a run early, saves it, and closes it."""
+        """Save the run when an error, a stop or a Halt ends it, and close it."""
         run = self.run
         halted: AlarmStop | None = None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:

@@ -4,7 +4,7 @@ class Rewards(Observer):
     def after_step(self, step, metrics, timings):
         print(step, metrics.get("reward/mean"))
 
-with hone.RL("examples/reverse_text/tiny.toml", observers=[Rewards()]) as rl: ...
+with RL("examples/reverse_text/tiny.toml", observers=[Rewards()]) as rl: ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Observer:
     """Watches a run and changes none of its numbers. Override what you need; what is raised ends the run."""
 
     def check(self, training: Any) -> None:
-        """Called before anything is written, with the `hone.RL` or `hone.SFT`. UserError refuses the run."""
+        """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""
 
     def before_start(self, run: RunWriter) -> None:
         """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""

@@ -1,0 +1,170 @@
+"""`RL` in a program's own hands: the bytes of the command, and a run that can be resumed whatever happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hone.cli import main
+from hone.composition.rl import RL
+from hone.errors import UserError
+from hone.runs import Run
+from hone.runs.observer import Observer
+
+SETTINGS = {
+    "max_steps": 4,
+    "seq_len": 64,
+    "orchestrator.batch_size": 8,
+    "orchestrator.rollouts_per_example": 4,
+    "orchestrator.sampling.max_tokens": 12,
+    "orchestrator.eval.interval": 2,
+    "orchestrator.eval.num_examples": 4,
+    "trainer.optim.lr": 1e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_model_dir: Path) -> dict:
+    return SETTINGS | {"model.name": str(tiny_model_dir)}
+
+
+@pytest.fixture(scope="module")
+def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `hone rl` with these settings."""
+    out = tmp_path_factory.mktemp("command") / "out"
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", "--no-audit"]) == 0
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """What must be the same in every run of these settings."""
+    names = ["metrics.jsonl", "hashes.jsonl", *(f"weights/step_4/{n}" for n in ("model.safetensors", "README.md"))]
+    names += [str(path.relative_to(out)) for kind in ("rollouts", "tokens", "evals") for path in out.glob(f"{kind}/*")]
+    return {name: (out / name).read_bytes() for name in sorted(names)}
+
+
+def resumed(out: Path, settings: dict) -> Path:
+    with RL(**settings, output_dir=out, resume=True) as rl:
+        rl.train()
+    return out
+
+
+def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_command, tmp_path):
+    steps = []
+    with RL(**settings, output_dir=tmp_path / "out") as rl:
+        while not rl.done:
+            groups = rl.sample()
+            steps.append((rl.version, [group.draw for group in groups], rl.update(groups)["reward/mean"]))
+    lines = [json.loads(line) for line in (by_command / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [(i, [2 * i, 2 * i + 1], lines[i]["reward/mean"]) for i in range(4)]
+    assert contents(tmp_path / "out") == contents(by_command) and len(contents(by_command)) == 4 + 4 + 4 + 3
+    assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
+
+
+def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
+    with pytest.raises(ZeroDivisionError), RL(**settings, output_dir=tmp_path / "out") as rl:
+        rl.step()
+        rl.step()
+        rl.sample()
+        1 / 0  # noqa: B018
+    info = Run(tmp_path / "out").info
+    assert info["status"] == "failed" and info["failure"] == "ZeroDivisionError: division by zero"
+    assert Run(tmp_path / "out").checkpoints.steps() == [2]
+    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path, counts):
+    """Also of a loop that does not ask whether it is done."""
+    with RL(**settings, output_dir=tmp_path / "out") as rl:
+        while counts or not rl.done:
+            rl.step()
+            if rl.version == 2:
+                signal.raise_signal(signal.SIGINT)
+    assert Run(tmp_path / "out").info["status"] == "stopped" and rl.ending == "stopped" and rl.exit_code == 130
+    assert Run(tmp_path / "out").checkpoints.steps() == [rl.version] == [2]
+    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
+
+
+def test_a_block_that_is_left_early_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
+    with RL(**settings, output_dir=tmp_path / "out") as rl:
+        rl.step()
+        assert rl.save() == tmp_path / "out" / "checkpoints" / "step_1"
+        rl.step()
+    run = Run(tmp_path / "out")
+    assert run.info["status"] == "stopped" and run.checkpoints.steps() == [1, 2] and list(run.weights()) == [1, 2]
+    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
+
+
+def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(False)
+    try:
+        with RL(**settings, output_dir=tmp_path / "out", threads=1) as rl:
+            assert torch.get_num_threads() == 1 and torch.are_deterministic_algorithms_enabled()
+            rl.step()
+        assert torch.get_num_threads() == 2 and not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_observers_see_the_run_and_change_nothing(settings, by_command, tmp_path):
+    seen = []
+
+    class Watch(Observer):
+        def check(self, training):
+            seen.append(("check", (tmp_path / "out").exists()))
+
+        def before_start(self, run):
+            seen.append(("start", run.start_step))
+
+        def after_step(self, step, metrics, timings):
+            seen.append(("step", step))
+
+        def at_end(self, status):
+            seen.append(("end", status))
+
+    with RL(**settings, output_dir=tmp_path / "out", observers=[Watch()]) as rl:
+        rl.train()
+    steps = [("step", step) for step in range(5)]
+    assert seen == [("check", False), ("start", 0), *steps, ("end", "done")]
+    assert contents(tmp_path / "out") == contents(by_command)
+
+
+def test_steps_need_an_open_run(settings, tmp_path):
+    rl = RL(**settings, output_dir=tmp_path / "out")
+    for action in (rl.sample, rl.train, rl.step, lambda: rl.done):
+        with pytest.raises(UserError, match=r"with RL\(...\) as rl:"):
+            action()
+
+
+def test_a_finished_run_has_nothing_left(settings, by_command):
+    before = contents(by_command)
+    with RL(**settings, output_dir=by_command, resume=True) as rl:
+        assert rl.done
+        rl.train()
+    assert contents(by_command) == before and rl.ending is None
+
+
+def test_training_loads_no_planning_no_audit_and_no_viewer(settings, tmp_path):
+    """On real runs: what `RL` and `SFT` import."""
+    sft = {"max_steps": 2, "data.env.id": "reverse-text", "data.seq_len": 64, "data.batch_size": 2, "data.pack": False}
+    program = (
+        "import sys\nfrom hone.composition.rl import RL\nfrom hone.composition.sft import SFT\n"
+        f"with RL(**{settings | {'max_steps': 2, 'output_dir': str(tmp_path / 'rl')}!r}) as rl: rl.train()\n"
+        f"with SFT(**{sft | {'model.name': settings['model.name'], 'output_dir': str(tmp_path / 'sft')}!r}) as sft:\n"
+        "    sft.train()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('hone.')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.count("\n") == 1, done.stdout  # nothing is said without a display
+    rooms = {name.split(".")[1] for name in done.stdout.split()}
+    assert {"composition", "trainer", "inference"} <= rooms
+    assert not rooms & {"planning", "audit", "viewer", "commands", "reproduce", "cli"}

@@ -1,0 +1,72 @@
+"""`SFT` in a program's own hands: the bytes of the command, and a run that can be resumed whatever happens."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from hone.cli import main
+from hone.composition.sft import SFT
+from hone.runs import Run
+
+SETTINGS = {
+    "max_steps": 4,
+    "data.env.id": "reverse-text",
+    "data.seq_len": 64,
+    "data.batch_size": 4,
+    "data.pack": False,
+    "val.interval": 2,
+    "val.max_examples": 4,
+    "optim.lr": 1e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_model_dir: Path) -> dict:
+    return SETTINGS | {"model.name": str(tiny_model_dir)}
+
+
+@pytest.fixture(scope="module")
+def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("command") / "out"
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["sft", *flags, "--output-dir", str(out), "--display", "none"]) == 0
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    names = ("metrics.jsonl", "hashes.jsonl", "weights/step_4/model.safetensors", "weights/step_4/README.md")
+    return {name: (out / name).read_bytes() for name in names}
+
+
+def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_command, tmp_path):
+    losses = []
+    with SFT(**settings, output_dir=tmp_path / "out") as sft:
+        while not sft.done:
+            losses.append(sft.step()["loss"])
+    assert losses == Run(by_command).metrics().column("loss").to_pylist()[:4] and sft.ending == "done"
+    assert contents(tmp_path / "out") == contents(by_command)
+
+
+def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
+    with SFT(**settings, output_dir=tmp_path / "out") as sft:
+        while True:
+            sft.step()
+            if sft.version == 2:
+                signal.raise_signal(signal.SIGINT)
+    assert Run(tmp_path / "out").checkpoints.steps() == [2] and sft.exit_code == 130
+    with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
+        sft.train()
+    assert contents(tmp_path / "out") == contents(by_command)
+
+
+def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
+    with pytest.raises(ZeroDivisionError), SFT(**settings, output_dir=tmp_path / "out") as sft:
+        sft.step()
+        1 / 0  # noqa: B018
+    assert Run(tmp_path / "out").checkpoints.steps() == [1]
+    with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
+        sft.train()
+    assert contents(tmp_path / "out") == contents(by_command)
