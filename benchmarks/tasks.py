@@ -82,7 +82,7 @@ def cpu_seconds() -> float:
 
 def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict[str, float]:
     """Share of right answers to held-out examples at T=1, and the mean reward with its 95 % interval."""
-    from hone.commands.eval import evaluate_weights, load_weights
+    from hone.composition.evaluating import evaluate_weights, load_weights
     from hone.environments import load_environment
     from hone.inference.types import SamplingParams
 

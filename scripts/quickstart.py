@@ -54,7 +54,7 @@ class Table:
 
     def add(self, name: str, weights: Path, seconds: float) -> None:
         """Evaluates `weights` and adds its row; `seconds` is what training took in all."""
-        from hone.commands.eval import evaluate_weights, load_weights
+        from hone.composition.evaluating import evaluate_weights, load_weights
         from hone.inference.types import SamplingParams
 
         policy = load_weights(str(weights), "bf16_linear")

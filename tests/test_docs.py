@@ -117,7 +117,13 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
         stand_in(tmp_path / "outputs/weights", "step_100")
         code = 1 if argv[:2] == ["hone", "diff"] else 0  # of two seeds
         assert run(argv, substitutes(argv, tiny_model_dir, data)) == code, (argv, capfd.readouterr().err)
-    first, task = blocks(ROOT / "README.md", "python")
+    program, by_hand, first, task = blocks(ROOT / "README.md", "python")
+    problems(tmp_path)
+    names: dict = {}
+    for body in (program, by_hand):
+        exec(compile(cut_short(body, tiny_model_dir), "README.md", "exec"), names)
+    assert names["run"].info["status"] == "done" and names["rl"].version == 2
+    capfd.readouterr()
     exec(compile(first, "README.md", "exec"), {})
     assert "1.0 correct {'similarity': 1.0, 'exact': 1.0}" in capfd.readouterr().out
     (tmp_path / "first_letter.py").write_text(task)
@@ -126,6 +132,56 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
     short = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "128"]
     short += ["--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / "letters")]
     assert run(["rl", "--orchestrator.env.id", "first-letter", *short], ["--max-steps", "1"]) == 0
+
+
+def problems(folder: Path) -> None:
+    """The files that the pages on Python name, and what their script imports."""
+    rows = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(20)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(
+        "def exact(completion, answer):\n    return float(completion[-1]['content'].strip() == answer)\n"
+    )
+
+
+def cut_short(body: str, model: Path) -> str:
+    """A program of two steps, on a local model and with few completions; nothing else of it changes."""
+    small = "{'seq_len': 64, 'orchestrator.batch_size': 8, 'orchestrator.rollouts_per_example': 4, 'ckpt': True, "
+    small += "'orchestrator.sampling.max_tokens': 6, 'orchestrator.eval.num_examples': 2}"
+    body = re.sub(r"max_steps=\d+", f"max_steps=2, **{small}" if "hone.rl(" in body else "max_steps=2", body)
+    by_hand = f"seed=1, max_steps=2, **{small} | {{'model': {str(model)!r}}}) as rl"
+    changes = {
+        "Qwen/Qwen3-0.6B": str(model),
+        "step=99": "step=1",
+        "rollouts(99)": "rollouts(1)",
+        "num_examples=50": "num_examples=2, max_tokens=6",
+        "num_examples=64": "num_examples=2",
+        "seed=1) as rl": by_hand,
+        "rl.version % 50": "rl.version % 2",
+        "step_100": "step_2",
+        "step_900": "step_2",
+    }
+    for long, short in changes.items():
+        body = body.replace(long, short)
+    return body
+
+
+def test_every_line_on_python_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    problems(tmp_path)
+    short = ["--max-steps", "2", "--model.name", str(tiny_model_dir)]
+    assert run(["sft", "@", "examples/reverse_text/tiny_sft.toml"], short) == 0
+    names: dict = {"__name__": "__main__"}
+    for body in blocks(ROOT / "docs" / "python.md", "python"):
+        exec(compile(cut_short(body, tiny_model_dir), "python.md", "exec"), names)
+    assert names["rl"].version == 2 and "\n2 " in capfd.readouterr().out
+    kept = Path("outputs/two/rewards.py").read_text()  # exec has no source to keep
+    assert "# the source of exact is not to be had" in kept and Path("outputs/two/data.jsonl").exists()
+    (argv,) = shell_commands(ROOT / "docs" / "python.md")
+    few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "64"]
+    argv = [str(tiny_model_dir) if word == "Qwen/Qwen3-0.6B" else word for word in argv]
+    assert run(argv, [*few, "--max-steps", "2", "--orchestrator.sampling.max-tokens", "6"]) == 0
+    assert Path("outputs/by-flags/weights/step_2").is_dir()
 
 
 def test_every_command_on_reproducibility_runs_in_order(tmp_path, monkeypatch, tiny_model_dir, capfd):

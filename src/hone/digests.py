@@ -18,6 +18,11 @@ def of_source(path: Path) -> str:
     return of_files(sorted(path.rglob("*.py")), path)
 
 
+def of_text(text: str) -> str:
+    """SHA-256 of a text, and so of the file that holds it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def of_files(files: Iterable[Path], folder: Path) -> str:
     """SHA-256 over the names, relative to `folder`, and the contents of files, in the order given."""
     digest = hashlib.sha256()

@@ -10,7 +10,7 @@ from made import right, sums
 
 from hone.audit.policy import policy_check
 from hone.audit.report import Check, Finding, Verdict
-from hone.commands.eval import evaluate_weights, load_weights
+from hone.composition.evaluating import evaluate_weights, load_weights
 from hone.environments import NumberParser, Rubric, load_environment
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams

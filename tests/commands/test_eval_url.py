@@ -15,8 +15,8 @@ from fake_openai import Drop, FakeOpenAI, Say, Status
 
 from hone import rng
 from hone.cli import call
-from hone.commands import eval as command
-from hone.commands.eval import local_sampling
+from hone.composition import evaluating
+from hone.composition.evaluating import local_sampling
 from hone.environments import load_environment
 from hone.errors import UserError
 from hone.evaluation import client
@@ -32,7 +32,7 @@ def vf_eval(*words: str) -> int:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(client, "delay", lambda *_: 0.0)
-    monkeypatch.setattr(command, "load_weights", lambda *_: pytest.fail("no model may be loaded here"))
+    monkeypatch.setattr(evaluating, "load_weights", lambda *_: pytest.fail("no model may be loaded here"))
     return tmp_path
 
 

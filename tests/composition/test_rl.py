@@ -154,17 +154,20 @@ def test_a_finished_run_has_nothing_left(settings, by_command):
 
 
 def test_training_loads_no_planning_no_audit_and_no_viewer(settings, tmp_path):
-    """On real runs: what `RL` and `SFT` import."""
+    """On real runs: what `RL`, `SFT` and `evaluate` import."""
     sft = {"max_steps": 2, "data.env.id": "reverse-text", "data.seq_len": 64, "data.batch_size": 2, "data.pack": False}
     program = (
-        "import sys\nfrom hone.composition.rl import RL\nfrom hone.composition.sft import SFT\n"
-        f"with RL(**{settings | {'max_steps': 2, 'output_dir': str(tmp_path / 'rl')}!r}) as rl: rl.train()\n"
-        f"with SFT(**{sft | {'model.name': settings['model.name'], 'output_dir': str(tmp_path / 'sft')}!r}) as sft:\n"
-        "    sft.train()\n"
+        "import sys\nimport hone\n"
+        f"with hone.RL(**{settings | {'max_steps': 2, 'output_dir': str(tmp_path / 'rl')}!r}) as rl: rl.train()\n"
+        f"sft = hone.SFT(**{sft | {'model.name': settings['model.name'], 'output_dir': str(tmp_path / 'sft')}!r})\n"
+        "with sft: sft.train()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('hone.')))\n"
+        f"hone.evaluate('reverse-text', model={settings['model.name']!r}, num_examples=2, max_tokens=4)\n"
         "print(*sorted(name for name in sys.modules if name.startswith('hone.')))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.count("\n") == 1, done.stdout  # nothing is said without a display
-    rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert {"composition", "trainer", "inference"} <= rooms
-    assert not rooms & {"planning", "audit", "viewer", "commands", "reproduce", "cli"}
+    assert done.stdout.count("\n") == 2, done.stdout  # nothing is said without a display
+    trained, evaluated = ({name.split(".")[1] for name in line.split()} for line in done.stdout.splitlines())
+    assert {"composition", "trainer", "inference"} <= trained
+    assert not trained & {"planning", "audit", "viewer", "commands", "reproduce", "cli"}
+    assert not evaluated & {"planning", "audit", "viewer", "reproduce"}

@@ -314,7 +314,7 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
 def test_the_config_of_another_kind_of_run_is_named(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("# The resolved config of a run of hone sft\n[data]\nseq_len = 64\n")
-    with pytest.raises(UserError, match=r"unknown key data in .*config\.toml: it is the config of a run of `hone sft`"):
+    with pytest.raises(UserError, match=r"data\.seq_len in .*config\.toml: it is the config of a run of `hone sft`"):
         parse(RLConfig, ["@", str(file)], "rl")
     file.write_text("[data]\nseq_len = 64\n")
     with pytest.raises(UserError, match="did you mean"):

@@ -9,7 +9,8 @@ import pytest
 import hone
 from hone import digests
 from hone.environments import load_environment
-from hone.environments.loading import configured, refuse_other_task, task_file
+from hone.environments.loading import configured
+from hone.environments.task_files import refuse_other_task, task_file
 from hone.errors import UserError
 
 TASK = """
@@ -188,14 +189,14 @@ def test_a_file_that_hides_a_task_of_hone_is_named_once(here: Path, capsys: pyte
 
 def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]):
     file = write(here / "some_task.py")
-    refuse_other_task("some-task", None, trusted=False)
-    refuse_other_task("some-task", digests.of_source(file), trusted=False)
+    refuse_other_task("some-task", {}, None, trusted=False)
+    refuse_other_task("some-task", {}, digests.of_source(file), trusted=False)
     note = f"note: the task some-task is {file}; the run does not say which file it was made with"
     assert capsys.readouterr().err.splitlines() == [note]
-    refuse_other_task("some-task", "0" * 64, trusted=True)
-    refuse_other_task("reverse-text", "0" * 64, trusted=False)  # hone's own: what differs there is found later
+    refuse_other_task("some-task", {}, "0" * 64, trusted=True)
+    refuse_other_task("reverse-text", {}, "0" * 64, trusted=False)  # hone's own: what differs there is found later
     with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):
-        refuse_other_task("some-task", "0" * 64, trusted=False)
+        refuse_other_task("some-task", {}, "0" * 64, trusted=False)
     assert "some_task" not in sys.modules
 
 
@@ -205,7 +206,48 @@ def test_the_digest_of_a_package_covers_the_file_that_its_loader_comes_from(here
     env = load_environment("some-task")
     assert env.module == here / "some_task"
     recorded = env.digests([])["environment"]
-    refuse_other_task("some-task", recorded, trusted=False)
+    refuse_other_task("some-task", {}, recorded, trusted=False)
     write(inner, inner.read_text() + "# edited")
     with pytest.raises(UserError, match="is not the file that the run was made"):
-        refuse_other_task("some-task", recorded, trusted=False)
+        refuse_other_task("some-task", {}, recorded, trusted=False)
+
+
+USING = "import helping\n" + TASK.replace("return 1.0", "return helping.value()").replace("{label}", "")
+
+
+def test_a_task_may_import_what_lies_beside_it_and_is_another_one_when_that_changes(here: Path):
+    write(here / "environments" / "using.py", USING)
+    write(here / "environments" / "helping.py", "import further\n\ndef value():\n    return further.VALUE\n")
+    further = write(here / "environments" / "further.py", "VALUE = 0.25\n")
+    write(here / "environments" / "unused.py", "raise RuntimeError\n")
+    env = load_environment("using")
+    example = env.example(question="?", answer="!")
+    assert env.grade(example, "text").components == {"exact": 0.25}  # in a worker
+    env.close_workers()
+    digest = env.digests([])["environment"]
+    assert digest != digests.of_source(here / "environments" / "using.py")
+    refuse_other_task("using", {}, digest, trusted=False)
+    write(further, "VALUE = 0.5\n")
+    with pytest.raises(UserError, match="is not the file that the run was made with"):
+        refuse_other_task("using", {}, digest, trusted=False)
+    with pytest.raises(UserError, match=r"further\.py was changed while it is in use"):
+        env.grade(example, "text")
+
+
+def test_a_file_beside_a_task_stands_in_for_no_package(here: Path):
+    write(here / "environments" / "using.py", "import random, tomli_w\n" + TASK)
+    for name in ("random", "tomli_w"):
+        write(here / "environments" / f"{name}.py", "raise RuntimeError")
+    env = load_environment("using")
+    assert env.digests([])["environment"] == digests.of_source(here / "environments" / "using.py")
+
+
+def test_two_tasks_with_different_files_of_one_name_beside_them_are_not_mixed_up(here: Path, monkeypatch):
+    for folder, value in (("one", "0.25"), ("two", "0.5")):
+        write(here / folder / "environments" / f"using_{folder}.py", USING)
+        write(here / folder / "environments" / "helping.py", f"def value():\n    return {value}\n")
+    monkeypatch.chdir(here / "one")
+    load_environment("using-one")
+    monkeypatch.chdir(here / "two")
+    with pytest.raises(UserError, match=r"two/environments/helping\.py can't be imported: .*one/environments/helping"):
+        load_environment("using-two")

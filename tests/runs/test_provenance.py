@@ -5,7 +5,7 @@ import subprocess
 import sys
 import warnings
 
-from hone.environments import loading
+from hone.environments import task_files
 from hone.runs import provenance
 
 
@@ -38,7 +38,7 @@ def test_files_of_a_command_and_of_its_task_that_git_does_not_track(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     tasks = [str(tmp_path / name) for name in ("environments/made.py", "lib/site-packages/installed.py")]
-    monkeypatch.setattr(loading, "sources", lambda: dict.fromkeys(tasks, "digest"))
+    monkeypatch.setattr(task_files, "sources", lambda: dict.fromkeys(tasks, "digest"))
     command = ["rl", "@", "kept.toml", "@also.toml", "--trainer", "@", "new.toml", "--name", "@nothing", "@"]
     assert provenance.untracked(command) == []
     identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]

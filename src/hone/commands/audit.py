@@ -82,7 +82,7 @@ def _policy(
 ) -> tuple[Callable[[str], int], Callable[[], Check]]:
     """How many tokens a text has for the model, and the check that samples from it."""
     from hone.audit.policy import policy_check
-    from hone.commands.eval import evaluate_weights, load_weights
+    from hone.composition.evaluating import evaluate_weights, load_weights
     from hone.inference.types import SamplingParams
 
     env.check_rollouts()

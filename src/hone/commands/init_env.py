@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from hone.config.init_env import InitEnvConfig
-from hone.environments.loading import is_taken
+from hone.environments.task_files import is_taken
 from hone.errors import UserError
 
 MODEL = "outputs/{id}-rl/weights/step_150"

@@ -12,9 +12,7 @@ from typing import Any
 from hone.audit.environment import audit_before_training
 from hone.audit.report import Report, Verdict
 from hone.commands.status import Status
-from hone.composition.parts import task_of
 from hone.config.rl import RLConfig
-from hone.digests import of_source
 from hone.environments import Environment
 from hone.environments.workers import Limits
 from hone.errors import UserError
@@ -46,7 +44,7 @@ class Audit(Observer):
 
     def check(self, training: Any) -> None:
         config = training.config
-        self._found = audited(config, training.env, lambda: task_of(config), training.renderer, self._refuses)
+        self._found = audited(config, training.env, training.fresh_task, training.renderer, self._refuses)
 
     def before_start(self, run: RunWriter) -> None:
         if self._found is not None:
@@ -154,7 +152,7 @@ def _had_before(config: RLConfig, env: Environment) -> bool:
         return False
     changed = {change.name for change in changes(settings_of(folder, config), config, {})}
     source = info.get("sources", {}).get("environment")
-    same = env.module is None or source in (None, of_source(env.module))
+    same = source in (None, env.digests([]).get("environment", source))
     return same and not any(name.startswith("orchestrator.env.") for name in changed)
 
 

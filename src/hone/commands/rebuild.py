@@ -27,7 +27,7 @@ from hone.composition.sft import load_data
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.environments.loading import refuse_other_task
+from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -46,6 +46,7 @@ from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.liveness import holder
 from hone.runs.ranks import most_ranks
+from hone.runs.settings import moved
 from hone.runs.words import refuse_interrupted
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import sft_objective
@@ -96,7 +97,10 @@ def open_run(name: str) -> Run:
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
     """The run's config, as it was resolved. UserError for a kind of run that has no steps, such as an evaluation."""
-    return parse(_config_class(run), ["@", str(run.path / "config.toml")], f"hone {run.info['kind']}")
+    config = parse(_config_class(run), ["@", str(run.path / "config.toml")], f"hone {run.info['kind']}")
+    if not run.info.get("kept"):
+        return config
+    return type(config).model_validate(moved(config.model_dump(), config.output_dir, run.path))
 
 
 def read_precision(run: Run) -> str:
@@ -136,7 +140,7 @@ def rebuild(
     config = read_config(run)
     task = config.data.env if isinstance(config, SFTConfig) else None if replay_only else config.orchestrator.env
     if task is not None:
-        refuse_other_task(task.id, run.info.get("sources", {}).get("environment"), trust_local_task)
+        refuse_other_task(task.id, task.args, run.info.get("sources", {}).get("environment"), trust_local_task)
     records = Records(run)
     config = with_determinism(config, _device(config.model.device))
     model_config = config.model.model_copy(update={"device": _device(config.model.device)})

@@ -19,7 +19,8 @@ from hone.commands.regrade_report import Result, in_words, record, say
 from hone.composition.slow_work import slow_work
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
-from hone.environments.loading import configured, load_environment, refuse_other_task
+from hone.environments.loading import configured, load_environment
+from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.reproduce.attribution import Window, window, windows
@@ -132,7 +133,7 @@ def _own(config: RegradeConfig, recorded: Run, task: EnvConfig) -> tuple[Grader 
 
 def _refuse_other(config: RegradeConfig, recorded: Run, task: EnvConfig) -> None:
     """Raise UserError if the run's config names a local file that is not the run's: nobody asked for that one."""
-    refuse_other_task(task.id, recorded.info.get("sources", {}).get("environment"), config.trust_local_task)
+    refuse_other_task(task.id, task.args, recorded.info.get("sources", {}).get("environment"), config.trust_local_task)
 
 
 def _grader(config: RegradeConfig, recorded: Run, task: EnvConfig, own: Grader | None, why: str) -> tuple[Grader, str]:

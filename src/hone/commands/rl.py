@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hone.commands.ask_server import check_server
 from hone.config.rl import RLConfig
@@ -33,13 +33,16 @@ def with_mode(config: RLConfig) -> RLConfig:
     return config.on_gpus(len(visible_gpus()) if automatic else 0)
 
 
-def watched(config: RLConfig, refuses: bool = True) -> RL:
-    """The run, watched by all that a command attaches; with `refuses` a task that fails its audit is not trained on."""
+def watched(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
+    """The run, watched by all that a command attaches; with `refuses` a task that fails its audit is not trained on.
+
+    `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
+    """
     from hone.commands.preflight import Audit
     from hone.commands.training import observers
     from hone.composition.rl import RL
 
-    return RL(config, observers=observers(config, "rl", introduction, Audit(refuses)))
+    return RL(config, observers=observers(config, "rl", introduction, Audit(refuses)), **task)
 
 
 def train(rl: RL) -> RL:

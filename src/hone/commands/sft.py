@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from hone.commands.forecast import forecast
 from hone.commands.training import headline, last_lines, observers
@@ -25,9 +26,9 @@ def run(config: SFTConfig) -> int:
         return train(watched(config, ranks)).exit_code
 
 
-def watched(config: SFTConfig, ranks: Ranks = ALONE) -> SFT:
-    """The run, watched by all that a command attaches."""
-    return SFT(config, observers=observers(config, "sft", introduction), ranks=ranks)
+def watched(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
+    """The run, watched by all that a command attaches; on `dataset`, if that is not the config's."""
+    return SFT(config, dataset=dataset, observers=observers(config, "sft", introduction), ranks=ranks)
 
 
 def train(sft: SFT) -> SFT:

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 from hone.composition.machine import device_of
 from hone.composition.slow_work import slow_work
+from hone.config.hoist import FUNCTIONS
 from hone.config.rl import OnlineEvalConfig, RLConfig
-from hone.config.shared import RunConfig
+from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
+from hone.environments.functions import Given, given_task
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
@@ -129,14 +131,43 @@ def task_of(config: RLConfig) -> Environment:
     return env
 
 
+def with_given_task(
+    config: RLConfig,
+    dataset: Any,
+    eval_dataset: Any,
+    reward_funcs: Any,
+    reward_weights: Sequence[float] | None,
+    correct: Any,
+) -> tuple[RLConfig, Given | None]:
+    """Return the config with the task that a program gives, and that task; None if it gives none."""
+    if dataset is None and eval_dataset is None and not reward_funcs and reward_weights is None and correct is None:
+        return config, None
+    env = config.orchestrator.env
+    # The given task replaces another one that a file names, with its arguments and its template.
+    args, template = (env.args, env.template) if env.id == FUNCTIONS else ({}, None)
+    if "id" not in env.model_fields_set:
+        args, template = env.args, env.template
+    given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, reward_weights, correct)
+    named = EnvConfig(id=FUNCTIONS, args=given.args, template=template)
+    orchestrator = config.orchestrator.model_copy(update={"env": named})
+    return config.model_copy(update={"orchestrator": orchestrator}), given
+
+
 def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:
     """What the run trains and is evaluated on."""
     return env.digests(("train", "eval") if config.orchestrator.eval else ("train",))
 
 
-def own_sources(config: RLConfig) -> list[Path]:
-    """Local paths that the run reads, which its output directory must not contain."""
-    return local_sources([config.model.name, config.model.chat_template, *config.orchestrator.env.args.values()])
+def own_sources(config: RLConfig, kept: Iterable[str] = ()) -> list[Path]:
+    """Local paths that the run reads, which its output directory must not contain, but for those `kept` in it."""
+    found = local_sources([config.model.name, config.model.chat_template, *paths_of(config.orchestrator.env.args)])
+    return [path for path in found if path not in [config.output_dir / name for name in kept]]
+
+
+def paths_of(args: Mapping[str, Any]) -> list[object]:
+    """The arguments of a task that may be paths; of "FILE.py:FUNCTION" the file."""
+    values = [item for value in args.values() for item in (value if isinstance(value, list) else [value])]
+    return [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
 
 
 def check_lengths(

@@ -15,6 +15,7 @@ counter and the schedule go on. No value network, no KL by default, one update p
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -27,6 +28,7 @@ from hone.composition.overlap import check_overlap, left_out, tell_overlap
 from hone.composition.parts import (
     card,
     check_lengths,
+    evaluate_policy,
     failure_watch,
     load_policy,
     make_evaluate,
@@ -39,12 +41,16 @@ from hone.composition.parts import (
     task_of,
     tell_restart,
     with_determinism,
+    with_given_task,
 )
 from hone.composition.sampling import reached, sampling
 from hone.composition.training import Training
 from hone.config.parse import from_settings
-from hone.config.rl import RLConfig
+from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.environments import Environment
+from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
+from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
 from hone.orchestrator.canary import Canary
 from hone.orchestrator.conversations import check_turns
@@ -57,7 +63,7 @@ from hone.orchestrator.packing import trainable
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Publish, Recorder, Updates
 from hone.orchestrator.watch import GapWatch, band_of
-from hone.runs.observer import Observer
+from hone.runs.observer import Observer, checked_observers
 from hone.runs.prediction import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
@@ -204,9 +210,11 @@ class Steps:
 class RL(Training):
     """A run of RL in this process: task, renderer, model, policy, trainer, curriculum and ledger of a config.
 
-    `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name.
-    UserError for what is wrong with them, the task, its data or the model. Used as a context, it opens the run
-    directory, sets threads and deterministic kernels, and on leaving saves the final version and sets them back.
+    `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
+    task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
+    and `given_task` there. UserError for what is wrong with them, the task, its data or the model. Used as a context,
+    it opens the run directory, sets threads and deterministic kernels, and on leaving saves the final version and sets
+    them back.
     """
 
     kind = "rl"
@@ -216,13 +224,21 @@ class RL(Training):
         self,
         config: RLConfig | str | Path | None = None,
         *,
+        dataset: Any = None,
+        eval_dataset: Any = None,
+        reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
+        reward_weights: Sequence[float] | None = None,
+        correct: RewardFunc | str | None = None,
         observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
-        self.config: RLConfig = from_settings(RLConfig, config, settings)
-        self.observers = list(observers)
+        found = from_settings(RLConfig, config, settings).on_gpus(1)
+        task = dataset, eval_dataset, reward_funcs, reward_weights, correct
+        self.config, self.given = with_given_task(found, *task)
+        self.observers = checked_observers(observers)
+        self._drawn: list[int] = []
         self._refuse_unsupported()
-        self.env = task_of(self.config)
+        self.env = self.fresh_task()
         self.env.check_rollouts()
         check_predictions(self.config, self.env.id)
         self.source = model_source(self.config)
@@ -240,24 +256,48 @@ class RL(Training):
         """True once no step is left to take, or a stop was asked for."""
         return self.opened.nothing_left or self.steps.done
 
-    @property
-    def version(self) -> int:
-        return self.steps.trainer.version
+    def fresh_task(self) -> Environment:
+        """The task, made anew, with processes of its own. Touches no data."""
+        task = self.config.orchestrator.env
+        env = self.given.load() if self.given else task_of(self.config)
+        if self.given and task.template is not None:
+            env.use_template(task.template, "orchestrator.env.template")
+        env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
+        return env
 
     def sample(self) -> list[Group]:
         """Draw the next prompts, sample a group of completions of each, and grade them."""
+        self.check_steps_left()
         with self.inside():
-            return self.steps.sample()
+            groups = self.steps.sample()
+        self._drawn = [group.draw for group in groups]
+        return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on all groups that `sample` gave, in their order; returns the step's metrics."""
+        self.check_steps_left()
+        if not self._drawn or [group.draw for group in groups] != self._drawn:
+            raise UserError("update takes all groups that the last sample() has returned, in their order, once")
+        self._drawn = []
         with self.inside():
             return self.steps.update(groups)
 
     def step(self) -> dict[str, float]:
         """Sample, then update; returns the step's metrics."""
+        self.check_steps_left()
         with self.inside():
             return self.steps.step()
+
+    def evaluate(self, num_examples: int | None = None) -> EvalResult:
+        """Evaluate the current version on held-out examples, as `orchestrator.eval` says. Nothing is recorded."""
+        self.check_not_finished()
+        if num_examples is not None and num_examples < 1:
+            raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
+        settings = self.config.orchestrator.eval or OnlineEvalConfig()
+        if num_examples is not None:
+            settings = settings.model_copy(update={"num_examples": num_examples})
+        self.policy.load(self.version)
+        return evaluate_policy(self.config, settings, self.env, self.renderer, self.policy)
 
     def train(self) -> None:
         """Take all steps that are left."""
@@ -289,14 +329,15 @@ class RL(Training):
         server = reached(config, self.renderer, self.model.num_parameters)
         self.check()
         digests = model_digests(self.model, self.renderer, self.source == config.model.name)
-        digests |= task_digests(config, self.env)
-        run = self._start(stack, own_sources(config), digests, parameters=parameters)
+        digests |= task_digests(config, self.env) | (self.given.digests if self.given else {})
+        kept = self.given.files if self.given else {}
+        run = self._start(stack, own_sources(config, kept), digests, parameters=parameters, keep=kept)
         if run.nothing_left:
             return
         self._begin_grading(stack)
         trainer = make_trainer(config, self.model)
         ledger = self._restored(restore(run, trainer))
-        policy = stack.enter_context(sampling(config, self.env, server, run, trainer, self.renderer))
+        self.policy = policy = stack.enter_context(sampling(config, self.env, server, run, trainer, self.renderer))
         sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
 
         def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
@@ -335,12 +376,27 @@ class RL(Training):
         env.progress = run.display.doing
         env.start_workers(config.orchestrator.batch_size)
         told_before = "left_out" in run.info  # a resume with --allow-drift may leave none out
+        run.info.pop("grading", None)
+        if self.given and self.given.graded_here and os.environ.get("PYTHONHASHSEED") != "0":
+            run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
         run.note(
             pool=self.curriculum.size,
             correctness=env.rubric.correctness,
             reward_ranges=env.rubric.ranges_as_lists(),
             **({"left_out": self.left_out} if self.left_out or told_before else {}),
+            **({"grading": self._graded_here()} if self.given and self.given.graded_here else {}),
         )
+
+    def _graded_here(self) -> str:
+        """Return what run.json says of how completions are graded; warn if rewards.py can't be imported by itself."""
+        assert self.given is not None
+        if self.given.not_kept:
+            self.run.display.message(
+                f"Warning: rewards.py can't be imported by itself ({self.given.not_kept}): this program can resume the "
+                "run (resume=True), but no command can, nor verify it."
+            )
+        names = ", ".join(self.given.graded_here)
+        return f"in the process that trains, without limits: no other one can import {names}"
 
     def _restored(self, state: dict[str, Any] | None) -> Ledger:
         """The ledger of a checkpoint's state, None without one; the curriculum is put where it was."""
@@ -353,6 +409,9 @@ class RL(Training):
     def finish(self, complete: bool = True) -> Ending:
         """Take what is on its way, save the last version, measure and record it; tells how the run ended."""
         return self.steps.finish(complete)
+
+    def _updates(self) -> int:
+        return self.steps.trainer.version
 
     def _give_up(self) -> None:
         self.steps.give_up()

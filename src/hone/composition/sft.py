@@ -13,7 +13,7 @@ smoothing, no sample weights; what a checkpoint holds besides the trainer is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from hone.composition.parts import (
     local_sources,
     model_digests,
     model_source,
+    paths_of,
     restore_ranked,
     weights_card,
     with_determinism,
@@ -33,14 +34,15 @@ from hone.composition.slow_work import slow_work
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
-from hone.digests import of_rows
-from hone.environments.data import load_rows
+from hone.digests import of_rows, of_text
+from hone.environments.data import Rows, given_rows, load_rows, to_jsonl
 from hone.environments.loading import configured
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.runs.observer import Observer
+from hone.model.files import is_hub_id
+from hone.runs.observer import Observer, checked_observers
 from hone.runs.prediction import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
@@ -148,10 +150,11 @@ class SFTSteps:
 class SFT(Training):
     """A run of SFT: data, renderer, model and trainer of a config.
 
-    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name.
-    UserError for what is wrong with them, the data or the model. Used as a context, it opens the run directory, sets
-    threads and deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks`
-    every one makes it; rank 0 uses it as a context, and the others `follow`.
+    `config` is an `SFTConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. What
+    is imitated is what it names, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. UserError for
+    what is wrong with them, the data or the model. Used as a context, it opens the run directory, sets threads and
+    deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks` every one makes
+    it; rank 0 uses it as a context, and the others `follow`.
     """
 
     kind = "sft"
@@ -161,15 +164,16 @@ class SFT(Training):
         self,
         config: SFTConfig | str | Path | None = None,
         *,
+        dataset: Any = None,
         observers: Sequence[Observer] = (),
         ranks: Ranks = ALONE,
         **settings: Any,
     ) -> None:
-        found = from_settings(SFTConfig, config, settings)
+        found, self.rows = with_dataset(config, dataset, settings)
         check_predictions(found)
         device = device_of(found.model.device)
         self.config: SFTConfig = with_determinism(found, device)
-        self.observers, self.ranks = list(observers), ranks
+        self.observers, self.ranks = checked_observers(observers), ranks
         self.newest: dict[str, float] = {}
         """The latest value of each metric."""
 
@@ -190,10 +194,6 @@ class SFT(Training):
         """True once no step is left to take, or a stop was asked for."""
         return self.opened.nothing_left or self.version >= self.config.max_steps or self.saver.stopping
 
-    @property
-    def version(self) -> int:
-        return self.trainer.version
-
     def follow(self) -> int:
         """Take part in what rank 0 does; returns its exit code."""
         self._configure()
@@ -201,6 +201,7 @@ class SFT(Training):
 
     def step(self) -> dict[str, float]:
         """Save and validate the version if that is due, and update on the next examples; returns the metrics."""
+        self.check_steps_left()
         with self.inside():
             if not self._begin():
                 raise StepAbandoned
@@ -230,13 +231,14 @@ class SFT(Training):
         stack.callback(lambda: setattr(self.trainer, "code", self.exit_code))
         self._configure()
         self.renderer = load_renderer(self.source, config.model.chat_template)
-        self.data = load_data(config, self.renderer, self.model)
+        self.data = load_data(config, self.renderer, self.model, self.rows)
         self.check()
         digests = model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
+        kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
+        digests |= {name: of_text(text) for name, text in kept.items()}
+        reads = [path for path in own_sources(config) if path != config.output_dir / DATA or not kept]
         parameters = dict(self.model.named_parameters())
-        run = self._start(
-            stack, own_sources(config), digests, parameters=parameters, with_tensors=world == 1, ranks=world
-        )
+        run = self._start(stack, reads, digests, parameters=parameters, with_tensors=world == 1, ranks=world, keep=kept)
         if run.nothing_left:
             return
         self.trainer.start()
@@ -287,6 +289,9 @@ class SFT(Training):
         self.newest |= metrics
         return ending
 
+    def _updates(self) -> int:
+        return self.trainer.version
+
     def _give_up(self) -> None:
         """Nothing is in other hands between two steps."""
 
@@ -294,8 +299,28 @@ class SFT(Training):
         return self.trainer.fingerprint()
 
 
-def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data:
-    """The data, checked before the run directory is touched.
+DATA = "data.jsonl"
+"""File of a run that keeps the rows that a program gave."""
+
+
+def with_dataset(
+    config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any]
+) -> tuple[SFTConfig, Rows | None]:
+    """The config with the data set that a program gives in the place of the config's own, and its rows."""
+    rows = given_rows(dataset, "dataset")
+    if rows is None:
+        return from_settings(SFTConfig, config, settings), None
+    place = DATA if isinstance(rows, Rows) else rows
+    local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
+    chosen = {"data.path": place if local else None, "data.name": None if local else place, "data.env": None}
+    found = from_settings(SFTConfig, config, {**settings, **chosen})
+    if not isinstance(rows, Rows):
+        return found, None
+    return found.model_copy(update={"data": found.data.model_copy(update={"path": str(found.output_dir / DATA)})}), rows
+
+
+def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
+    """The data, or the rows that are given, checked before the run directory is touched.
 
     Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
     """
@@ -311,7 +336,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder) -> Data
         if config.val:
             validation = validation_demonstrations(source, config.val.max_examples)
     else:
-        rows = load_rows(name if config.data.path is None else existing(name), config.data.split)
+        rows = given or load_rows(name if config.data.path is None else existing(name), config.data.split)
         if config.data.template is not None:
             rows = Template(config.data.template, "data.template").rows(rows)
         digests = {"data": of_rows(rows)}
@@ -341,7 +366,7 @@ def existing(path: str) -> Path:
 
 def own_sources(config: SFTConfig) -> list[Path]:
     """Local paths that the run reads, which its output directory must not contain."""
-    env_args = config.data.env.args.values() if config.data.env else ()
+    env_args = paths_of(config.data.env.args) if config.data.env else []
     return local_sources([config.model.name, config.model.chat_template, config.data.path, *env_args])
 
 

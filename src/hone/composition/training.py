@@ -54,12 +54,29 @@ class Training(ABC):
         """True once no step is left to take, or a stop was asked for."""
 
     @property
-    @abstractmethod
     def version(self) -> int:
         """Return the number of updates made."""
+        run = self.run if hasattr(self, "run") else self.opened
+        return run.start_step if run.nothing_left else self._updates()
+
+    @abstractmethod
+    def _updates(self) -> int:
+        """Return the number of updates that the trainer has made."""
+
+    def check_not_finished(self) -> None:
+        """UserError where a finished run was resumed: nothing was loaded."""
+        if self.opened.nothing_left:
+            raise UserError(f"the run in {self.run.folder} is finished: there is nothing left to do in it")
+
+    def check_steps_left(self) -> None:
+        """UserError if all steps were taken."""
+        self.check_not_finished()
+        if self.version >= self.config.max_steps:
+            raise UserError(f"all {self.config.max_steps} steps are taken: loop `while not {self.kind}.done`")
 
     def save(self) -> Path:
         """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
+        self.check_not_finished()
         with self.inside():
             self.saver.save_now(self.version)
             return self.run.checkpoints.path(self.version)
@@ -181,6 +198,7 @@ class Training(ABC):
                 if not stop.time_left:
                     run.display.message("The step can't be finished in time: saving the state before it.")
                 self._save_last({})
+                self.ending = self.saver.ending(self.version, self.config.max_steps)
             except Halt as halt:
                 self._give_up()
                 self.saver.halted = True

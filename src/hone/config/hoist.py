@@ -1,7 +1,8 @@
-"""Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config; its sections accept them too.
+"""Keys that stand for others: `reward` and `data` for the task, and shared keys that sections accept too.
 
-So each role's file stands alone, and the three together still mean one thing: what the sections say moves to the top,
-and files that disagree are an error. A flag at the top (`--max-steps 5`) overrides them all.
+Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config. So each role's file stands alone, and
+the three together still mean one thing: what the sections say moves to the top, and files that disagree are an error. A
+flag at the top (`--max-steps 5`) overrides them all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from hone.errors import UserError
 SHARED = ("model", "max_steps", "seq_len", "ckpt", "seed", "output_dir", "precision", "transport")
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
 """Where the sampler is, if files of sections are given, and none for inference."""
+FUNCTIONS = "functions"
+"""Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
 SECTIONS = ("trainer", "orchestrator", "inference")
 
 
@@ -54,7 +57,7 @@ def hoist(tree: dict[str, Any], sources: Sources | None = None) -> dict[str, Any
     Raises UserError if two places give one key different values.
     """
     sources = sources or Sources()
-    result = {name: _as_dict(value) for name, value in tree.items()}
+    result = name_task({name: _as_dict(value) for name, value in tree.items()}, sources)
     claims: dict[Path, tuple[Path, Any]] = {}
     for name in SHARED:
         if name in result:
@@ -67,6 +70,28 @@ def hoist(tree: dict[str, Any], sources: Sources | None = None) -> dict[str, Any
     for key, (_, value) in claims.items():
         result = merge(result, nest(key, value))
     return result
+
+
+def name_task(tree: dict[str, Any], sources: Sources) -> dict[str, Any]:
+    """Return `tree` with the task that `reward` and `data` describe in the place of the one that it names.
+
+    A flag that names another task goes before files that describe one. UserError if flags do both.
+    """
+    given = {ours: tree.pop(key, None) for key, ours in (("reward", "rewards"), ("data", "data"))}
+    given = {name: value for name, value in given.items() if value not in (None, "None")}
+    flagged = _as_dict(_as_dict(sources.flags.get("orchestrator", {})).get("env", {}))
+    other = flagged.get("id", FUNCTIONS) != FUNCTIONS
+    if other and sources.flags.keys() & {"reward", "data"}:
+        raise UserError("--reward and --data say what the task is, and so does --orchestrator.env.id: leave out one")
+    if not given or other:
+        return tree
+    orchestrator = _as_dict(tree.get("orchestrator", {}))
+    env = _as_dict(orchestrator.get("env", {}))
+    if env.get("id", FUNCTIONS) != FUNCTIONS:
+        env = flagged
+    if isinstance(rewards := given.get("rewards"), str):
+        given["rewards"] = [rewards]
+    return tree | {"orchestrator": orchestrator | {"env": env | {"id": FUNCTIONS, "args": env.get("args", {}) | given}}}
 
 
 def _claim(claims: dict[Path, tuple[Path, Any]], place: Path, value: Any, sources: Sources) -> None:

@@ -63,7 +63,7 @@ class SFTPlan(PlanConfig, SFTConfig):
         return SFTConfig.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
 
 
-ONLY_SFT = set(SFTConfig.model_fields) - set(RLConfig.model_fields)
+ONLY_SFT = set(SFTConfig.model_fields) - set(RLConfig.model_fields) | {"data."}  # RL's `data` is no section
 ONLY_RL = set(RLConfig.model_fields) - set(SFTConfig.model_fields)
 
 
@@ -78,11 +78,17 @@ def is_sft(argv: list[str]) -> bool:
                 return kind == "sft"
             named |= _keys(file)
         elif word.startswith("--"):
-            named.add(word[2:].partition("=")[0].partition(".")[0].removeprefix("no-").replace("-", "_"))
+            name, dot, _ = word[2:].partition("=")[0].partition(".")
+            named.add(_named(name.removeprefix("no-"), bool(dot)))
     return bool(named & ONLY_SFT) and not named & ONLY_RL
 
 
 def _keys(file: str) -> set[str]:
     """The keys at the top of a file. UserError if it can't be read."""
     content: dict[str, Any] = load_toml(file)
-    return {name.replace("-", "_") for name in content}
+    return {_named(name, isinstance(value, dict)) for name, value in content.items()}
+
+
+def _named(name: str, is_section: bool) -> str:
+    name = name.replace("-", "_")
+    return "data." if name == "data" and is_section else name

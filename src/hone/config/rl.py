@@ -268,6 +268,11 @@ class GapConfig(BaseConfig):
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
+    reward: list[str] | None = None
+    """Reward functions, `MODULE:FUNCTION` or `FILE.py:FUNCTION` (repeatable), of a task without a task file; the first
+    decides what is right. Stands for `orchestrator.env`, as `data` does."""
+    data: str | None = None
+    """Its examples: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
     mode: Literal["colocated", "split", "cluster"] | None = None

@@ -73,6 +73,8 @@ def _either(numbers: list[int]) -> str:
 class ModelConfig(BaseConfig):
     """Which model."""
 
+    bare: ClassVar[str | None] = "name"
+
     name: str = "hone/tiny"
     """A folder in Hugging Face layout, a hub id, or `hone/tiny` (random weights, made from the seed)."""
     chat_template: str | None = None

@@ -83,7 +83,8 @@ def add_settings(cls: type[BaseConfig], sources: Sources, settings: Mapping[str,
         key = lookup(cls, tuple(name.split(".")))
         if key is None:
             close = nearest(cls, tuple(name.split(".")))
-            hint = f": did you mean {dotted(close)}?" if close else "; `hone rl --help` lists all keys"
+            command = cls.__name__.removesuffix("Config").lower()
+            hint = f": did you mean {dotted(close)}?" if close else f"; `hone {command} --help` lists all keys"
             raise UserError(f"there is no key {name!r}{hint}")
         if key.section and isinstance(value, bool):
             value = {} if value else None
@@ -145,6 +146,8 @@ class _Reader:
         result: dict[str, Any] = {}
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
+            if key is not None and isinstance(value, dict) and not (key.section or key.is_dict or key.free):
+                raise UserError(self._unknown_key((*prefix, name, *list(value)[:1]), file))  # a table for a value
             if key is None:
                 raise UserError(self._unknown_key((*prefix, name), file))
             if isinstance(value, bool) and key.type in (int, float):

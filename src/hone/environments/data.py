@@ -97,13 +97,15 @@ class DataSource:
         return replace(self, change=change)
 
 
-def load_rows(source: str | Path, split: str = "train") -> Rows:
+def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
     """Reads a data set: a local JSONL or Parquet file, a folder of them, or a data set on the hub (through `datasets`),
-    as "USER/SET" or "USER/SET:CONFIG".
+    as "USER/SET" or "USER/SET:CONFIG". Rows are returned as they are.
 
     Of a folder that names its splits (`train-00000.parquet`, `train/…`) only those files are read. Raises UserError for
     what is missing, unreadable or empty.
     """
+    if isinstance(source, Rows):
+        return source
     path = Path(source).expanduser()
     if path.is_dir():
         rows = _read_files(_files_of_split(path, split), path)
@@ -116,6 +118,50 @@ def load_rows(source: str | Path, split: str = "train") -> Rows:
     if not len(rows):
         raise UserError(f"{source} holds no rows; give a data set with at least one")
     return rows
+
+
+def given_rows(dataset: Any, name: str) -> str | Rows | None:
+    """The rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
+
+    A list of dicts, a table of pandas, or anything with `to_list`, such as a `datasets.Dataset`. UserError for others.
+    """
+    if dataset is None or isinstance(dataset, str | Path | Rows):
+        return str(dataset) if isinstance(dataset, Path) else dataset
+    rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # a table of pandas
+        rows = dataset.to_dict("records")
+    if not isinstance(rows, Sequence) or not all(isinstance(row, dict) for row in rows):
+        split = ", of one split" if isinstance(dataset, dict) else ""
+        raise UserError(
+            f"{name} is a {type(dataset).__name__}: give a path, a hub id, a list of dicts or a datasets.Dataset{split}"
+        )
+    if not rows:
+        raise UserError(f"{name} holds no rows; give at least one")
+    where = f"{name}, row {{}}".format
+    return Rows([_as_json(row, where(i)) for i, row in enumerate(rows)], where, ragged=True)
+
+
+def _as_json(row: Row, where: str) -> Row:
+    """The row as it comes back from a JSON file. UserError if it can't be put into one."""
+    try:
+        text = json.dumps(row, allow_nan=False, default=_number)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}: keep texts, numbers, lists and dicts in it") from None
+    if not is_text(row):
+        raise UserError(f"{where}: {HALF_A_PAIR}")
+    return json.loads(text)
+
+
+def _number(value: Any) -> Any:
+    """Return a number of numpy as one of Python. TypeError for what is none."""
+    if not isinstance(value, np.generic):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return value.item()
+
+
+def to_jsonl(rows: Rows) -> str:
+    """The text of the file that holds these rows."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
@@ -138,8 +184,8 @@ def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tu
 
 
 def train_and_eval(
-    dataset: str | None,
-    eval_dataset: str | None,
+    dataset: str | Rows | None,
+    eval_dataset: str | Rows | None,
     dataset_split: str,
     eval_split: str,
     halve: Callable[[Rows], tuple[Rows, Rows]],
@@ -147,13 +193,15 @@ def train_and_eval(
 ) -> tuple[DataSource, DataSource]:
     """`dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    Each names a file, a folder or a hub id. `halve` divides a `dataset` that comes without an `eval_dataset`; what
-    neither names, `own` makes: the rows of "train" or "eval". A template changes what is read, before it is halved.
+    Each names a file, a folder or a hub id, or is the rows. `halve` divides a `dataset` that comes without an
+    `eval_dataset`; what neither names, `own` makes: the rows of "train" or "eval". A template changes what is read,
+    before it is halved.
     """
 
     @functools.cache
     def halves(change: Callable[[Rows], Rows]) -> tuple[Rows, Rows]:
-        return halve(change(load_rows(str(dataset), dataset_split)))
+        assert dataset is not None
+        return halve(change(load_rows(dataset, dataset_split)))
 
     def train(change: Callable[[Rows], Rows]) -> Rows:
         if dataset is None:

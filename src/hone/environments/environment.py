@@ -19,6 +19,7 @@ from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_colum
 from hone.environments.order import Draws
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric
+from hone.environments.task_files import source_digest
 from hone.environments.template import Template
 from hone.environments.workers import Limits, Origin, Progress, Sample, Workers
 from hone.errors import UserError
@@ -183,7 +184,7 @@ class Environment:
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         """What the task is: digests of its module's source, if it was loaded by its id, and of the splits' examples."""
         found = {"data": content_hash([digests.of_rows(_Ids(self.split(name))) for name in splits])}
-        return found if self.module is None else {"environment": digests.of_source(self.module)} | found
+        return found if self.module is None else {"environment": source_digest(self.module)} | found
 
     def format_row(self, row: Row) -> Row:
         """The columns `prompt` or `question`, `answer` and `info` of a row of this task; by default the row itself.

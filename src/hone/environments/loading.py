@@ -10,19 +10,27 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any
 
-import hone
-from hone import digests
+from hone.config.hoist import FUNCTIONS
 from hone.environments.environment import Environment
+from hone.environments.task_files import (
+    find_file,
+    folders,
+    import_file,
+    is_installed,
+    mistake,
+    note_file,
+    note_source,
+    sources,
+    task_file,
+)
 from hone.environments.workers import Origin
 from hone.errors import UserError
 
@@ -30,25 +38,6 @@ ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 _IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
 """The types of arguments that are checked."""
-_sources: dict[str, str] = {}
-_noted: set[Path] = set()
-
-
-@dataclass(frozen=True)
-class TaskFile:
-    """The file of a task. `local`: it lies in the current folder or its `environments/`, and is not hone's own.
-
-    `hides` is the file of hone's own task of that name, which a local one is found before.
-    """
-
-    path: Path
-    local: bool
-    hides: Path | None
-
-    @property
-    def source(self) -> Path:
-        """What its digest covers: the file, or the folder of a package."""
-        return self.path.parent if self.path.name == "__init__.py" else self.path
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -67,11 +56,6 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     return env
 
 
-def sources() -> dict[str, str]:
-    """Digests of the task files that this process has imported, as they were then."""
-    return dict(_sources)
-
-
 def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
     """The environment of a module."""
     module = _find_module(env_id)
@@ -87,15 +71,16 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
     except UserError:
         raise
     except Exception as error:
-        raise _mistake(Path(inspect.getfile(build)).resolve(), error) from error
+        raise mistake(Path(inspect.getfile(build)).resolve(), error) from error
     if not isinstance(env, Environment):
         raise UserError(
             f"load_environment of {env_id!r} returned a {type(env).__name__}; it must return an Environment"
         )
     env.id = env.id or env_id
-    file = Path(module.__file__ or inspect.getfile(build)).resolve()
-    env.module = TaskFile(file, False, None).source
-    _note_source(env.module)
+    if env.module is None:
+        file = Path(module.__file__ or inspect.getfile(build)).resolve()
+        env.module = file.parent if file.name == "__init__.py" else file
+        note_source(env.module)
     return env
 
 
@@ -106,7 +91,7 @@ def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any]
     """
     file = task_file(env_id)
     if file is not None and file.hides is not None:
-        _note_file(env_id, file)
+        note_file(env_id, file)
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)
@@ -139,124 +124,15 @@ def _find_module(env_id: str) -> ModuleType:
     if name in sys.stdlib_module_names:
         raise UserError(f"environment id {env_id!r} names a module of the standard library; rename the environment")
     try:
-        if (path := _task_file(name)) is not None:
-            return _import_file(name, path)
-        if importlib.util.find_spec(name) is not None:
+        if env_id == FUNCTIONS:
+            return importlib.import_module("hone.environments.functions")
+        if (path := find_file(name)) is not None:
+            return import_file(name, path)
+        if is_installed(name):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error
     raise UserError(f"no environment {env_id!r}: {_nearest(env_id)}")
-
-
-def task_file(env_id: str) -> TaskFile | None:
-    """Find the local file of a task without importing it; None for one that is installed, or of another library."""
-    name = env_id.replace("-", "_")
-    path = _task_file(name) if name.isidentifier() else None
-    if path is None:
-        return None
-    own = [folder / f"{name}.py" for folder in (*_own_folders(), Path(hone.__file__).resolve().parents[1])]
-    hides = next((file for file in own if file.is_file() and not file.samefile(path)), None)
-    return TaskFile(path.resolve(), path.resolve().parent not in _own_folders(), hides)
-
-
-def refuse_other_task(env_id: str, recorded: str | None, trusted: bool) -> None:
-    """Raise UserError if a local task file is not the one that a run was made with; nothing of it is executed.
-
-    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass. Prints on stderr,
-    once, which local file is going to be executed.
-    """
-    file = task_file(env_id)
-    if file is None or not file.local:
-        return
-    digest = digests.of_source(file.source)
-    if not trusted and recorded is not None and digest != recorded:
-        raise UserError(
-            f"the task {env_id} is {file.path} here (digest {digest[:8]}), which is not the file that the run was made "
-            f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
-        )
-    _note_file(env_id, file, "" if recorded else "; the run does not say which file it was made with")
-
-
-def _note_file(env_id: str, file: TaskFile, more: str = "") -> None:
-    if file.path not in _noted:
-        _noted.add(file.path)
-        hides = f", not hone's own ({file.hides})" if file.hides else ""
-        print(f"note: the task {env_id} is {file.path}{hides}{more}", file=sys.stderr)
-
-
-def is_taken(name: str) -> str | None:
-    """Where a module of this name is found already, as a task or as an installed package; None if it is nowhere."""
-    if (path := _task_file(name)) is not None:
-        return str(path)
-    spec = importlib.util.find_spec(name)
-    return None if spec is None else spec.origin or "an installed package"
-
-
-def _task_file(name: str) -> Path | None:
-    for folder in _folders():
-        for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
-            if path.is_file():
-                return path
-    return None
-
-
-def _folders() -> list[Path]:
-    """Where task files may lie, first match wins."""
-    here = Path.cwd()
-    return [here / "environments", *_own_folders(), here]
-
-
-def _own_folders() -> list[Path]:
-    """The folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
-    checkout = Path(hone.__file__).resolve().parents[2]
-    return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
-
-
-def _note_source(module: Path) -> None:
-    """Remembers what a module's source is when it is imported: later imports in this process do not read it again."""
-    if module.exists():
-        _sources.setdefault(str(module), digests.of_source(module))
-
-
-def _import_file(name: str, path: Path) -> ModuleType:
-    """The module at `path`, imported once per file and process.
-
-    It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
-    `datasets.py` must not stand in for the package.
-    """
-    path = path.resolve()
-    for alias in (name, f"hone_environment_{name}"):
-        loaded = sys.modules.get(alias)
-        if loaded is not None and getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path:
-            return loaded
-    installed = None if name in sys.modules else importlib.util.find_spec(name)
-    taken = name in sys.modules or (installed is not None and Path(installed.origin or "").resolve() != path)
-    alias = f"hone_environment_{name}" if taken else name
-    search = [str(path.parent)] if path.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(alias, path, submodule_search_locations=search)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = module
-    _sources.pop(str(path.parent if path.name == "__init__.py" else path), None)
-    _note_source(path.parent if path.name == "__init__.py" else path)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[alias]
-        if isinstance(error, Exception) and not isinstance(error, UserError | ModuleNotFoundError):
-            raise _mistake(path, error) from error
-        raise
-    return module
-
-
-def _mistake(path: Path, error: Exception) -> UserError:
-    """What went wrong in a task file, and in which of its lines."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    what = str(error)
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        lines, what = [error.lineno], error.msg
-    place = f"{path}, line {lines[-1]}" if lines else str(path)
-    return UserError(f"{place}: {type(error).__name__}: {what}")
 
 
 def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
@@ -312,9 +188,9 @@ def _nearest(env_id: str) -> str:
 
 def _known_ids() -> list[str]:
     """Ids of the task files in `environments/`, in the current folder and of those installed with hone."""
-    folders = [folder for folder in _folders() if folder.name == "environments" and folder.is_dir()]
-    names = {f.stem for folder in folders for f in folder.glob("*.py")}
-    names |= {f.parent.name for folder in folders for f in folder.glob("*/__init__.py")}
+    own = [folder for folder in folders() if folder.name == "environments" and folder.is_dir()]
+    names = {f.stem for folder in own for f in folder.glob("*.py")}
+    names |= {f.parent.name for folder in own for f in folder.glob("*/__init__.py")}
     names |= {f.stem for f in Path.cwd().glob("*.py") if "def load_environment(" in f.read_text(errors="replace")}
     try:
         installed = distribution("hone-rl").files or []

@@ -30,11 +30,12 @@ def start(
     """
     os.chdir(folder)
     sys.path[:] = path
-    from hone.environments import loading
+    from hone.environments.loading import load_environment
+    from hone.environments.task_files import sources as imported
     from hone.errors import UserError
 
-    env = loading.load_environment(env_id, **kwargs)
-    for file, digest in loading.sources().items():
+    env = load_environment(env_id, **kwargs)
+    for file, digest in imported().items():
         if sources.get(file, digest) != digest:
             raise UserError(
                 f"{file} was changed while it is in use, so that completions would be graded in two ways: undo the "

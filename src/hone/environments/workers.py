@@ -77,7 +77,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """How an environment was loaded. `sources` are the digests of the task files there were (`loading.sources`)."""
+    """How an environment was loaded. `sources` are the digests of the task files there were (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]

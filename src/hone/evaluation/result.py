@@ -129,6 +129,14 @@ class EvalResult:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The values that a component of the reward may take, as the rubric declares them."""
 
+    def __repr__(self) -> str:
+        """The figures, not the samples: a notebook shows this."""
+        reward = f"reward {self.rewards.mean():.3f}" if len(self.rewards) else "no reward"
+        if self.reward_interval is not None:
+            reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
+        exact = "" if self.exact is None else f", exact {self.exact:.1%}"
+        return f"<EvalResult {self.env_id}: {reward}{exact}, {len(self.samples)} completions>"
+
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `results.jsonl`, by example and rollout."""
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]

@@ -9,8 +9,10 @@ with RL("examples/reverse_text/tiny.toml", observers=[Rewards()]) as rl: ...
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from hone.errors import UserError
 
 if TYPE_CHECKING:
     from hone.runs.alarms import Alarm
@@ -37,3 +39,10 @@ class Observer:
 
     def at_end(self, status: str) -> None:
         """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
+
+
+def checked_observers(observers: Sequence[Observer]) -> list[Observer]:
+    """Return the observers. UserError for what is no list of them."""
+    if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
+        raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
+    return list(observers)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from hone.config.transport import TRANSPORT
 from hone.errors import UserError
@@ -26,6 +27,8 @@ PAUSED = "paused.json"
 """There while a run is paused: `hone runs continue` takes it away."""
 CARD = ("report.html", "card.md", "report.json")
 """The run card: as a page, for a model hub, and as facts."""
+GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
+"""What a program gave a run; they are the run's where its run.json says so, under `kept`."""
 NAMES = (
     "config.toml",
     "metrics.jsonl",
@@ -155,6 +158,17 @@ def check(folder: Path, protect: list[Path]) -> None:
         _check_source(folder.resolve(), folder, source)
 
 
+def check_kept(folder: Path, names: Iterable[str]) -> None:
+    """UserError if a file of one of these `names` is there that no run of hone has put there."""
+    own = (run_info(folder) or {}).get("kept", [])
+    for name in names:
+        if name not in own and os.path.lexists(folder / name):
+            raise UserError(
+                f"{folder / name} is no file of a run, and a run of this program would keep its own there: move it, or "
+                "choose another output_dir"
+            )
+
+
 def _check_outside(folder: Path) -> None:
     """UserError if `folder` lies where another run keeps its own files."""
     inner = folder.resolve()
@@ -198,7 +212,8 @@ def clear(folder: Path) -> Path | None:
 
 def _own(folder: Path) -> list[Path]:
     """Where the run in `folder` has its files, or may have them; run.json last."""
-    return [*evals_in(folder).values(), *(folder / name for name in NAMES)]
+    kept = [name for name in GIVEN if name in (run_info(folder) or {}).get("kept", [])]
+    return [*evals_in(folder).values(), *(folder / name for name in (*kept, *NAMES))]
 
 
 def sweep_run(folder: Path) -> None:
@@ -219,6 +234,9 @@ def writable(folder: Path) -> Iterator[None]:
         ) from None
 
 
+_held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
+
+
 class Lock:
     """Held by the process that writes a run (or, as LAUNCHER, by the one that sees to that process); released by the
     system when it ends, however it ends.
@@ -227,6 +245,9 @@ class Lock:
     """
 
     def __init__(self, folder: Path, name: str = LOCK):
+        self._path = (folder / name).resolve()
+        if self._path in _held:  # the system's lock is a process's
+            raise UserError(f"this program is writing a run in {folder} already: end it, or choose another output_dir")
         self._file = open(folder / name, "a")  # noqa: SIM115 (held until release)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,6 +258,8 @@ class Lock:
             ) from None
         except OSError:
             pass  # a file system without locks: nothing to hold
+        _held[self._path] = self
 
     def release(self) -> None:
+        _held.pop(self._path, None)
         self._file.close()

@@ -53,7 +53,7 @@ def untracked(command: Sequence[str]) -> list[str]:
     if not _git("rev-parse", "HEAD"):
         return []
     named = [word[1:] or after for word, after in zip(command, [*command[1:], ""], strict=False) if word[:1] == "@"]
-    loading = sys.modules.get("hone.environments.loading")
+    loading = sys.modules.get("hone.environments.task_files")
     tasks = [] if loading is None else [name for name in loading.sources() if "site-packages" not in Path(name).parts]
     files = [Path(os.path.relpath(name)) for name in dict.fromkeys((*named, *tasks)) if Path(name).is_file()]
     return [str(file) for file in files if not _tracked(file)]

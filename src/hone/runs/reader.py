@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from hone.runs.checkpoint import Checkpoints, step_of
 from hone.runs.evaluations import RESULTS, evals_file, evals_in
 from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
-from hone.runs.settings import read_toml
+from hone.runs.settings import moved, read_toml
 
 if TYPE_CHECKING:
     import pyarrow
+    from plotly.graph_objects import Figure
 
 
 class Run:
@@ -26,6 +27,9 @@ class Run:
         if existing_run(self.path) is None:
             raise UserError(f"{self.path} is not a run of hone: it has no run.json; name a directory that `hone` wrote")
 
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.info['kind']}, {self.info['status']}>"
+
     @property
     def info(self) -> dict[str, Any]:
         """run.json: id, kind, status, exact, seed, versions, hardware, …"""
@@ -35,8 +39,9 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved config (config.toml)."""
-        return read_toml(self.path / "config.toml")
+        """The resolved config (config.toml), which names files that the run keeps where they are now."""
+        table = read_toml(self.path / "config.toml")
+        return moved(table, table.get("output_dir", ""), self.path)
 
     def metrics(self) -> pyarrow.Table:
         """One row per step: int64 `step`, a column per metric, null where a step lacks it."""
@@ -73,6 +78,38 @@ class Run:
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
             raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
         return read_rollouts(path, columns)
+
+    def samples(self, step: int | None = None) -> pyarrow.Table:
+        """What can be read of the completions of a step, by default of the last: a row each, in the order of sampling.
+
+        Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
+        outcome, detail (why), advantage, stop_reason, and one for each component of the reward, before its weight.
+        """
+        import pyarrow as pa
+
+        if step is None and (steps := self.rollout_steps()):
+            step = steps[-1]
+        columns = ["sample_id", "prompt", "text", "answer", "reward", "outcome", "detail", "advantage", "stop_reason"]
+        table = self.rollouts(step or 0, [*columns, "components"])
+        prompts = [text_of(json.loads(prompt)) for prompt in table["prompt"].to_pylist()]
+        values = [dict(pairs or ()) for pairs in table["components"].to_pylist()]
+        shown = table.select(columns).set_column(1, "prompt", pa.array(prompts, pa.string()))
+        for name in dict.fromkeys(name for row in values for name in row):
+            if name not in columns:
+                shown = shown.append_column(name, pa.array([row.get(name) for row in values], pa.float64()))
+        return shown
+
+    def evaluations(self) -> pyarrow.Table:
+        """The held-out evaluations of an RL run, a row each: int64 `step` (the version), and the metrics `eval/…`."""
+        lines = read_lines(self.path / "metrics.jsonl")
+        held_out = [{name: value for name, value in line.items() if name.startswith("eval/")} for line in lines]
+        return to_table([{"step": line["step"]} | of for line, of in zip(lines, held_out, strict=True) if of])
+
+    def plot(self, *metrics: str) -> Figure:
+        """A Plotly figure of metrics by step; by default of reward, or loss, and what was measured held out."""
+        from hone.runs.plotting import figure
+
+        return figure(self, metrics)
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
         """What the train step computed of each token, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
@@ -117,6 +154,11 @@ class Run:
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints")
+
+
+def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The contents of messages, with an empty line between them."""
+    return "\n\n".join(str(message.get("content") or "") for message in messages)
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:

@@ -18,6 +18,7 @@ from hone.config.shared import RunConfig
 from hone.config.sources import CONFIG_OF
 from hone.errors import UserError
 from hone.runs.checked import RESTORE, check_plain, read_file
+from hone.runs.outputs import GIVEN
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
@@ -142,7 +143,9 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 
     `names_matter`: whether those of the model and its template do.
     """
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    mine, others = _with_own_paths(old), _with_own_paths(new)
+    same = lambda name: old.get(name) == new.get(name) or mine.get(name) == others.get(name)  # noqa: E731
+    names = sorted(name for name in old.keys() | new.keys() if not same(name))
     free = () if names_matter else _BY_DIGEST
     split = "split" in (old.get("mode"), new.get("mode"))  # then there is a server in any case
     matters = {_SERVER} if (_SERVER in old) != (_SERVER in new) and not split else set()
@@ -155,8 +158,28 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 
 def digest(table: Mapping[str, Any]) -> str:
     """SHA-256 over the settings in a nested config that change the numbers."""
-    deciding = {name: value for name, value in flat(table).items() if not {name, name.split(".")[0]} & _FREE}
+    settings = _with_own_paths(flat(table))
+    deciding = {name: value for name, value in settings.items() if not {name, name.split(".")[0]} & _FREE}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat settings in which the paths of files that a run keeps do not depend on its directory."""
+    return moved(settings, settings.get("output_dir", ""), "RUN")
+
+
+def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> dict[str, Any]:
+    """Return settings, flat or nested, in which the files that a run keeps lie in the folder `now`, not in `before`."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, dict):
+            return moved(value, before, now)
+        if isinstance(value, list):
+            return [*map(change, value)]
+        name = value.removeprefix(f"{before}/") if isinstance(value, str) else ""
+        return f"{now}/{name}" if name != value and name.partition(":")[0] in GIVEN else value
+
+    return {name: change(value) for name, value in settings.items()}
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hone.config.rl import RLConfig
@@ -34,7 +34,7 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, sha256, write_file, w
 from hone.runs.logs import LogFile
 from hone.runs.monitors.background import Monitors
 from hone.runs.observer import Observer
-from hone.runs.outputs import CARD, PAUSED, TOKENS, Lock, check, existing_run, writable
+from hone.runs.outputs import CARD, PAUSED, TOKENS, Lock, check, check_kept, existing_run, writable
 from hone.runs.resuming import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_file, rollouts_path, write_rollouts
 from hone.runs.tokens import write_tokens
@@ -98,6 +98,7 @@ class RunWriter:
         with_tensors: bool = True,
         ranks: int = 1,
         observers: Sequence[Observer] | None = None,
+        keep: Mapping[str, str] = MappingProxyType({}),
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
@@ -107,13 +108,15 @@ class RunWriter:
         (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
         `out` is the text file the display writes to, by default standard output. Without `with_tensors`, `restored` has
         the state only: the tensors are another process's. `ranks` train: run.json says so. `observers` are by default
-        those of the config: display, alarms, monitors.
+        those of the config: display, alarms, monitors. `keep` are the texts of files that belong to the run, by name:
+        a file of that name that is no run's is not touched either.
         """
         if observers is None:
             observers = watching(config, kind, out)
             for observer in observers:  # a missing package is told before anything is moved
                 observer.check(None)
         folder = config.output_dir
+        check_kept(folder, keep)
         with writable(folder):
             other = opening.other_source(config)
             resuming = config.resume is not None and other is None and existing_run(folder, _DAMAGED) is not None
@@ -137,6 +140,10 @@ class RunWriter:
                     run.event(predictions.MADE, run.start_step, sha256=digest)
                 write_file(folder / "config.toml", settings.run_toml(predictions.kept(config, run.info), kind))
                 run._written.adopt()
+                if keep:
+                    run.note(kept=sorted(keep))
+                for name, text in keep.items():
+                    run._keep(name, text)
                 run._prune()  # what a process that was killed had not got to
                 for name in (PAUSED, *CARD):  # of the state that it goes on from
                     (folder / name).unlink(missing_ok=True)
@@ -154,6 +161,12 @@ class RunWriter:
             run.budget.expect("checkpoint", _saving_seconds(parameters))
         run._step_began = time.perf_counter()
         return run
+
+    def _keep(self, name: str, text: str) -> None:
+        path = self.folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_file(path, text)
+        self._written.add(0, name, sha256(path))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -183,19 +196,25 @@ class RunWriter:
         SHA-256 of the metrics line, of the step's rollouts and, if there is one, of the evaluation of that version it
         becomes the step's line of hashes.jsonl. AlarmStop after a step, if an alarm stops the run.
         """
-        line = self._log_metrics(step, metrics, timings or {}) if metrics else None
-        digest = None if line is None else hashlib.sha256(line).hexdigest()
+        lines = self._log_metrics(step, metrics, timings or {}) if metrics else None
+        digest = None if lines is None else hashlib.sha256(lines[0]).hexdigest()
         hashes = {"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest}
         evaluation = self._evaluations.pop(step, None)
         hashed = self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
         self._written.add_line("hashes.jsonl", step, hashed)
         self._rollouts_digest = None
+        if lines is not None:  # told when all is written: what an observer raises ends the run, and loses nothing of it
+            for observer in (self.display, *self.observers):
+                observer.after_step(step, *lines[1:])
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
             raise AlarmStop(step, cause)
 
-    def _log_metrics(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> bytes:
+    def _log_metrics(
+        self, step: int, metrics: dict[str, Any], timings: dict[str, Any]
+    ) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+        """Write both lines; returns that of the metrics as it was written, and what the two say."""
         seconds = {f"time/{name}": value for name, value in self._phases.items()}
         seconds |= {"time/step": self.seconds_so_far, "time/total": self.budget.seconds}
         seconds |= {} if self.budget.usd is None else {"usd/total": self.budget.usd}
@@ -206,9 +225,7 @@ class RunWriter:
         line = self._metrics.append(metrics_line)
         self._written.add_line("metrics.jsonl", step, line)
         self._timings.append(timings_line)
-        for observer in (self.display, *self.observers):
-            observer.after_step(step, metrics_line, timings_line)
-        return line
+        return line, metrics_line, timings_line
 
     def alarm(self, alarm: Alarm) -> None:
         """Write down an alarm, and tell the observers."""

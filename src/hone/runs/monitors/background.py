@@ -111,6 +111,8 @@ class Monitors(Observer):
         return all(one.idle for one in self._all)
 
     def check(self, training: Any) -> None:
+        if training is not None:
+            self._config = training.config  # with the task that a program gave
         self._monitors = make_monitors(self._config)  # UserError if a package is missing
 
     def before_start(self, run: RunWriter) -> None:

@@ -18,9 +18,11 @@ from hone.audit.probes import Subject, subject_of
 from hone.audit.statement import Form, statement_of
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.loading import configured, refuse_other_task
+from hone.environments.loading import configured
 from hone.environments.parsers import completion_text
+from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
+from hone.runs.settings import moved
 from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
 from hone.viewer.card.candidates import candidates
@@ -63,14 +65,15 @@ def read_recorded(
 
 def _task_of(run: Summary, trust_local_task: bool) -> Environment:
     """The run's task, as it was. CannotSay if it has changed since; a local file that has is not executed."""
+    config = moved(run.config, run.config.get("output_dir", ""), run.path)
     if run.kind == "eval":
-        config, name = run.config, "template"
+        name = "template"
         task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
     else:
-        task = EnvConfig.model_validate(run.config.get("orchestrator", {}).get("env", {}))
+        task = EnvConfig.model_validate(config.get("orchestrator", {}).get("env", {}))
         name = "orchestrator.env.template"
     recorded = run.info.get("sources", {}).get("environment")
-    refuse_other_task(task.id, recorded, trust_local_task)
+    refuse_other_task(task.id, task.args, recorded, trust_local_task)
     env = configured(task.id, task.args, task.template, name)
     if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
         raise CannotSay("the task's file has changed since the run")

@@ -1,0 +1,126 @@
+"""`hone.rl`, `hone.sft` and `hone.evaluate`: what the commands of these names do, for a script or a notebook.
+
+    run = hone.rl(model="Qwen/Qwen3-0.6B", dataset="problems.jsonl", reward_funcs=[exact], max_steps=100)
+
+Every key of a command's config is a keyword, by its name or dotted name: `max_steps=100`,
+`**{"trainer.optim.lr": 1e-6}`. The loop in your own hands is `hone.RL` and `hone.SFT`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.cli import prepare_process
+from hone.runs.reader import Run
+
+if TYPE_CHECKING:
+    from hone.composition.training import Training
+    from hone.config.rl import RLConfig
+    from hone.config.sft import SFTConfig
+    from hone.environments.rubric import RewardFunc
+    from hone.evaluation.result import EvalResult
+
+prepare_process()
+
+
+def rl(
+    config: RLConfig | str | Path | None = None,
+    *,
+    dataset: Any = None,
+    eval_dataset: Any = None,
+    reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
+    reward_weights: Sequence[float] | None = None,
+    correct: RewardFunc | str | None = None,
+    **settings: Any,
+) -> Run:
+    """Train by reinforcement learning, in this process, as `hone rl` does; returns the run.
+
+    `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
+    `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
+    warns. Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. UserError for what is wrong.
+    """
+    from hone.commands import rl as command
+    from hone.config.parse import from_settings
+    from hone.config.rl import RLConfig
+
+    found = from_settings(RLConfig, config, settings)
+    task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
+    task |= {"reward_weights": reward_weights, "correct": correct}
+    return _ended(command.train(command.watched(found, refuses=False, **task)))
+
+
+def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
+    """Fine-tune on examples, in this process, as `hone sft` does; returns the run.
+
+    `config` is a TOML file, an `SFTConfig` or nothing, `settings` are keys of it. `dataset`: a path, a hub id, a list
+    of dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C as in `rl`.
+    """
+    from hone.commands import sft as command
+    from hone.composition.sft import with_dataset
+
+    found, _ = with_dataset(config, dataset, settings)
+    return _ended(command.train(command.watched(found, dataset=dataset)))
+
+
+def evaluate(
+    env: str | None = None,
+    *,
+    dataset: Any = None,
+    reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
+    reward_weights: Sequence[float] | None = None,
+    correct: RewardFunc | str | None = None,
+    **settings: Any,
+) -> EvalResult:
+    """Evaluate a model, as `hone eval` does: on held-out examples of the task `env`, or on all of `dataset`.
+
+    `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; further keys of `hone eval`
+    are `num_examples`, `rollouts_per_example`, `max_tokens`, … Saved only where `output_dir` or `save=True` is given.
+    """
+    from hone.commands.eval import with_progress
+    from hone.composition.evaluating import Evaluation
+    from hone.composition.machine import kept_settings
+    from hone.config.eval import EvalConfig
+    from hone.config.hoist import FUNCTIONS
+    from hone.config.parse import from_settings
+    from hone.environments.functions import given_task
+    from hone.errors import UserError
+    from hone.evaluation.saving import results_folder
+    from hone.runs.files import write_file, write_json
+    from hone.runs.outputs import check_kept
+
+    gives = dataset is not None or reward_funcs or reward_weights is not None or correct is not None
+    if gives and env not in (None, FUNCTIONS):
+        raise UserError(f"env = {env!r} has its own data and rewards: leave it out, or dataset and reward_funcs")
+    named = {"save": "output_dir" in settings} | settings | ({} if env is None else {"env": env})
+    config, task, kept = from_settings(EvalConfig, None, named), None, {}
+    if gives:
+        config = config.model_copy(update={"env": FUNCTIONS})
+        folder = results_folder(config) if config.save else Path()
+        given = given_task(folder, config.env_args, None, dataset, reward_funcs, reward_weights, correct)
+        task, kept = given.load(), given.files
+        if config.save:
+            check_kept(folder, kept)
+        if config.template is not None:
+            task.use_template(config.template)
+        update = {"env_args": given.args, "output_dir": folder if config.save else None}
+        update |= {} if "num_examples" in settings else {"num_examples": len(task.split("eval"))}
+        config = config.model_copy(update=update)
+    with kept_settings():
+        evaluation = Evaluation(config, task)
+        result = with_progress(evaluation)
+        evaluation.save(result, sys.argv)
+    if evaluation.folder is not None and kept:
+        for name, text in kept.items():
+            write_file(evaluation.folder / name, text)
+        write_json(evaluation.folder / "run.json", Run(evaluation.folder).info | {"kept": sorted(kept)})
+    return result
+
+
+def _ended(training: Training) -> Run:
+    """Return the run; raise KeyboardInterrupt or SystemExit if a signal stopped it (its state is saved)."""
+    if training.exit_code:
+        raise KeyboardInterrupt if training.exit_code == 130 else SystemExit(training.exit_code)
+    return Run(training.config.output_dir)

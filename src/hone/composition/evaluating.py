@@ -1,0 +1,184 @@
+"""An evaluation put together from its config: a model in this process or behind a URL, on held-out examples.
+
+found = Evaluation(config)
+result = found.run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, TypedDict
+
+from hone.composition.machine import configure, device_of
+from hone.composition.sampling import KV_GIB, prefix_bytes
+from hone.config.eval import MAX_TOKENS, EvalConfig
+from hone.environments import Environment
+from hone.environments.loading import configured
+from hone.errors import UserError
+from hone.evaluation.loop import evaluate
+from hone.evaluation.remote import check_body, evaluate_url, find_model
+from hone.evaluation.result import EvalResult
+from hone.evaluation.saving import make_folder, results_folder, save_results
+from hone.inference.api_key import api_key
+from hone.inference.endpoint import Endpoint
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.model.chat import load_renderer
+from hone.model.hf import load_model
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.conversations import check_turns
+from hone.orchestrator.groups import check_prompts
+
+Progress = Callable[[int, int], None]
+"""Is told how many completions are done, of how many."""
+
+
+class Counts(TypedDict):
+    """What both ways of evaluating take."""
+
+    num_examples: int
+    rollouts_per_example: int
+    progress: Progress
+
+
+class Evaluation:
+    """The evaluation that a config describes, of `env` if that is not the config's own task.
+
+    `config` has the name of the model that the server serves, if there is one; `folder` is where results are saved,
+    None for nowhere; `available` is the number of held-out examples. UserError for what is wrong with any of it.
+    """
+
+    def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
+        self.config, self._exact_keys = _with_model(config)
+        self.folder = results_folder(self.config) if config.save else None
+        self.env = env or configured(config.env, config.env_args, config.template, "template")
+        self.env.check_rollouts()
+        self.env.use_workers(config.grading)
+        self.available = len(self.env.split("eval"))
+
+    def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
+        """Sample and grade."""
+        config = self.config
+        counts = Counts(
+            num_examples=config.num_examples, rollouts_per_example=config.rollouts_per_example, progress=progress
+        )
+        self.env.start_workers(config.num_examples * config.rollouts_per_example)
+        try:
+            return self._here(counts) if config.base_url is None else self._there(counts)
+        finally:
+            self.env.close_workers()
+
+    def save(self, result: EvalResult, command: Sequence[str]) -> None:
+        """Write samples, figures and what made them into `folder`, if there is one."""
+        if self.folder is not None:
+            save_results(self.folder, self.config, result, list(command), self.env.digests(["eval"]))
+
+    def _here(self, counts: Counts) -> EvalResult:
+        config = self.config
+        sampling = local_sampling(config.sampling())
+        prefixes = prefix_bytes(self.env, int(KV_GIB * 2**30))
+        policy = load_weights(
+            config.model, config.precision, config.seed, config.chat_template, config.threads, prefixes
+        )
+        if self.folder is not None:
+            make_folder(self.folder)
+        return evaluate_weights(
+            policy, self.env, sampling, max_tokens=sampling.max_tokens, seed=sampling.seed, **counts
+        )
+
+    def _there(self, counts: Counts) -> EvalResult:
+        config, body, seed = self.config, self.config.sampling(), self.config.seed
+        if isinstance(body["seed"], int):
+            seed = body.pop("seed")
+        check_body(body)
+        endpoint = _endpoint(config)
+        made = [] if self.folder is None else make_folder(self.folder)
+        try:
+            return evaluate_url(
+                endpoint, config.model, self.env, body=body, seed=seed, exact_keys=self._exact_keys, **counts
+            )
+        except (UserError, KeyboardInterrupt):
+            with suppress(OSError):  # another evaluation may have put its folder beside this one
+                for path in made:
+                    path.rmdir()
+            raise
+
+
+def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
+    """The config with the model that the server serves, if there is a server, and whether that is hone's own."""
+    if config.base_url is None:
+        return config, False
+    name = config.model if "model" in config.model_fields_set else None
+    model, exact_keys = find_model(_endpoint(config), name)
+    return config.model_copy(update={"model": model}), exact_keys
+
+
+def _endpoint(config: EvalConfig) -> Endpoint:
+    """The server. UserError if the variable of the API key is not set."""
+    assert config.base_url is not None
+    key = api_key(config.api_key_var, "-k")
+    return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)
+
+
+def local_sampling(said: dict[str, Any]) -> SamplingParams:
+    """Sampling arguments for the engine in this process. UserError for what it does not know."""
+    known = [f.name for f in fields(SamplingParams) if f.name not in ("n", "stop", "ignore_eos", "top_logprobs")]
+    for name, value in said.items():
+        if name not in known:
+            raise UserError(f"{name!r} is no sampling argument of a model in this process: it has {', '.join(known)}")
+        whole = name in ("max_tokens", "top_k", "seed")
+        number = isinstance(value, int) or (isinstance(value, float) and not whole)
+        if value is not None and (not number or isinstance(value, bool)):
+            raise UserError(f"{name} is {value!r} (-S), but should be a {'whole ' if whole else ''}number")
+    given: dict[str, Any] = {"max_tokens": MAX_TOKENS}
+    given |= {name: value for name, value in said.items() if value is not None}
+    return SamplingParams(**given)
+
+
+def load_weights(
+    name: str,
+    precision: str,
+    seed: int = 0,
+    chat_template: str | None = None,
+    threads: int | None = None,
+    prefix_bytes: int = 0,
+) -> EnginePolicy:
+    """The policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
+    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
+    configure(threads, model.num_parameters)
+    return EnginePolicy(Engine(model, prefix_bytes=prefix_bytes), load_renderer(name, chat_template))
+
+
+def evaluate_weights(
+    policy: EnginePolicy,
+    env: Environment,
+    sampling: SamplingParams,
+    *,
+    num_examples: int,
+    rollouts_per_example: int,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> EvalResult:
+    """`evaluate` with the model's whole context. UserError, before sampling, naming a row that leaves no room in it."""
+    context = policy.engine.model.config.max_position_embeddings
+    split = env.split("eval")
+    used = range(min(num_examples, len(split)))
+    remedy = "shorten the row, or evaluate a model of longer context"
+    check_turns(env, policy.renderer, split[0])
+    words = f"the model's context of {context} tokens"
+    check_prompts(split, used, policy.renderer, context, words, remedy, tools=env.tool_schemas)
+    return evaluate(
+        policy,
+        env,
+        num_examples=num_examples,
+        rollouts_per_example=rollouts_per_example,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        seq_len=context,
+        seed=seed,
+        renderer=policy.renderer,
+        progress=progress,
+    )

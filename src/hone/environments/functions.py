@@ -1,0 +1,311 @@
+"""A task made of a data set and reward functions, without a file of its own: the environment `functions`.
+
+    rl --reward rewards:exact --data problems.jsonl
+
+    def exact(completion, answer):                      # as every reward function of hone: one completion
+        return float(completion[-1]["content"].strip() == answer)
+
+    def short(completions, **columns):                  # as those of TRL: a list of them, and a list of each column
+        return [float(len(text) < 100) for text in completions]
+
+Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
+for by name. A function of `completions` gets one completion at a time: as messages where the row's prompt is messages,
+else as text.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.config.hoist import FUNCTIONS
+from hone.digests import of_text
+from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
+from hone.environments.environment import Environment, SingleTurnEnv
+from hone.environments.kept_source import kept_source
+from hone.environments.parsers import completion_text
+from hone.environments.rubric import OFFERED, RewardFunc, Rubric, component_name, is_async, is_inline
+from hone.environments.task_files import find_function, source_digest, sources, text_digest
+from hone.environments.workers import Origin
+from hone.errors import UserError
+from hone.types import content_hash
+
+REWARDS = "rewards.py"
+"""File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
+_COLUMNS = ("prompt", "question", "answer", "info")
+_IS_TEXT = "prompt_is_text"
+"""Key of `info` that tells functions of `completions` that the row's prompt was text."""
+
+
+def load_environment(
+    rewards: Sequence[str] | str = (),
+    data: str | None = None,
+    eval_data: str | None = None,
+    weights: Sequence[float] | None = None,
+    correct: str | None = None,
+    system_prompt: str | None = None,
+    split: str = "train",
+    eval_split: str = "test",
+) -> Environment:
+    """The task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data`: a file, a folder or a hub id.
+
+    Without `eval_data` a tenth of the prompts is held out. `weights` are those of the functions, by default 1;
+    `correct` names the function that decides which answers are right, by default the first.
+    """
+    places = _as_list(rewards)
+    if not places or not all(isinstance(place, str) for place in places):
+        raise UserError("nothing is rewarded: add --reward MODULE:FUNCTION")
+    if data is None and eval_data is None:
+        raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
+    found = [Source.of(place) for place in places]
+    return FunctionTask(found, data, eval_data, (split, eval_split), weights, correct, system_prompt)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A reward function, its file (None if it is no module's) and the digest of what defines it."""
+
+    func: RewardFunc
+    file: Path | None
+    digest: str
+
+    @classmethod
+    def of(cls, place: str) -> Source:
+        func, file = find_function(place)
+        if file is None:
+            return cls(func, None, place)
+        kept = file.name == REWARDS and (file.parent / "run.json").exists()
+        return cls(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if kept else source_digest(file))
+
+
+class FunctionTask(SingleTurnEnv):
+    """Reward functions on rows; `data` and `eval_data` are rows or say where to read them."""
+
+    def __init__(
+        self,
+        found: Sequence[Source],
+        data: str | Rows | None,
+        eval_data: str | Rows | None,
+        splits: tuple[str, str],
+        weights: Sequence[float] | None,
+        correct: str | None,
+        system_prompt: str | None,
+    ) -> None:
+        graders = [_Grader(source.func) for source in found]
+        self.needed = sorted({name for grader in graders for name in grader.columns})
+        self.batched = any(grader.batched for grader in graders)
+        train, held_out = train_and_eval(data, eval_data, *splits, functools.partial(hold_out, key=_prompt), _no_rows)
+        super().__init__(
+            id=FUNCTIONS,
+            rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
+            dataset=train if data is not None else None,
+            eval_dataset=held_out,
+            system_prompt=system_prompt,
+        )
+        self.module = next((source.file for source in found if source.file is not None), None)
+        made_of = list(dict.fromkeys(source.digest for source in found))
+        self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)
+
+    def format_row(self, row: Row) -> Row:
+        for name in self.needed:
+            if name not in row:
+                raise KeyError(name)
+        prompt, answer, own = _raw_prompt(row), row.get("answer"), row.get("info")
+        info = {name: value for name, value in row.items() if name in self.needed or name not in _COLUMNS}
+        if not isinstance(answer, str | None):
+            info["answer"] = answer  # functions get it as it is, and not as text
+        if self.batched and isinstance(prompt, str):
+            info[_IS_TEXT] = True
+        if isinstance(own, str):
+            with suppress(json.JSONDecodeError):
+                own = json.loads(own or "{}")
+        return {"prompt": prompt, "answer": answer, "info": {**own, **info} if isinstance(own, dict) else own or info}
+
+    def digests(self, splits: Sequence[str]) -> dict[str, str]:
+        return super().digests(splits) | {"environment": self._made_of}
+
+
+def _no_rows(split: str) -> Rows:
+    raise UserError(f"there are no rows for {split}")
+
+
+def _raw_prompt(row: Row) -> Any:
+    return row["prompt"] if row.get("prompt") is not None else row.get("question")
+
+
+def _prompt(row: Row) -> str:
+    """Return the prompt as text: no held-out row has that of a training row."""
+    prompt = _raw_prompt(row)
+    if prompt is None:
+        raise KeyError("prompt")
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+class _Grader:
+    """A reward function as its parameters tell what it wants.
+
+    `batched`: it has TRL's form and gets lists. `others` are names that a rubric does not offer, and so may be columns
+    of the data; `columns` are those of them that it needs.
+    """
+
+    def __init__(self, func: RewardFunc) -> None:
+        parameters = inspect.signature(func).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self.func, self.names = func, {p.name for p in named}
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.batched = "completions" in self.names
+        offered = ("completions", "prompts", "info") if self.batched else OFFERED
+        self.others = [p.name for p in named if p.name not in offered]
+        self.columns = [p.name for p in named if p.name in self.others and p.default is p.empty]
+
+    def by_sample(self) -> RewardFunc:
+        """Return the function as a rubric calls it: for one completion, with what a rubric offers."""
+        func, batched = self.func, self.batched
+        if not batched and not self.others and "answer" not in self.names:
+            return func
+        arguments, result = (self._lists, self._only) if batched else (self._values, lambda value: value)
+
+        def graded(**offered: Any) -> Any:
+            return result(func(**arguments(offered)))
+
+        async def graded_later(**offered: Any) -> Any:
+            return result(await func(**arguments(offered)))  # type: ignore[misc]
+
+        made: Any = graded_later if is_async(func) else graded
+        made.__name__, made.inline = component_name(func), is_inline(func)
+        wanted = ("completion", "prompt", "info", "state") if batched else (*(self.names & {*OFFERED}), "info")
+        made.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(wanted)]
+        )
+        return made
+
+    def _values(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a function of one completion."""
+        own, info = {name: value for name, value in offered.items() if name in self.names}, offered["info"]
+        found = {name: info[name] for name in self.others if name in info}
+        return own | found | ({"answer": info["answer"]} if "answer" in own and "answer" in info else {})
+
+    def _lists(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a function of `completions`: lists with one item."""
+        info, prompt, completion = dict(offered["info"]), offered["prompt"], offered["completion"]
+        if info.pop(_IS_TEXT, False):
+            prompt, completion = prompt[-1]["content"], completion_text(completion)
+        row = {"answer": offered["state"]["answer"]} | info | {"prompts": prompt, "completions": completion}
+        row |= {"info": info} if "info" in self.names else {}
+        return {name: [value] for name, value in row.items() if self.takes_all or name in self.names}
+
+    def _only(self, values: Any) -> Any:
+        """Return the one value of the list that a function of `completions` makes."""
+        values = values.tolist() if hasattr(values, "tolist") else values
+        if not isinstance(values, list | tuple) or len(values) != 1:
+            raise TypeError(
+                f"{component_name(self.func)} has a parameter `completions`, so it must return a list with a number "
+                f"(or None) for each of them; for 1 completion it returned {values!r:.60}"
+            )
+        return values[0]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A task that a program gives.
+
+    `args` are those of `load_environment`, which name the files that the run keeps; `files` are their texts by name.
+    `graded_here` names functions that no other process can import, so that all are run in this one; `not_kept` says
+    why `rewards.py` can't be imported by itself, "" if it can. `load` makes the task.
+    """
+
+    args: dict[str, Any]
+    files: dict[str, str]
+    graded_here: list[str]
+    not_kept: str
+    load: Callable[[], Environment]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each file of rows that is kept."""
+        return {name: of_text(text) for name, text in self.files.items() if name != REWARDS}
+
+
+def given_task(
+    folder: Path,
+    args: Mapping[str, Any],
+    dataset: Any = None,
+    eval_dataset: Any = None,
+    reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
+    reward_weights: Sequence[float] | None = None,
+    correct: RewardFunc | str | None = None,
+) -> Given:
+    """The task of these functions on these rows; what is not given comes from `args`. `folder` is the run's directory.
+
+    A data set is a path, a hub id, a list of dicts, or anything with `to_list`, such as a `datasets.Dataset`.
+    """
+    funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
+    objects = [_checked(func) for func in funcs if not isinstance(func, str)]
+    places = [func if isinstance(func, str) else _place(func) for func in funcs]
+    text, not_kept = kept_source(objects, runs=None in places) if objects else ("", "")
+    digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
+    places = places or _as_list(args.get("rewards", []))
+    objects_left = iter(func for func, place in zip(funcs, places, strict=False) if place is None)
+    found = [(p, Source.of(p) if p is not None else Source(_checked(next(objects_left)), None, digest)) for p in places]
+    if not found:
+        raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
+    here = [component_name(source.func) for place, source in found if place is None]
+    rows = {"data": given_rows(dataset, "dataset"), "eval_data": given_rows(eval_dataset, "eval_dataset")}
+    files = {f"{name}.jsonl": to_jsonl(made) for name, made in rows.items() if isinstance(made, Rows)}
+    files |= {REWARDS: text} if text else {}
+    named = dict(args)
+    named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
+    named["rewards"] = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
+    named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
+    named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
+    data = [rows[name] or named.get(name) for name in rows]
+    if data == [None, None]:
+        raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
+
+    def load() -> Environment:
+        splits = named.get("split", "train"), named.get("eval_split", "test")
+        more = [named.get(name) for name in ("weights", "correct", "system_prompt")]
+        task = FunctionTask([source for _, source in found], data[0], data[1], splits, *more)
+        if not here:
+            task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))
+        return task
+
+    return Given(named, files, here, not_kept if here else "", load)
+
+
+def _place(func: RewardFunc) -> str | None:
+    """Return where a worker process finds the function; None for one of a notebook, a script or another function."""
+    place = f"{func.__module__}:{component_name(func)}"
+    if func.__module__ != "__main__":
+        with suppress(UserError):
+            if find_function(place)[0] is func:
+                return place
+    return None
+
+
+def _checked(func: Any) -> RewardFunc:
+    """Return the function, if it is one with a name. UserError if not."""
+    if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
+        raise UserError(f"{func!r} in reward_funcs is no function with a name: define one with `def`")
+    return func
+
+
+def _numbers(weights: Any) -> list[float]:
+    if isinstance(weights, Mapping | str) or not isinstance(weights, Iterable):
+        raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers, one for each function")
+    try:
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers") from None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value)

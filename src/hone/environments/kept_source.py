@@ -1,0 +1,161 @@
+"""The source of functions that a program gives, as a file that can be imported by itself.
+
+A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So what the functions
+use is written down with them: imports, constants as they are now, and the functions and classes of the same module,
+each before what uses it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import hashlib
+import inspect
+import math
+import pickle
+import re
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType, NoneType
+from typing import Any
+
+HEAD = '"""The reward functions of this run and what they use, as they were when it began."""\n'
+
+
+def kept_source(functions: Sequence[Callable[..., Any]], runs: bool = True) -> tuple[str, str]:
+    """Return the text of a file that defines these functions, and why it can't be imported by itself ("" if it can).
+
+    What can't be written down is a comment in it; then the file raises an error when it is imported, rather than grade
+    otherwise. With `runs` the text is executed, to see whether it can be imported.
+    """
+    writer = _Writer()
+    text = writer.write(functions)
+    if runs and not writer.problems:
+        try:
+            exec(compile(text, "rewards.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+        except Exception as error:
+            writer.problems.append(f"importing it raises {type(error).__name__}: {error}")
+    problem = "; ".join(writer.problems)
+    if problem:
+        text += f"\nraise ImportError({'only the program that began the run can go on with it: ' + problem!r})\n"
+    return text, problem
+
+
+class _Writer:
+    """Collects pieces of source by the names that they define, each after what it uses."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._imports: set[str] = set()
+        self._future = ""
+        self._defined: dict[str, Any] = {}
+        self._pieces: list[str] = []
+
+    def write(self, functions: Sequence[Callable[..., Any]]) -> str:
+        for function in functions:
+            self._define(function.__name__, function, sys.modules[function.__module__].__dict__)
+        head = "\n".join([HEAD, *([self._future] if self._future else []), *sorted(self._imports)])
+        return "\n\n".join([head, *self._pieces]) + "\n"
+
+    def _define(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
+        """Add what gives `name` this value, once."""
+        if name in self._defined:
+            if self._defined[name] is not value:
+                self._give_up(f"{name} means two things in what the functions use: give one of them another name")
+            return
+        self._defined[name] = value
+        if isinstance(value, ModuleType):
+            self._imports.add(f"import {value.__name__}" + (f" as {name}" if value.__name__ != name else ""))
+        elif isinstance(value, re.Pattern):
+            self._imports.add("import re")
+            self._pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
+        elif (home := getattr(value, "__module__", None)) == module["__name__"] and hasattr(value, "__qualname__"):
+            self._define_code(name, value, module)
+        elif home == module["__name__"] and (state := _literal(getattr(value, "__dict__", None) or {})) is not None:
+            self._define(type(value).__name__, type(value), module)
+            self._pieces.append(f"{name} = object.__new__({type(value).__name__})\n{name}.__dict__.update({state})")
+        elif home != module["__name__"] and home and (known := _name_in(sys.modules.get(home), value, name)):
+            self._imports.add(f"from {home} import {known}" + (f" as {name}" if known != name else ""))
+        elif (source := _literal(value)) is not None:
+            self._pieces.append(f"{name} = {source}")
+        elif (pickled := _pickled(value)) is not None:
+            self._imports.add("import pickle")
+            self._pieces.append(f"{name} = pickle.loads({pickled!r})  # {value!r:.60}".splitlines()[0])
+        else:
+            self._give_up(f"{name} is a {type(value).__name__}, which has no source: make it inside a function")
+
+    def _define_code(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
+        """Add a function or class of the module `module`, after what it uses."""
+        function = inspect.unwrap(value)
+        try:
+            source = textwrap.dedent(inspect.getsource(value)).strip("\n")
+            scope = symtable.symtable(source, name, "exec")
+        except (OSError, TypeError, SyntaxError):
+            digest = f" (its code is {_digest(function.__code__)})" if isinstance(function, FunctionType) else ""
+            self._give_up(f"there is no source of {name}{digest}")
+            return
+        if value.__name__ != name:
+            self._give_up(f"{name} is not defined by `def {name}` or `class {name}`")
+        if isinstance(module.get("annotations"), __future__._Feature):
+            self._future = "from __future__ import annotations"
+        closure = inspect.getclosurevars(function).nonlocals if isinstance(function, FunctionType) else {}
+        known = {**module, **closure}
+        for used in sorted(_globals_of(scope) - {name}):
+            if used in known:
+                self._define(used, known[used], module)
+        self._pieces.append(source)
+
+    def _give_up(self, problem: str) -> None:
+        self.problems.append(problem)
+        self._pieces.append(f"# {problem}")
+
+
+def _globals_of(scope: symtable.SymbolTable) -> set[str]:
+    """Return the names that a piece of source takes from outside of itself, also in decorators and annotations."""
+    at_top = scope.get_type() == "module"
+    names = {s.get_name() for s in scope.get_symbols() if (s.is_referenced() if at_top else s.is_global())}
+    return names.union(*map(_globals_of, scope.get_children()))
+
+
+def _name_in(module: ModuleType | None, value: Any, name: str) -> str:
+    """Return the name by which a module has this value: its own or `name`; "" if it has it by neither."""
+    names = (getattr(value, "__qualname__", None), name)
+    return next((n for n in names if isinstance(n, str) and getattr(module, n, None) is value), "")
+
+
+def _literal(value: Any) -> str | None:
+    """Return the source of a value of plain types, the same in every process: sets in order. None for other types."""
+    kind = type(value)
+    if kind in (bool, int, str, bytes, NoneType):
+        return repr(value)
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+    if kind not in (dict, list, tuple, set, frozenset):
+        return None
+    parts = [_literal(part) for part in ([*value, *value.values()] if kind is dict else value)]
+    sources = [part for part in parts if part is not None]
+    if len(sources) < len(parts):
+        return None
+    if kind is dict:
+        half = len(sources) // 2
+        return "{" + ", ".join(f"{k}: {v}" for k, v in zip(sources[:half], sources[half:], strict=True)) + "}"
+    inside = ", ".join(sorted(sources) if kind in (set, frozenset) else sources)
+    if kind is tuple:
+        return f"({inside},)" if sources else "()"
+    return f"[{inside}]" if kind is list else f"{kind.__name__}([{inside}])"
+
+
+def _pickled(value: Any) -> bytes | None:
+    """Return a value of an installed type as pickle has it; None if it can't be pickled, or refers to the program."""
+    try:
+        pickled = pickle.dumps(value, protocol=4)
+    except Exception:
+        return None
+    return None if b"__main__" in pickled else pickled
+
+
+def _digest(code: CodeType) -> str:
+    """Return a digest of what a function does, wherever it was defined."""
+    constants = [_digest(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return hashlib.sha256(repr((code.co_code.hex(), code.co_names, constants)).encode()).hexdigest()[:16]

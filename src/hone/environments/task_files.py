@@ -1,0 +1,293 @@
+"""The Python files of tasks and reward functions: finding them, importing them, and digests of what they are."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hone
+from hone import digests
+from hone.config.hoist import FUNCTIONS
+from hone.errors import UserError
+
+_sources: dict[str, str] = {}
+_noted: set[Path] = set()
+_beside: set[Path] = set()
+"""Folders that are on the path because a file that was imported lies there."""
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The file of a task. `local`: it lies in the current folder or its `environments/`, and is not hone's own.
+
+    `hides` is the file of hone's own task of that name, which a local one is found before.
+    """
+
+    path: Path
+    local: bool
+    hides: Path | None
+
+
+def sources() -> dict[str, str]:
+    """Digests of the task files that this process has imported, as they were then."""
+    return dict(_sources)
+
+
+def task_file(env_id: str) -> TaskFile | None:
+    """Find the local file of a task without importing it; None for one that is installed, or of another library."""
+    name = env_id.replace("-", "_")
+    path = find_file(name) if name.isidentifier() and name != FUNCTIONS else None
+    if path is None:
+        return None
+    own = [folder / f"{name}.py" for folder in (*_own_folders(), Path(hone.__file__).resolve().parents[1])]
+    hides = next((file for file in own if file.is_file() and not file.samefile(path)), None)
+    return TaskFile(path.resolve(), path.resolve().parent not in _own_folders(), hides)
+
+
+def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None, trusted: bool) -> None:
+    """Raise UserError if a run's task would execute a local file that is not the one it was made with.
+
+    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass. A task of reward
+    functions is refused unless it is trusted: which function is called is what the run says. Prints on stderr, once,
+    which local file is going to be executed.
+    """
+    wrapped = args.get("task") if env_id == "one-shot" else None
+    if FUNCTIONS in (env_id, wrapped) and not trusted:
+        raise UserError(
+            "the run was trained on reward functions that it names itself, so they are not executed: look at them "
+            "(orchestrator.env.args in its config.toml, a rewards.py in it), and pass --trust-local-task"
+        )
+    file = task_file(env_id)
+    if file is None or not file.local:
+        return
+    digest = source_digest(file.path)
+    if not trusted and recorded is not None and digest != recorded:
+        raise UserError(
+            f"the task {env_id} is {file.path} here (digest {digest[:8]}), which is not the file that the run was made "
+            f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
+        )
+    note_file(env_id, file, "" if recorded else "; the run does not say which file it was made with")
+
+
+def note_file(env_id: str, file: TaskFile, more: str = "") -> None:
+    """Print on stderr, once, which file a task is."""
+    if file.path not in _noted:
+        _noted.add(file.path)
+        hides = f", not hone's own ({file.hides})" if file.hides else ""
+        print(f"note: the task {env_id} is {file.path}{hides}{more}", file=sys.stderr)
+
+
+def is_taken(name: str) -> str | None:
+    """Where a module of this name is found already, as a task or as an installed package; None if it is nowhere."""
+    if name == FUNCTIONS:
+        return "hone's own task of reward functions"
+    if (path := find_file(name)) is not None:
+        return str(path)
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin or "an installed package"
+
+
+def find_file(name: str) -> Path | None:
+    """The local file of the task with this module name, if there is one."""
+    for folder in folders():
+        for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def folders() -> list[Path]:
+    """Where task files may lie, first match wins."""
+    here = Path.cwd()
+    return [here / "environments", *_own_folders(), here]
+
+
+def _own_folders() -> list[Path]:
+    """The folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
+    checkout = Path(hone.__file__).resolve().parents[2]
+    return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
+
+
+def source_digest(path: Path) -> str:
+    """Return SHA-256 of a task file, with the modules beside it that it imports; or of a package."""
+    path = path.parent if path.name == "__init__.py" else path
+    if path.is_dir():
+        return digests.of_source(path)
+    return text_digest(path.read_bytes(), [path.resolve().parent])
+
+
+def text_digest(source: bytes, beside: Sequence[Path]) -> str:
+    """Return SHA-256 of the source of a module, with the modules in the folders `beside` that it imports."""
+    found = [[file.name, digests.of_source(file)] for file in neighbours(source, beside)]
+    digest = hashlib.sha256(source)
+    if found:
+        digest.update(json.dumps(found).encode())
+    return digest.hexdigest()
+
+
+def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
+    """Return the files in the folders `beside` that a source imports, itself or through them, in order of their names.
+
+    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's own, have none.
+    """
+    folders = [folder for folder in beside if folder not in _own_folders() and "site-packages" not in folder.parts]
+    found: set[Path] = set()
+    queue = [source]
+    while queue:
+        for name in _imported(queue.pop()):
+            places = [folder / part for folder in folders for part in (f"{name}.py", f"{name}/__init__.py")]
+            file = next((place for place in places if place.is_file()), None)
+            if file is not None and file not in found and _is_found_there(name, file):
+                new = set(file.parent.rglob("*.py")) - found if file.name == "__init__.py" else {file}
+                found |= new
+                queue += [one.read_bytes() for one in sorted(new)]
+    return sorted(found)
+
+
+def _imported(source: bytes) -> set[str]:
+    """Return the top-level names of the modules that a source imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def _is_found_there(name: str, file: Path) -> bool:
+    """Return True if an import of `name` will find this file. UserError if it would find that of another task."""
+    if name in sys.stdlib_module_names:
+        return False
+    origin = _origin(name)
+    if origin in (None, file):
+        return True
+    if _lies_beside(origin):
+        raise UserError(
+            f"{file} can't be imported: this process has imported {origin} as {name!r} already; rename one of the two"
+        )
+    return False
+
+
+def _origin(name: str) -> Path | None:
+    """The file that an import of a top-level module finds; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, such as __main__
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+def _lies_beside(file: Path) -> bool:
+    """Return True for a module that is found because it lies beside a task file, not because it is installed."""
+    return file.parent in _beside or file.parent.parent in _beside
+
+
+def is_installed(name: str) -> bool:
+    """Return True if a top-level module can be imported that is no file beside another task."""
+    if importlib.util.find_spec(name) is None:
+        return False
+    origin = _origin(name)
+    return origin is None or not _lies_beside(origin)
+
+
+def import_file(name: str, path: Path) -> ModuleType:
+    """The module at `path`, imported once per file and process. It may import modules that lie beside it.
+
+    It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
+    `datasets.py` must not stand in for the package. Nor must files beside it, so their folder comes last on the path.
+    """
+    path = path.resolve()
+    for alias in (name, f"hone_environment_{name}"):
+        loaded = sys.modules.get(alias)
+        if loaded is not None and getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path:
+            return loaded
+    installed = None if name in sys.modules else _origin(name)
+    taken = name in sys.modules or (installed not in (None, path) and not _lies_beside(installed))
+    alias = f"hone_environment_{name}" if taken else name
+    search = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(alias, path, submodule_search_locations=search)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    beside = neighbours(path.read_bytes(), [path.parent])
+    put_on_path(path.parent)
+    sys.modules[alias] = module
+    for file in (path.parent if path.name == "__init__.py" else path, *beside):
+        _sources.pop(str(file), None)
+        note_source(file)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[alias]
+        if isinstance(error, Exception) and not isinstance(error, UserError | ModuleNotFoundError):
+            raise mistake(path, error) from error
+        raise
+    return module
+
+
+def put_on_path(folder: Path) -> None:
+    """Let modules in `folder` be imported, after all that can be imported already."""
+    _beside.add(folder)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def note_source(module: Path) -> None:
+    """Remember what a module's source is when it is imported: later imports in this process do not read it again."""
+    if module.exists():
+        _sources.setdefault(str(module), digests.of_source(module))
+
+
+def mistake(path: Path, error: Exception) -> UserError:
+    """What went wrong in a task file, and in which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    what = str(error)
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines, what = [error.lineno], error.msg
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    return UserError(f"{place}: {type(error).__name__}: {what}")
+
+
+def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
+    """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; returns it and its file, if that is known.
+
+    A module is looked for in the current folder, then where Python finds it. UserError if it is not there, can't be
+    imported, or has no such function.
+    """
+    module_name, _, name = place.rpartition(":")
+    if not module_name or not name.isidentifier():
+        raise UserError(f"{place!r} names no function: write MODULE:FUNCTION or FILE.py:FUNCTION, as in rewards:exact")
+    path = Path(module_name) if module_name.endswith(".py") else Path(f"{module_name.replace('.', '/')}.py")
+    if module_name.endswith(".py") and not path.is_file():
+        raise UserError(f"{place!r}: there is no file {path}")
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is not None and path.is_file() and path.samefile(main):
+        raise UserError(f"{place!r} names the script that is running: give the function itself, not its name")
+    put_on_path(Path.cwd())
+    try:
+        by_file = path.is_file() and (module_name.endswith(".py") or "." not in module_name)
+        module = import_file(path.stem, path) if by_file else importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name in (module_name, module_name.partition(".")[0]):
+            raise UserError(f"{place!r}: there is no module {module_name!r} here, and none is installed") from None
+        raise UserError(f"{place!r} could not be imported: {error}; install what it needs") from error
+    found = vars(module).get(name)
+    if not callable(found):
+        near = difflib.get_close_matches(name, [n for n, value in vars(module).items() if callable(value)], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{place!r}: {module.__file__ or module_name} has no function {name}{hint}")
+    file = None if module.__file__ is None else Path(module.__file__).resolve()
+    if file is not None:
+        note_source(file)
+    return found, file

@@ -1,0 +1,346 @@
+"""The task of reward functions and rows: parameter names, TRL's form, what is kept of functions."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.environments import load_environment
+from hone.environments.functions import given_task
+from hone.environments.kept_source import kept_source
+from hone.environments.task_files import refuse_other_task
+from hone.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1), "level": i} for i in range(20)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def task(funcs, rows=ROWS, **more):
+    return given_task(Path("out"), {}, rows, None, funcs, **more).load()
+
+
+def components(env, text="6", row=0):
+    return env.grade(env.split("train")[row], text).components
+
+
+def test_functions_get_what_they_name():
+    seen = {}
+
+    def ours(completion, answer, info, level, bonus=2):
+        seen["ours"] = completion, answer, info, level, bonus
+        return 1.0
+
+    async def theirs(prompts, completions, level, answer):
+        seen["theirs"] = prompts, completions, level, answer
+        return [0.5]
+
+    def everything(completions, **columns):
+        seen["everything"] = completions, columns
+        return (None,)
+
+    env = task([ours, theirs, everything])
+    example = env.split("train")[3]
+    row = next(row for row in ROWS if row["prompt"] == example.prompt[0]["content"])
+    assert components(env, "6", 3) == {"ours": 1.0, "theirs": 0.5}
+    text = [{"role": "assistant", "content": "6"}]
+    assert seen["ours"][:2] == (text, row["answer"]) and seen["ours"][3:] == (row["level"], 2)
+    assert seen["ours"][2]["level"] == row["level"]
+    assert seen["theirs"] == ([row["prompt"]], ["6"], [row["level"]], [row["answer"]])
+    columns = {"prompts": [row["prompt"]], "level": [row["level"]], "answer": [row["answer"]]}
+    assert seen["everything"] == (["6"], columns)
+
+
+def test_functions_of_completions_get_messages_where_prompts_are_messages_and_answers_as_they_are():
+    seen = []
+
+    def theirs(completions, prompts, answer):
+        seen.append((completions, prompts, answer))
+        return [1]
+
+    env = task([theirs], [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": i} for i in range(3)])
+    example = env.split("train")[0]
+    assert components(env, "6") == {"theirs": 1.0}
+    answer = int(example.answer)
+    assert seen == [
+        ([[{"role": "assistant", "content": "6"}]], [[{"role": "user", "content": f"{answer}?"}]], [answer])
+    ]
+
+
+def test_every_column_can_be_named(here):
+    """Also `question`, `info`, one that is null, and those that a row's own info has."""
+    seen = []
+
+    def ours(completion, question, answer, solution):
+        seen.append((question, answer, solution))
+        return 0.0
+
+    def theirs(completions, question, info, solution):
+        seen.append((question, info[0]["more"], solution))
+        return [0.0]
+
+    rows = [{"question": "2?", "answer": 2, "solution": None, "info": {"more": i}} for i in range(2)]
+    env = task([ours, theirs], rows)
+    assert components(env) == {"ours": 0.0, "theirs": 0.0}
+    more = env.split("train")[0].info["more"]
+    assert seen == [("2?", 2, None), (["2?"], more, [None])]
+
+
+@pytest.mark.parametrize("value", [0.5, [0.5, 0.5], [], "0.5", None, np.ones(2)])
+def test_a_function_of_completions_must_return_a_list_of_one(value):
+    def theirs(completions):
+        return value
+
+    env = task([theirs])
+    score = env.grade(env.split("train")[0], "6")
+    assert str(score.outcome) == "grader_error" and "must return a list with a number (or None)" in score.detail
+
+
+def test_an_answer_that_is_no_text_is_given_as_it_is_and_columns_fill_defaults():
+    def ours(completion, answer, level=None, other=7):
+        return float(answer == 3 and level in (0, 1) and other == 7)
+
+    def text(completion, answer, info):
+        return float(answer == "x" and info == {"level": 1})
+
+    env = task([ours], [{"prompt": f"{i}", "answer": 3, "level": i} for i in range(2)])
+    assert components(env) == {"ours": 1.0} and env.split("train")[0].answer == "3"
+    assert components(task([text], [{"prompt": f"{i}", "answer": "x", "level": 1} for i in range(2)])) == {"text": 1.0}
+
+
+def test_tables_and_numbers_of_numpy():
+    def graded(completions, level):
+        return np.array([float(level[0] == 5)])
+
+    table = pandas.DataFrame({"prompt": ["a", "b"], "level": [5, 5]})
+    assert components(task([graded], table)) == {"graded": 1.0}
+    assert components(task([graded], datasets.Dataset.from_pandas(table))) == {"graded": 1.0}
+    assert components(task([graded], [{"prompt": c, "level": np.int64(5)} for c in "ab"])) == {"graded": 1.0}
+
+
+def test_weights_and_correctness():
+    def first(completion):
+        return 0.5
+
+    def second(completion, answer):
+        return float(completion[-1]["content"] == answer)
+
+    env = task([first, second], reward_weights=[0.1, 2], correct=second)
+    example = env.split("train")[0]
+    assert env.rubric.correctness == "second"
+    assert env.grade(example, example.answer).reward == pytest.approx(0.05 + 2)
+    assert [str(env.grade(example, text).outcome) for text in (example.answer, "no")] == ["correct", "wrong"]
+    assert task([first, second]).rubric.correctness == "first"
+
+
+def test_a_tenth_of_the_prompts_is_held_out_and_rows_are_those_of_their_file(here):
+    def any_text(completion):
+        return 1.0
+
+    given = given_task(Path("out"), {}, ROWS * 2, None, [any_text])
+    env = given.load()
+    train, held_out = ({e.prompt[0]["content"] for e in env.split(name)} for name in ("train", "eval"))
+    assert len(held_out) == 2 and not train & held_out and len(train | held_out) == 20
+    (here / "rewards.py").write_text("def any_text(completion):\n    return 1.0\n")
+    (here / "data.jsonl").write_text(given.files["data.jsonl"])
+    again = load_environment("functions", rewards="rewards:any_text", data="data.jsonl")
+    for name in ("train", "eval"):
+        assert [e.id for e in again.split(name)] == [e.id for e in env.split(name)]
+
+
+def test_functions_of_a_file_run_in_workers_and_may_import_what_lies_beside_it(here):
+    (here / "sub").mkdir()
+    (here / "sub" / "graders.py").write_text(
+        "import os\nimport helping\n\ndef graded(completion):\n    return float(helping.parent == os.getpid())\n"
+    )
+    (here / "sub" / "helping.py").write_text(f"parent = {__import__('os').getpid()}\n")
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    env = load_environment("functions", rewards=["sub/graders.py:graded"], data="rows.jsonl")
+    assert components(env) == {"graded": 0.0}
+    env.close_workers()
+    before = env.digests([])["environment"]
+    (here / "sub" / "helping.py").write_text("parent = 0\n")
+    assert load_environment("functions", rewards="sub/graders.py:graded", data="rows.jsonl").digests([]) != {
+        "environment": before
+    }
+    with pytest.raises(UserError, match=r"helping\.py was changed while it is in use"):
+        components(env)
+
+
+def test_the_flags_stand_for_the_task(here):
+    task = {"rewards": ["rewards:exact"], "data": "p.jsonl"}
+    config = parse(RLConfig, ["--reward", "rewards:exact", "--data", "p.jsonl"], "rl")
+    assert (config.orchestrator.env.id, config.orchestrator.env.args) == ("functions", task)
+    assert config.reward is None and config.data is None
+    more = [
+        "--reward", "a:b", "c:d", "--data", "p.jsonl", "--orchestrator.env.args.weights", "[1, 0.5]",
+        "--orchestrator.env.template", '{"answer": "{solution}"}',
+    ]  # fmt: skip
+    env = parse(RLConfig, ["@", str(ROOT / "examples/reverse_text/tiny.toml"), *more], "rl").orchestrator.env
+    assert env.args == {"rewards": ["a:b", "c:d"], "data": "p.jsonl", "weights": [1, 0.5]} and env.template
+    assert parse(RLConfig, ["--model", "M", *more[:5]], "rl").model.name == "M"
+    with pytest.raises(UserError, match="leave out one"):
+        parse(RLConfig, [*more[:5], "--orchestrator.env.id", "gsm8k"], "rl")
+    env = parse(RLConfig, ["--data", "p.jsonl"], "rl").orchestrator.env
+    with pytest.raises(UserError, match="nothing is rewarded: add --reward"):
+        load_environment(env.id, **env.args)
+    Path(here / "task.toml").write_text('reward = "a:b"\ndata = "p.jsonl"\n')
+    env = parse(RLConfig, ["@", str(here / "task.toml")], "rl").orchestrator.env
+    assert env.args == {"rewards": ["a:b"], "data": "p.jsonl"}
+    env = parse(RLConfig, ["@", str(here / "task.toml"), "--orchestrator.env.id", "gsm8k"], "rl").orchestrator.env
+    assert (env.id, env.args) == ("gsm8k", {})  # a flag goes before a file
+    with pytest.raises(UserError, match="there is no data set: say which with --data"):
+        load_environment("functions", rewards="rewards:exact")
+
+
+@pytest.mark.parametrize(
+    "env_id, args", [("functions", {"rewards": ["os:system"]}), ("one-shot", {"task": "functions"})]
+)
+def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, args):
+    with pytest.raises(UserError, match="pass --trust-local-task"):
+        refuse_other_task(env_id, args, "0" * 64, trusted=False)
+    refuse_other_task(env_id, args, "0" * 64, trusted=True)
+
+
+SCALE = {"b": 2, "a": math.inf}
+NAMES = {"y", "x"}
+
+
+class Parser:
+    known = NAMES
+
+    def find(self, text):
+        return [SCALE.get(name, 1) for name in self.known if name in text]
+
+
+def deep(completion, answer: str = "") -> float:
+    return sum([len(Parser().find(text)) + math.pi for text in [completion]])
+
+
+def test_what_a_function_uses_is_written_down_before_it():
+    text, why = kept_source([deep])
+    assert why == ""
+    names: dict = {}
+    exec(text, names)
+    assert names["deep"]("x") == deep("x") and names["SCALE"] == SCALE and names["NAMES"] == NAMES
+    assert "NAMES = set(['x', 'y'])" in text  # the same in every process
+    assert "from __future__ import annotations" in text and text.index("class Parser") < text.index("def deep")
+
+
+def test_a_closure_is_written_down_with_its_values():
+    bound = 3
+
+    def closed(completion):
+        return bound
+
+    names: dict = {}
+    exec(kept_source([closed])[0], names)
+    assert names["closed"](None) == 3
+
+
+COUNTED = 0
+
+
+def counts(completion):
+    global COUNTED
+    COUNTED += 1
+    return COUNTED
+
+
+def test_what_functions_change_is_written_down_as_it_is():
+    names: dict = {}
+    exec(kept_source([counts])[0], names)
+    assert names["counts"](None) == 1
+
+
+def test_the_text_is_the_same_in_every_process(here):
+    (here / "script.py").write_text(
+        "seen, counted, table, words = [], {'b': 1}, {'x', 'y', 'z'}, ('p',)\n"
+        "def f(completion):\n"
+        "    seen.append(1)\n    counted['a'] = 2\n    table.add('w')\n"
+        "    return float(len(words))\n"
+        "from hone.environments.kept_source import kept_source\nprint(kept_source([f]))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "script.py"], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "123"
+    }
+    assert len(texts) == 1 and b"table = set([" in texts.pop()
+
+
+LENGTH = 3
+STREAM = open(__file__)  # noqa: SIM115
+UNUSED = STREAM
+
+
+def reads(completion):
+    return float(len(STREAM.name) + LENGTH)
+
+
+def shadows(completion):
+    UNUSED = 1.0
+    return UNUSED
+
+
+class Scorer:
+    def __init__(self, bonus):
+        self.bonus = bonus
+
+    def of(self, text):
+        return self.bonus + len(text)
+
+
+SCORER, ARRAY, PLACE, COUNTER = Scorer(2), np.array([0.5, 1.5]), Path("a/b"), Counter("aab")
+
+
+def uses_objects(completion):
+    return SCORER.of(PLACE.name) + float(ARRAY.sum()) + COUNTER["a"]
+
+
+def test_objects_are_written_down_too():
+    text, why = kept_source([uses_objects])
+    names: dict = {}
+    exec(text, names)
+    assert why == "" and names["uses_objects"](None) == uses_objects(None) == 2 + 1 + 2 + 2
+    assert names["SCORER"].bonus == 2 and "__main__" not in text
+
+
+def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matter():
+    text, why = kept_source([reads])
+    problem = "STREAM is a TextIOWrapper, which has no source: make it inside a function"
+    with pytest.raises(ImportError, match="only the program that began the run can go on with it: STREAM is a"):
+        exec(text, {})
+    assert why == problem and f"# {problem}\n" in text and "LENGTH = 3\n" in text and "def reads" in text
+    assert kept_source([shadows])[1] == ""
+    assert [kept_source([typed(value)])[0] for value in (1.0, 2.0)] != [kept_source([typed(1.0)])[0]] * 2
+
+
+def typed(value):
+    """A function without a source, as one that is typed into a console."""
+    names: dict = {}
+    exec(f"def typed(completion):\n    return {value}", {"__name__": __name__}, names)
+    assert kept_source([names["typed"]])[1].startswith("there is no source of typed (its code is ")
+    return names["typed"]

@@ -1,0 +1,33 @@
+"""The notebook of the examples, executed by Jupyter as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+from hone.runs import Run
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
+
+
+def test_the_notebook_trains_shows_how_far_it_is_and_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, 4)
+    NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in notebook.cells]
+    assert "step 250/250" in "".join(said) and "held out, at step 80: functions reward" in "".join(said)
+    figures = [out for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    assert any("application/vnd.plotly.v1+json" in out["data"] for out in figures)
+
+    run = Run("outputs/letters")
+    exact = run.evaluations()["eval/functions/exact"].to_pylist()
+    assert exact[0] < 0.55 and exact[-1] > 0.75, exact
+    assert "def last_letter" in Path("outputs/letters/rewards.py").read_text()
+    assert "no other one can import last_letter" in run.info["grading"]
+    assert Run("outputs/by-hand").info["status"] == "done"
+    # In its own hands the loop takes the steps of `hone.rl`.
+    begun, by_hand = (Run(f"outputs/{name}").hashes() for name in ("letters", "by-hand"))
+    assert [line["weights"] for line in begun[:6]] == [line["weights"] for line in by_hand]
