@@ -40,7 +40,6 @@ from hone.types import content_hash
 
 REWARDS = "rewards.py"
 """File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
-_COLUMNS = ("prompt", "question", "answer", "info")
 _IS_TEXT = "prompt_is_text"
 """Key of `info` that tells functions of `completions` that the row's prompt was text."""
 
@@ -119,7 +118,8 @@ class FunctionTask(SingleTurnEnv):
             if name not in row:
                 raise KeyError(name)
         prompt, answer, own = _raw_prompt(row), row.get("answer"), row.get("info")
-        info = {name: value for name, value in row.items() if name in self.needed or name not in _COLUMNS}
+        others = set(row) - {"prompt", "answer", "info"} - ({"question"} - set(self.needed))
+        info = {name: value for name, value in row.items() if name in others}
         if not isinstance(answer, str | None):
             info["answer"] = answer  # functions get it as it is, and not as text
         if self.batched and isinstance(prompt, str):
@@ -245,16 +245,15 @@ def given_task(
 ) -> Given:
     """The task of these functions on these rows; what is not given comes from `args`. `folder` is the run's directory.
 
-    A data set is a path, a hub id, a list of dicts, or anything with `to_list`, such as a `datasets.Dataset`.
+    A data set is a path, a hub id, or rows as `given_rows` takes them. UserError for functions and rows that are none.
     """
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
     objects = [_checked(func) for func in funcs if not isinstance(func, str)]
-    places = [func if isinstance(func, str) else _place(func) for func in funcs]
-    text, not_kept = kept_source(objects, runs=None in places) if objects else ("", "")
+    placed = [(func if isinstance(func, str) else _place(func), func) for func in funcs]
+    placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
+    text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
-    places = places or _as_list(args.get("rewards", []))
-    objects_left = iter(func for func, place in zip(funcs, places, strict=False) if place is None)
-    found = [(p, Source.of(p) if p is not None else Source(_checked(next(objects_left)), None, digest)) for p in places]
+    found = [(p, Source(_checked(func), None, digest) if p is None else Source.of(p)) for p, func in placed]
     if not found:
         raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
     here = [component_name(source.func) for place, source in found if place is None]
