@@ -119,9 +119,8 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path, monkeypatch, tiny_m
         assert run(argv, substitutes(argv, tiny_model_dir, data)) == code, (argv, capfd.readouterr().err)
     program, by_hand, first, task = blocks(ROOT / "README.md", "python")
     problems(tmp_path)
-    names: dict = {}
-    for body in (program, by_hand):
-        exec(compile(cut_short(body, tiny_model_dir), "README.md", "exec"), names)
+    (tmp_path / "script.py").write_text(cut_short(program, tiny_model_dir) + cut_short(by_hand, tiny_model_dir))
+    names = runpy.run_path("script.py", run_name="__main__")
     assert names["run"].info["status"] == "done" and names["rl"].version == 2
     capfd.readouterr()
     exec(compile(first, "README.md", "exec"), {})
@@ -171,12 +170,12 @@ def test_every_line_on_python_runs_in_order(tmp_path, monkeypatch, tiny_model_di
     problems(tmp_path)
     short = ["--max-steps", "2", "--model.name", str(tiny_model_dir)]
     assert run(["sft", "@", "examples/reverse_text/tiny_sft.toml"], short) == 0
-    names: dict = {"__name__": "__main__"}
-    for body in blocks(ROOT / "docs" / "python.md", "python"):
-        exec(compile(cut_short(body, tiny_model_dir), "python.md", "exec"), names)
+    program = [cut_short(body, tiny_model_dir) for body in blocks(ROOT / "docs" / "python.md", "python")]
+    (tmp_path / "script.py").write_text("\n".join(program))
+    names = runpy.run_path("script.py", run_name="__main__")
     assert names["rl"].version == 2 and "\n2 " in capfd.readouterr().out
-    kept = Path("outputs/two/rewards.py").read_text()  # exec has no source to keep
-    assert "# the source of exact is not to be had" in kept and Path("outputs/two/data.jsonl").exists()
+    kept = runpy.run_path("outputs/two/rewards.py")
+    assert kept["short"](["text"], [2]) == [0.1] and Path("outputs/two/data.jsonl").exists()
     (argv,) = shell_commands(ROOT / "docs" / "python.md")
     few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "64"]
     argv = [str(tiny_model_dir) if word == "Qwen/Qwen3-0.6B" else word for word in argv]

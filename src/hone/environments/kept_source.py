@@ -54,7 +54,7 @@ class _Writer:
 
     def write(self, functions: Sequence[Callable[..., Any]]) -> str:
         for function in functions:
-            self._define(function.__name__, function, sys.modules[function.__module__].__dict__)
+            self._define(function.__name__, function, inspect.unwrap(function).__globals__)  # type: ignore[attr-defined]
         head = "\n".join([HEAD, *([self._future] if self._future else []), *sorted(self._imports)])
         return "\n\n".join([head, *self._pieces]) + "\n"
 
@@ -70,12 +70,12 @@ class _Writer:
         elif isinstance(value, re.Pattern):
             self._imports.add("import re")
             self._pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
-        elif (home := getattr(value, "__module__", None)) == module["__name__"] and hasattr(value, "__qualname__"):
+        elif (home := getattr(value, "__module__", None)) == module.get("__name__") and hasattr(value, "__qualname__"):
             self._define_code(name, value, module)
-        elif home == module["__name__"] and (state := _literal(getattr(value, "__dict__", None) or {})) is not None:
+        elif home == module.get("__name__") and (state := _literal(getattr(value, "__dict__", None) or {})) is not None:
             self._define(type(value).__name__, type(value), module)
             self._pieces.append(f"{name} = object.__new__({type(value).__name__})\n{name}.__dict__.update({state})")
-        elif home != module["__name__"] and home and (known := _name_in(sys.modules.get(home), value, name)):
+        elif home != module.get("__name__") and home and (known := _name_in(sys.modules.get(home), value, name)):
             self._imports.add(f"from {home} import {known}" + (f" as {name}" if known != name else ""))
         elif (source := _literal(value)) is not None:
             self._pieces.append(f"{name} = {source}")
