@@ -195,7 +195,9 @@ def _lies_beside(file: Path) -> bool:
 
 
 def is_installed(name: str) -> bool:
-    """Return True if a top-level module can be imported that is no file beside another task."""
+    """Return True if a top-level module was imported, or can be and is no file beside another task."""
+    if name in sys.modules:
+        return True
     if importlib.util.find_spec(name) is None:
         return False
     origin = _origin(name)
