@@ -25,9 +25,7 @@ from hone.planning.calibration_words import measured_words
 from hone.planning.data import look_at
 from hone.planning.devices import Device, device_named, this_device
 from hone.planning.missing import missing
-from hone.planning.report import Plan, plan_of
-from hone.planning.scaling_words import pages
-from hone.planning.scaling_words import record as scaling_record
+from hone.planning.report import Plan, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
@@ -38,7 +36,7 @@ def run(config: PlanConfig) -> int:
     gpus = _gpus(config, device)
     plan = plan_of(settings, device, look_at(settings), gpus, config.usd_per_hour, config.on is None)
     if not config.as_json:
-        tell(pages(plan))
+        tell(words(plan))
     measured = None
     if config.calibrate:
         try:
@@ -53,7 +51,7 @@ def run(config: PlanConfig) -> int:
     fits = plan.fits if measured is None else measured.device_memory <= plan.room
     if config.as_json:
         more: dict[str, Any] = {} if measured is None else {"fits": fits, "calibration": measured.to_json()}
-        more |= {"missing": missing(settings)} | scaling_record(plan)
+        more |= {"missing": missing(settings)}
         print(json.dumps(plan.record() | more, indent=2))
         return 0 if fits else 1
     if measured is not None:
