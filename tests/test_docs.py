@@ -269,7 +269,7 @@ def test_every_command_on_regrading_runs_in_order(tmp_path, monkeypatch, capfd):
         stand_in(folder / "outputs/sft/weights", "step_1000")
         few = ["--max-steps", "2", "--display", "plain"] if argv[0] in ("sft", "rl") else []
         assert run(argv, few) == 0, (argv, capfd.readouterr().err)
-    assert (folder / "regrade.html").read_text().count("<svg") == 2 and (folder / "scores.parquet").is_file()
+    assert (folder / "scores.parquet").is_file()
     assert capfd.readouterr().out.count("graded again by the run's own task have the recorded reward") == 2
 
 

@@ -223,27 +223,12 @@ def test_new_scores_as_a_table(drifted, tmp_path):
     assert last["components"] == [("correctness", 1.0)] and last["detail"] == "expected 'yes', got 'yes'; correctness 1"
 
 
-def test_the_page_escapes_what_the_model_wrote_and_loads_nothing(folder):
-    late = "<script>alert(1)</script> \x1b[2J yes is it"
-    steps = [[row(s, i, "yes is it", True) for i in range(4)] for s in range(10)]
-    steps += [[row(s, i, late, False) for i in range(4)] for s in range(10, 20)]
-    run, page = record(folder / "run", steps), folder / "page.html"
-    regrade(run, "--env.args.reads", "100", "--html", str(page))
-    html = page.read_text()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[2J yes is it" in html and "<script" not in html
-    assert html.count("<svg") == 2 and "\x1b" not in html
-    assert not [part for part in html.split('"') if part.startswith("http") and "w3.org" not in part]
-    first = page.read_bytes()
-    regrade(run, "--env.args.reads", "100", "--html", str(page))
-    assert page.read_bytes() == first
-
-
 def test_nothing_is_written_into_a_run(drifted, tmp_path, capsys):
     before = tampering.snapshot(drifted)
-    for flag, name in (("--output", "rollouts/a.parquet"), ("--html", "report.html"), ("--json", "weights/a.json")):
+    for flag, name in (("--output", "rollouts/a.parquet"), ("--json", "weights/a.json")):
         fails(capsys, main(["regrade", str(drifted), flag, str(drifted / name)]), "lies in the run", f"another {flag}")
-    fails(capsys, main(["regrade", str(drifted), "--html", str(tmp_path)]), "is a folder: name a file in it")
-    fails(capsys, main(["regrade", str(drifted), "--html", "no/where.html"]), "there is no folder no")
+    fails(capsys, main(["regrade", str(drifted), "--output", str(tmp_path)]), "is a folder: name a file in it")
+    fails(capsys, main(["regrade", str(drifted), "--output", "no/where.parquet"]), "there is no folder no")
     assert tampering.snapshot(drifted) == before
 
 

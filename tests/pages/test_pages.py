@@ -7,7 +7,7 @@ import re
 import jinja2
 import pytest
 
-from hone.pages import figure, fill, page, svg, visible
+from hone.pages import fill, page, visible
 
 
 def test_what_is_filled_in_is_escaped_and_what_was_made_here_is_not() -> None:
@@ -30,12 +30,7 @@ def test_control_characters_can_be_seen_and_long_texts_lose_their_middle() -> No
 
 
 def test_a_page_loads_nothing_and_runs_no_script() -> None:
-    def made() -> str:
-        with figure() as drawn:
-            drawn.subplots().plot([0, 1], [1, 0], label="<reward>")
-            return page("curves", fill("<figure>{{ picture }}</figure>", picture=svg(drawn)))
-
-    html = made()
-    assert html == made() and html.count("<svg") == 1 and "<?xml" not in html
-    assert set(re.findall(r'https?://[^"\s<]+', html)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    html = page("curves", fill("<p>{{ label }}</p>", label="<reward>"))
+    assert html == page("curves", fill("<p>{{ label }}</p>", label="<reward>")) and "&lt;reward&gt;" in html
+    assert not re.findall(r'https?://[^"\s<]+', html)
     assert "<script" not in html and "default-src 'none'" in html

@@ -2,7 +2,7 @@
 
 hone regrade outputs                                        # with the run's own task: the recorded rewards again
 hone regrade outputs --env.args.mode two_part               # with other arguments of it
-hone regrade outputs --env gsm8k --html regrade.html        # with another task
+hone regrade outputs --env gsm8k                            # with another task
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.commands.regrade_page import write_page
 from hone.commands.regrade_report import Result, in_words, record, say
 from hone.composition.slow_work import slow_work
 from hone.config.reproduce import RegradeConfig
@@ -41,7 +40,7 @@ def run(config: RegradeConfig) -> int:
     recorded = Run(find_run(config.run))
     refuse_interrupted(recorded.path)
     task = _task_of(recorded)
-    for flag, path in (("--output", config.output), ("--html", config.html), ("--json", _json_file(config))):
+    for flag, path in (("--output", config.output), ("--json", _json_file(config))):
         if path is not None:
             check_target(path, flag)
     quiet = config.as_json is not None and config.as_json.file is None
@@ -49,8 +48,6 @@ def run(config: RegradeConfig) -> int:
         result = _regrade(config, recorded, task, quiet)
     if config.output is not None:
         write_scores(config.output, result.found.scores)
-    if config.html is not None:
-        write_page(config.html, result, config.limit_text)
     if config.as_json is not None:
         text = json.dumps(record(result), indent=2, ensure_ascii=False) + "\n"
         if config.as_json.file is None:

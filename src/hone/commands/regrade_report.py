@@ -94,9 +94,8 @@ def say(result: Result, config: RegradeConfig) -> None:
     line("verdict", result.verdict.sentence)
     if not result.same_grader:
         _say_disagreements(result, config.limit_text)
-    for label, path in (("scores", config.output), ("page", config.html)):
-        if path is not None:
-            line(label, str(path))
+    if config.output is not None:
+        line("scores", str(config.output))
     for what, command in next_commands(result, config):
         print(f"To {what}:\n  {command}")
 

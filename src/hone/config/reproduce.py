@@ -99,7 +99,7 @@ class JsonConfig(BaseConfig):
     bare: ClassVar[str | None] = "file"
 
     file: Path | None = None
-    """Written into this file; without it printed, in place of the page."""
+    """Written into this file; without it printed, in place of the report."""
 
 
 class RegradeConfig(BaseConfig):
@@ -134,8 +134,6 @@ class RegradeConfig(BaseConfig):
     """Most characters of a completion that are shown."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
     """The result as JSON, printed or written."""
-    html: Path | None = None
-    """Write a page with both curves into this file."""
     output: Path | None = None
     """Write the new scores into this Parquet file, a row for each completion."""
 

@@ -1,17 +1,13 @@
 """Pages in one HTML file: nothing is loaded from elsewhere, no script runs, and what a model wrote is only shown.
 
-    body = fill("<h2>{{ title }}</h2>{{ picture }}", title=title, picture=svg(figure))
-    write_file(path, page("hone regrade", body))
+    body = fill("<h2>{{ title }}</h2>{{ picture }}", title=title, picture=picture)
+    write_file(path, page("hone report", body))
 
-Templates are Jinja with everything escaped; `Markup` is what `fill`, `svg` and `page` made.
+Templates are Jinja with everything escaped; `Markup` is what `fill` and `page` made.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +17,6 @@ from hone import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
-    from matplotlib.figure import Figure
 
 COLORS = {
     "blue": "#2563c9",
@@ -98,30 +93,6 @@ def visible(text: str, limit: int | None = None) -> str:
         head = (limit + 1) // 2
         text = f"{text[:head]} […{len(text) - limit:,} characters…] {text[len(text) - (limit - head) :]}"
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
-@contextmanager
-def figure(width: float = 9.0, height: float = 3.6) -> Iterator[Figure]:
-    """A matplotlib figure in the style of hone's pictures, to be drawn on and handed to `svg` inside the block."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from hone.runs.curve import STYLE as CURVES
-
-    with rc_context(CURVES):
-        drawn = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(drawn)
-        yield drawn
-
-
-def svg(drawn: Figure) -> Markup:
-    """The figure as inline SVG. The same figure gives the same text: no date, fixed ids, letters as outlines."""
-    out = io.StringIO()
-    drawn.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    return Markup(re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL))
 
 
 @lru_cache(maxsize=32)
