@@ -61,8 +61,8 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     from hone.commands import sft as command
     from hone.composition.sft import with_dataset
 
-    found, _ = with_dataset(config, dataset, settings)
-    return _ended(command.train(command.watched(found, dataset=dataset)))
+    found, rows = with_dataset(config, dataset, settings)
+    return _ended(command.train(command.watched(found, dataset=rows)))
 
 
 def evaluate(

@@ -18,7 +18,7 @@ def of_source(path: Path) -> str:
     return of_files(sorted(path.rglob("*.py")), path)
 
 
-def of_text(text: str) -> str:
+def text_sha256(text: str) -> str:
     """SHA-256 of a text, and so of the file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -144,9 +144,8 @@ def with_given_task(
         return config, None
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
-    args, template = (env.args, env.template) if env.id == FUNCTIONS else ({}, None)
-    if "id" not in env.model_fields_set:
-        args, template = env.args, env.template
+    replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
+    args, template = ({}, None) if replaces else (env.args, env.template)
     given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, reward_weights, correct)
     named = EnvConfig(id=FUNCTIONS, args=given.args, template=template)
     orchestrator = config.orchestrator.model_copy(update={"env": named})

@@ -258,10 +258,11 @@ class RL(Training):
 
     def fresh_task(self) -> Environment:
         """The task, made anew, with processes of its own. Touches no data."""
-        task = self.config.orchestrator.env
-        env = self.given.load() if self.given else task_of(self.config)
-        if self.given and task.template is not None:
-            env.use_template(task.template, "orchestrator.env.template")
+        if self.given is None:
+            return task_of(self.config)
+        env, template = self.given.load(), self.config.orchestrator.env.template
+        if template is not None:
+            env.use_template(template, "orchestrator.env.template")
         env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
         return env
 

@@ -34,7 +34,7 @@ from hone.composition.slow_work import slow_work
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
-from hone.digests import of_rows, of_text
+from hone.digests import of_rows, text_sha256
 from hone.environments.data import Rows, given_rows, load_rows, to_jsonl
 from hone.environments.loading import configured
 from hone.environments.template import Template
@@ -235,7 +235,7 @@ class SFT(Training):
         self.check()
         digests = model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
-        digests |= {name: of_text(text) for name, text in kept.items()}
+        digests |= {name: text_sha256(text) for name, text in kept.items()}
         reads = [path for path in own_sources(config) if path != config.output_dir / DATA or not kept]
         parameters = dict(self.model.named_parameters())
         run = self._start(stack, reads, digests, parameters=parameters, with_tensors=world == 1, ranks=world, keep=kept)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.hoist import FUNCTIONS
-from hone.digests import of_text
+from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, SingleTurnEnv
 from hone.environments.kept_source import kept_source
@@ -231,7 +231,7 @@ class Given:
     @property
     def digests(self) -> dict[str, str]:
         """Return the digest of each file of rows that is kept."""
-        return {name: of_text(text) for name, text in self.files.items() if name != REWARDS}
+        return {name: text_sha256(text) for name, text in self.files.items() if name != REWARDS}
 
 
 def given_task(
