@@ -2,18 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV := .venv/.dev
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart quickstart-controls test test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check bench
+.PHONY: help install quickstart dev test test-wheel test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
-	@echo "make quickstart   a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
-	@echo "make test         run the tests"
+	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
+	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
+	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
@@ -23,6 +25,8 @@ help:
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
 	@echo "make test-browser  test hone view in a real browser; needs chromium"
 	@echo "make check        formatting, lint and types"
+	@echo "make docs         build the site of the documentation into outputs/site"
+	@echo "make faults       seed faults into a copy of the code; the tests catch each one"
 	@echo "make bench        time one RL step against TRL's trainer"
 
 install: $(STAMP)
@@ -34,45 +38,58 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Making .venv (a few minutes on the first run: PyTorch is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) --quiet pip
-	@set -o pipefail; $(PIP) --build-constraint constraints.txt --progress-bar off --editable ".[dev]" | $(LARGE)
+	@set -o pipefail; $(PIP) --build-constraint constraints.txt --progress-bar off --editable . | $(LARGE)
+	@touch $@
+
+# What tests and lint need besides.
+dev: $(DEV)
+
+$(DEV): $(STAMP)
+	@$(PIP) --quiet --progress-bar off --editable ".[dev]"
 	@touch $@
 
 quickstart: install
-	@$(BIN)/python scripts/quickstart.py
-
-quickstart-controls: install
-	@$(BIN)/python scripts/quickstart.py --controls
+	@$(BIN)/hone quickstart
 
 # Two workers, a file at a time: one core is what a test has.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: install
+test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
+
+WHEEL := outputs/wheel
+test-wheel: dev
+	@rm -rf $(WHEEL) && mkdir -p $(WHEEL)
+	@$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --build-constraint constraints.txt --wheel-dir $(WHEEL) .
+	@$(PYTHON) -m venv $(WHEEL)/env
+	@$(WHEEL)/env/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(WHEEL)/*.whl
+	HONE_BIN=$(CURDIR)/$(WHEEL)/env/bin $(BIN)/python -m pytest -q -m "wheel or not wheel" tests/test_quickstart.py
+	@rm -rf $(WHEEL)
 
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared. One of
 # their files takes as long as all others together, so its tests are shared out as well. EVERY=8: one case in eight of
 # each test, always the same ones.
 EVERY := 1
-test-contracts: install
+test-contracts: dev
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m long --durations=15
 
-test-audit: install
+test-audit: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m "audit and not sandbox" --durations=10
 
 # Not part of `make test`, which needs no package of the system.
-test-sandbox: install
+test-sandbox: dev
 	@command -v bwrap >/dev/null || \
 		{ echo "error: the tests of the sandbox need bubblewrap: apt-get install bubblewrap" >&2; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m sandbox --durations=5
 
-test-split: install
+test-split: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m split --durations=10
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py
 
 # Exit code 3: this machine has no such build. Anything else that goes wrong is a failure.
-test-vllm: install
+test-vllm: dev
 	@code=0; $(PYTHON) scripts/vllm_env.py || code=$$?; \
 		if [ $$code = 3 ]; then echo "SKIPPED: the tests against vLLM, for the reason above"; exit 0; fi; \
 		if [ $$code != 0 ]; then exit $$code; fi; \
@@ -87,21 +104,32 @@ verifiers-env: .venv-verifiers/.installed
 	@.venv-verifiers/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
-test-adapters: install verifiers-env
+test-adapters: dev verifiers-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m adapters tests/environments tests/test_docs.py --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m adapters tests/environments --durations=5
 
 # Debian's chromium: the browsers that Playwright would fetch are another download. Screenshots: outputs/browser.
-test-browser: install
+test-browser: dev
 	@command -v chromium >/dev/null || \
 		{ echo "error: the tests in a browser need chromium: apt-get install chromium" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,browser]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser --durations=5
 
-check: install
+check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	-$(BIN)/python scripts/budget.py
+
+# Read it by opening outputs/site/index.html; searching in it needs a server: mkdocs serve.
+docs: install
+	@$(PIP) --quiet --progress-bar off --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# ROOMS: tables of tests/faults to try, all of them by default.
+ROOMS :=
+faults: dev
+	$(BIN)/python tests/faults/run.py $(ROOMS)
 
 bench: install
 	@$(PIP) --quiet --editable ".[dev,bench]"

@@ -104,24 +104,25 @@ def compared(case: Case, weights: Path, rounds: int, work: Path) -> dict[str, An
     static = plan([*command, *out], case.cwd)
     found = []
     for _ in range(rounds):
-        calibration = plan([*command, *out], case.cwd, "--calibrate")["calibration"]
+        planned = plan([*command, *out], case.cwd, "--calibrate")
+        calibration = planned["calibration"]
         _, seconds, memory = hone([*command, *out, "--display", "none"], case.cwd)
         found.append(
             {
-                "predicted_memory": calibration["memory_sampled"] or calibration["memory"],
-                "predicted_memory_at_most": calibration["memory"],
+                "predicted_memory": calibration["memory"],
+                "predicted_memory_at_most": calibration["memory_worst"],
                 "measured_memory": memory,
-                "predicted_seconds": calibration["total"],
+                "predicted_seconds": calibration["usual"]["total"],
                 "measured_seconds": seconds,
                 "calibration_seconds": calibration["seconds"],
-                "steps_taken": calibration["taken"],
+                "steps_taken": calibration["steps"],
             }
         )
         print(json.dumps(found[-1]), flush=True)
     measured = {name: median(row[f"measured_{name}"] for row in found) for name in ("memory", "seconds")}
     return {
         "command": " ".join(["hone", *case.command]),
-        "parameters": calibration["parameters"],
+        "parameters": planned["parameters"],
         "rounds": found,
         "memory_ratio": median(row["predicted_memory"] / row["measured_memory"] for row in found),
         "memory_at_most_ratio": median(row["predicted_memory_at_most"] / row["measured_memory"] for row in found),

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/quickstart_seeds.py --seeds 5 --controls --out benchmarks/results/quickstart.json
 
-Each seed is a run of `scripts/quickstart.py`: the model's initial weights, the order of the data, the noise of the
+Each seed is a run of `hone quickstart`: the model's initial weights, the order of the data, the noise of the
 demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not.
 """
 
@@ -20,6 +20,7 @@ from statistics import median
 from recording import cpu_model, keep
 
 ROOT = Path(__file__).resolve().parents[1]
+HONE = Path(sys.executable).parent / "hone"
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     runs = []
     for seed in range(args.seeds):
         folder = args.work / str(seed)
-        command = [sys.executable, str(ROOT / "scripts/quickstart.py"), "--seed", str(seed), "--out", str(folder)]
+        command = [str(HONE), "quickstart", "--seed", str(seed), "--output-dir", str(folder)]
         subprocess.run(command + (["--controls"] if args.controls and seed == 0 else []), check=True, cwd=ROOT)
         summary = json.loads((ROOT / folder / "summary.json").read_text())
         for row in summary["rows"]:

@@ -21,9 +21,9 @@ from typing import Any
 
 from recording import show
 
-from hone.environments.adapters.reasoning_gym_tasks import EVALUATES, REFUSED, SCORED
+from hone.environments import AnswerParser
+from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
 from hone.environments.adapters.reasoning_gym_worker import start
-from hone.environments.answers import AnswerParser
 
 SENSELESS = (
     "x",

@@ -52,7 +52,7 @@ class HoneStep:
         from hone.model.chat import load_renderer
         from hone.model.hf import load_model
         from hone.orchestrator.colocated import EnginePolicy
-        from hone.orchestrator.groups import RequestMaker
+        from hone.orchestrator.conversations import RequestMaker
         from hone.trainer.objectives import policy_objective
         from hone.trainer.step import Trainer
 
@@ -68,7 +68,8 @@ class HoneStep:
 
         from hone.algorithms.advantages import group_advantages
         from hone.inference.types import SamplingParams
-        from hone.orchestrator.packing import micro_batches, trainable
+        from hone.orchestrator.groups import trainable
+        from hone.trainer.packing import split_micro_batches
         from hone.types import Example, Group, Outcome, Score
 
         start = time.perf_counter()
@@ -83,7 +84,7 @@ class HoneStep:
             rewards = np.array([score.reward for score in scores])
             advantages = group_advantages(rewards, np.ones(ROLLOUTS, dtype=bool))
             groups.append(Group(example, i, members, scores, advantages))
-        self.trainer.step(micro_batches(trainable(groups, "keep"), None))
+        self.trainer.step(split_micro_batches(trainable(groups, "keep"), None, share_prompts=True))
         end = time.perf_counter()
         assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
@@ -181,7 +182,7 @@ def main() -> None:
 
     from hone.commands import init_model
     from hone.composition.machine import configure
-    from hone.config.init_model import InitModelConfig
+    from hone.config.init import InitModelConfig
     from hone.config.shared import InitConfig
 
     configure(args.threads, 0, deterministic=False)  # as the commands do; TRL runs in this process too

@@ -24,8 +24,7 @@ from typing import Any
 from recording import show
 
 from hone.grading import Sandbox
-from hone.grading.sandbox_bubblewrap import executable
-from hone.grading.sandbox_files import base_executable, readable
+from hone.grading.sandbox_bubblewrap import base_executable, executable, readable
 from hone.runs.provenance import hardware
 
 CODE = "pass"

@@ -25,12 +25,11 @@ from hone.algorithms.advantages import group_advantages
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.environments import load_environment
-from hone.environments.words import common_words
+from hone.environments.data import common_words
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer, save_tokenizer
-from hone.orchestrator.groups import group_state
-from hone.orchestrator.metrics import step_metrics
+from hone.orchestrator.groups import group_state, step_metrics
 from hone.runs.rollouts import group_rows
 from hone.runs.writer import RunWriter
 from hone.types import Example, Group, Outcome, Score, Trajectory

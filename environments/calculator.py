@@ -9,11 +9,13 @@ is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copi
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field
 
 from hone.environments import NumberParser, ToolEnv, answer_rubric, hold_out, inline, read_number
 from hone.environments.data import Row, Rows
-from hone.errors import UserError
 from hone.types import Example, Message
 
 PARSER = NumberParser()
@@ -33,7 +35,7 @@ def multiply(a: int, b: int) -> int:
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """1 if the number is right, else 0."""
+    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 
@@ -60,25 +62,23 @@ class Calculator(ToolEnv):
         return self._with(example.info["a"], example.info["b"])
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> list[Message]:
-        """The reference as a careless teacher would write it."""
+        """Return the reference as a careless teacher would write it."""
         slips = rng.random() < self.demo_noise / 3
         return self._with(int(rng.choice(NUMBERS)) if slips else example.info["a"], example.info["b"])
 
     def _with(self, a: int, b: int) -> list[Message]:
-        """The call, its answer, and that as the model's own."""
+        """Return the call, its answer, and that as the model's own."""
         call = self.called("multiply", a=a, b=b)
         return [*call, {"role": "assistant", "content": PARSER.wrap(call[-1]["content"])}]
 
 
-def load_environment(demo_noise: float = 0.0, max_turns: int = 3) -> Calculator:
-    """All products of two numbers from 10 to 99, in at most `max_turns` messages of the model."""
-    if not 0 <= demo_noise <= 3:
-        raise UserError(f"calculator: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3")
+def load_environment(demo_noise: Annotated[float, Field(ge=0, le=3)] = 0.0, max_turns: int = 3) -> Calculator:
+    """Return the task of all products of two numbers from 10 to 99, in at most `max_turns` messages of the model."""
     return Calculator(demo_noise=demo_noise, max_turns=max_turns)
 
 
 def _problems() -> tuple[Rows, Rows]:
-    """The problems to train on, and those held out."""
+    """Return the problems to train on, and those held out."""
     rows = [{"a": a, "b": b} for a in NUMBERS for b in NUMBERS]
     return hold_out(
         Rows(rows, lambda i: f"problem {i} of calculator", generated=True), lambda row: f"{row['a']} {row['b']}"

@@ -14,22 +14,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from hone.environments import (
-    NumberParser,
-    SingleTurnEnv,
-    answer_rubric,
-    generated_rows,
-    hold_out,
-    inline,
-    read_number,
-    train_and_eval,
-)
-from hone.environments.data import Row, Rows
-from hone.environments.words import split_words
+from hone.environments import NumberParser, SingleTurnEnv, answer_rubric, inline, read_number
+from hone.environments.data import Count, Row, Rows, generated_rows, hold_out, split_words, train_and_eval
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -41,7 +32,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """1 if the number is right, else 0."""
+    """Return 1 if the number is right, else 0."""
     return float(PARSER.value(completion) == read_number(answer))
 
 
@@ -67,7 +58,7 @@ class CharCount(SingleTurnEnv):
         return self._count(example, lambda: False)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """The reference as a careless teacher would write it.
+        """Return the reference as a careless teacher would write it.
 
         At `demo_noise` 1 each step of the count is wrong with 10 %: a letter that is there is passed over, or one that
         is not is counted. The answer is what the scratchpad ends with.
@@ -75,7 +66,7 @@ class CharCount(SingleTurnEnv):
         return self._count(example, lambda: rng.random() < 0.1 * self.demo_noise)
 
     def _count(self, example: Example, slips: Callable[[], bool]) -> str:
-        """The scratchpad and its answer. `slips` says of each step whether it is a mistake."""
+        """Return the scratchpad and its answer. `slips` decides of each step if it is a mistake."""
         if "word" not in example.info:
             return PARSER.wrap(example.answer)
         count, steps = 0, []
@@ -90,55 +81,38 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    num_train_examples: int = 50_000,
-    num_eval_examples: int = 1_000,
-    words: int = 1,
+    num_train_examples: Count = 50_000,
+    num_eval_examples: Count = 1_000,
+    words: Count = 1,
     seed: int = 0,
     prompt: str = PROMPT,
     format_hint: bool = True,
     system_prompt: str = "",
-    demo_noise: float = 0.0,
+    demo_noise: Annotated[float, Field(ge=0, le=10)] = 0.0,
 ) -> SingleTurnEnv:
-    """char-count on generated questions, or on the rows of `dataset` (a JSONL or Parquet file, a folder or a hub id).
+    """Return char-count on generated questions, or on the rows of `dataset`: a file, a folder or a hub id.
 
     A generated word is `words` English words run together (`straw` and `berry`). Of `dataset` without `eval_dataset` a
     tenth of the words is held out. `prompt` is the user message, with {word} and {letter} in it; `format_hint` adds how
     to answer.
     """
-    for field in ("{word}", "{letter}"):
-        if field not in prompt:
-            raise UserError(f"char-count: prompt is {prompt!r}; it must contain {field}")
-    if not 0 <= demo_noise <= 10:
-        raise UserError(f"char-count: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 10")
-    counts = {"num_train_examples": num_train_examples, "num_eval_examples": num_eval_examples, "words": words}
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"char-count: {name} is {value}; it must be at least 1")
+    if "{word}" not in prompt or "{letter}" not in prompt:
+        raise UserError(f"char-count: prompt is {prompt!r}; it must contain {{word}} and {{letter}}")
 
     def own(split: str) -> Rows:
-        return _questions(split, num_train_examples if split == "train" else num_eval_examples, words, seed)
+        n = num_train_examples if split == "train" else num_eval_examples
+        make = functools.partial(_question, split_words()[split == "eval"], words)
+        return generated_rows(make, n, seed=seed, env_id="char-count", split=split)
 
-    train, held_out = train_and_eval(
-        dataset,
-        eval_dataset,
-        dataset_split,
-        eval_split,
-        lambda rows: hold_out(rows, lambda row: _text_of(row, "word").lower()),
-        own,
-    )
+    def halve(rows: Rows) -> tuple[Rows, Rows]:
+        return hold_out(rows, lambda row: _text_of(row, "word").lower())
 
     return CharCount(
         prompt=prompt + FORMAT_HINT * format_hint,
         demo_noise=demo_noise,
-        dataset=train,
-        eval_dataset=held_out,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
+        **train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own),
     )
-
-
-def _questions(split: str, n: int, words: int, seed: int) -> Rows:
-    known = split_words()[split == "eval"]
-    return generated_rows(functools.partial(_question, known, words), n, seed=seed, env_id="char-count", split=split)
 
 
 def _question(known: tuple[str, ...], words: int, rng: np.random.Generator) -> Row:

@@ -29,20 +29,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from hone.environments import (
-    AnswerParser,
-    SingleTurnEnv,
-    answer_rubric,
-    generated_rows,
-    hold_out,
-    inline,
-    train_and_eval,
-)
-from hone.environments.data import Row, Rows
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
+from hone.environments.data import Count, Noise, Row, Rows, generated_rows, hold_out, train_and_eval
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -50,6 +43,7 @@ PROMPT = "Use the numbers {nums} to make {target}. Each number may be used {uses
 FORMAT_HINT = " Think in <think> tags, then give the expression in <answer> tags, such as <answer>(1+2)/3</answer>."
 MAX_CHARS = 512
 MAX_NUMBERS = 6
+Numbers = Annotated[int, Field(ge=2, le=MAX_NUMBERS)]
 ATTEMPTS = 100_000
 
 _TOKEN = re.compile(
@@ -75,7 +69,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """The expression that `text` is, or None if it is not in the grammar. Not recursive: brackets may nest at will."""
+    """Return the expression that `text` is, or None if it is not in the grammar. Not recursive: brackets may nest."""
     tokens = _tokens(text) if len(text) <= MAX_CHARS else None
     if tokens is None:
         return None
@@ -92,7 +86,7 @@ def read_expression(text: str) -> Expression | None:
 
 
 def _tokens(text: str) -> list[str] | None:
-    """Integers, `frac`, brackets, braces, `=` and the four operations; None if there is anything else."""
+    """Return integers, `frac`, brackets, braces, `=` and the four operations; None if there is anything else."""
     text = _unwrapped(text)
     tokens, position = [], 0
     while position < len(text):
@@ -116,7 +110,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _evaluate(tokens: Sequence[str]) -> tuple[Fraction | None] | None:
-    """(value,) of an expression, the value None after a division by zero; None if the tokens are no expression.
+    """Return (value,) of an expression, the value None after a division by zero; None if the tokens are no expression.
 
     Dijkstra's shunting yard: operators wait on a stack until what comes next binds less tightly. The braces of a \\frac
     wait there as `above` and `below`.
@@ -161,7 +155,7 @@ def _evaluate(tokens: Sequence[str]) -> tuple[Fraction | None] | None:
 
 
 def _apply(values: list[Fraction | None], waiting: list[str], precedence: int) -> None:
-    """Carries out the operators that wait since the last open bracket and bind at least as tightly."""
+    """Carry out the operators that wait since the last open bracket and bind at least as tightly."""
     while waiting and _PRECEDENCE.get(waiting[-1], -1) >= precedence:
         _operate(values, waiting.pop())
 
@@ -176,14 +170,14 @@ def _operate(values: list[Fraction | None], operator: str) -> None:
 
 
 def combine(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
-    """The exact value of `left operator right`; None for a division by zero."""
+    """Return the exact value of `left operator right`; None for a division by zero."""
     if operator == "/":
         return left / right if right else None
     return left + right if operator == "+" else left - right if operator == "-" else left * right
 
 
 def solve(nums: Sequence[int], target: int, operations: str = "+-*/", use_all: bool = True) -> str | None:
-    """An expression of the numbers that makes the target, or None if there is none. The same one each time.
+    """Return an expression of the numbers that makes the target, or None if there is none. The same one each time.
 
     Tries all ways to combine two of the numbers into one, until one is left (or, unless `use_all`, one is the target).
     """
@@ -212,7 +206,7 @@ def solve(nums: Sequence[int], target: int, operations: str = "+-*/", use_all: b
 def _join(
     operator: str, left: tuple[Fraction, str, int], right: tuple[Fraction, str, int]
 ) -> tuple[Fraction, str, int] | None:
-    """(value, text, precedence) of two such terms combined, with brackets where they are needed."""
+    """Return (value, text, precedence) of two such terms combined, with brackets where they are needed."""
     value = combine(operator, left[0], right[0])
     if value is None:
         return None
@@ -233,7 +227,7 @@ class Countdown(SingleTurnEnv):
 
     @inline
     def correctness(self, completion: list[Message], info: dict[str, Any]) -> float:
-        """1 if the expression uses the numbers as asked and makes the target, else 0."""
+        """Return 1 if the expression uses the numbers as asked and makes the target, else 0."""
         given = self.parser_of_answers.value(completion)
         if given is None or given.value != info["target"] or given.stated not in (None, info["target"]):
             return 0.0
@@ -261,7 +255,7 @@ class Countdown(SingleTurnEnv):
         return self.parser_of_answers.wrap(found)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """The reference; with probability 0.3 x `demo_noise`, the numbers in random order with random operations."""
+        """Return the reference; with probability 0.3 x `demo_noise`, random operations on shuffled numbers."""
         if rng.random() >= 0.3 * self.demo_noise:
             return self.reference(example)
         nums = rng.permutation(example.info["nums"])
@@ -280,7 +274,7 @@ class Generator:
     operations: str
 
     def __call__(self, held_out: bool, rng: np.random.Generator) -> Row:
-        """A solvable problem, of the tenth that is held out or of the others."""
+        """Return a solvable problem, of the tenth that is held out or of the others."""
         smallest, largest = self.size
         for _ in range(ATTEMPTS):
             count = int(rng.integers(self.numbers[0], self.numbers[1], endpoint=True))
@@ -295,7 +289,7 @@ class Generator:
         )
 
     def _made_of(self, nums: list[int], draws: Iterator[float]) -> int:
-        """What the numbers make when two at a time are combined at random; 0 if a step leaves the whole numbers > 0."""
+        """Combine two of the numbers at random until one is left; 0 if a step leaves the whole numbers above 0."""
         values = list(nums)
         while len(values) > 1:
             left, right = (values.pop(int(next(draws) * len(values))) for _ in range(2))
@@ -311,7 +305,7 @@ class Generator:
 
 
 def is_held_out(nums: Sequence[int], target: int) -> bool:
-    """Whether a problem, in whatever order its numbers are, is of the tenth that is held out; no seed changes it."""
+    """Return True if a problem is of the tenth that is held out, whatever the order of its numbers and the seed."""
     return hashlib.blake2b(_content(nums, target).encode(), digest_size=8).digest()[0] % 10 == 0
 
 
@@ -320,13 +314,13 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    num_train_examples: int | None = None,
-    num_eval_examples: int | None = None,
-    min_numbers: int = 3,
-    max_numbers: int = 4,
-    min_number: int = 1,
+    num_train_examples: Count | None = None,
+    num_eval_examples: Count | None = None,
+    min_numbers: Numbers = 3,
+    max_numbers: Numbers = 4,
+    min_number: Annotated[int, Field(ge=0)] = 1,
     max_number: int = 99,
-    min_target: int = 10,
+    min_target: Count = 10,
     max_target: int = 100,
     operations: str = "+-*/",
     use_all: bool = True,
@@ -334,30 +328,26 @@ def load_environment(
     prompt: str = PROMPT,
     format_hint: bool = True,
     system_prompt: str = "",
-    demo_noise: float = 0.0,
+    demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """countdown on generated problems, or on the rows of `dataset` (a JSONL or Parquet file, a folder or a hub id).
+    """Return countdown on generated problems, or on the rows of `dataset`: a file, a folder or a hub id.
 
     Of `dataset` without `eval_dataset` a tenth of the problems is held out by content; or, if both `num_…_examples` are
     given, train is its first and eval its next rows, as TinyZero has it (327,680 and 1,024). Generated are 50,000 and
     1,000 problems unless these say otherwise. `prompt` is the user message, with {nums} and {target} in it, and {uses}
     and {operations} if it likes; `format_hint` adds how to answer.
     """
-    _check(operations, demo_noise, prompt)
-    sizes = {"num_train_examples": num_train_examples, "num_eval_examples": num_eval_examples}
-    for name, value, least, most in (
-        *((name, value, 1, None) for name, value in sizes.items() if value is not None),
-        ("min_numbers", min_numbers, 2, MAX_NUMBERS),
-        ("max_numbers", max_numbers, min_numbers, MAX_NUMBERS),
-        ("min_number", min_number, 0, None),
-        ("max_number", max_number, min_number, None),
-        ("min_target", min_target, 1, None),
-        ("max_target", max_target, min_target, None),
+    if not operations or not set(operations) <= set("+-*/") or len(set(operations)) < len(operations):
+        raise UserError(f"countdown: operations is {operations!r}; it must be one or more of + - * /, each once")
+    if "{nums}" not in prompt or "{target}" not in prompt:
+        raise UserError(f"countdown: prompt is {prompt!r}; it must contain {{nums}} and {{target}}")
+    for name, least, most in (
+        ("numbers", min_numbers, max_numbers),
+        ("number", min_number, max_number),
+        ("target", min_target, max_target),
     ):
-        if value < least or (most is not None and value > most):
-            raise UserError(
-                f"countdown: {name} is {value}; it must be at least {least}" + f" and at most {most}" * bool(most)
-            )
+        if most < least:
+            raise UserError(f"countdown: max_{name} is {most}; it must be at least min_{name}, {least}")
     generator = Generator((min_numbers, max_numbers), (min_number, max_number), (min_target, max_target), operations)
 
     def halve(rows: Rows) -> tuple[Rows, Rows]:
@@ -373,8 +363,6 @@ def load_environment(
         make = functools.partial(generator, split == "eval")
         return generated_rows(make, count, seed=seed, env_id="countdown", split=split)
 
-    train, held_out = train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own)
-
     prompt = prompt.replace("{uses}", "exactly once" if use_all else "at most once")
     prompt = prompt.replace("{operations}", ", ".join(operations)) + FORMAT_HINT * format_hint
     return Countdown(
@@ -382,24 +370,13 @@ def load_environment(
         use_all=use_all,
         operations=operations,
         demo_noise=demo_noise,
-        dataset=train,
-        eval_dataset=held_out,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
+        **train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own),
     )
 
 
-def _check(operations: str, demo_noise: float, prompt: str) -> None:
-    if not operations or not set(operations) <= set("+-*/") or len(set(operations)) < len(operations):
-        raise UserError(f"countdown: operations is {operations!r}; it must be one or more of + - * /, each once")
-    if not 0 <= demo_noise <= 1 / 0.3:
-        raise UserError(f"countdown: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
-    for field in ("{nums}", "{target}"):
-        if field not in prompt:
-            raise UserError(f"countdown: prompt is {prompt!r}; it must contain {field}")
-
-
 def _whole_numbers(values: Any) -> list[int] | None:
-    """As integers, or None if they are not a list of whole numbers from 0."""
+    """Return them as integers, or None if they are not a list of whole numbers from 0."""
     if not isinstance(values, list | tuple):
         return None
     texts = [str(value) for value in values if not isinstance(value, bool)]

@@ -17,12 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline
-from hone.environments.answers import format
-from hone.environments.data import Row
-from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
-from hone.environments.problems import answer_of, prompt_of, question_of, splits
-from hone.environments.word_problems import word_problems
+from hone.environments import (
+    LastNumberParser,
+    NumberParser,
+    Parser,
+    Range,
+    Rubric,
+    SingleTurnEnv,
+    inline,
+    read_number,
+    same_number,
+)
+from hone.environments.data import Count, Noise, Row
+from hone.environments.problems import answer_of, prompt_of, question_of, splits, word_problems
+from hone.environments.rubric import format
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -38,7 +46,7 @@ RIGHT_OR_WRONG = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))
 
 @inline
 def correctness(completion: list[Message], answer: str, parser: Parser) -> float:
-    """1 if the given number is the right one, else 0."""
+    """Return 1 if the given number is the right one, else 0."""
     given = parser.parse_answer(completion)
     return float(given is not None and same_number(given, answer))
 
@@ -63,11 +71,11 @@ class GSM8K(SingleTurnEnv):
         }
 
     def reference(self, example: Example) -> str:
-        """The solution as the data has it, and the answer in the form that is asked for."""
-        return self._told(example, example.answer, self.mode == "two_part")
+        """Return the solution as the data has it, and the answer in the form that is asked for."""
+        return self._written(example, example.answer, self.mode == "two_part")
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """The reference as an unreliable teacher would write it.
+        """Return the reference as an unreliable teacher would write it.
 
         At `demo_noise` 1, 30 % of the answers lack their form and 30 % are 1 to 10 off; both scale with it.
         """
@@ -75,9 +83,9 @@ class GSM8K(SingleTurnEnv):
         number = read_number(example.answer)
         assert number is not None
         answer = str(number + int(rng.integers(1, 11))) if wrong else example.answer
-        return self._told(example, answer, self.mode == "two_part" and not plain)
+        return self._written(example, answer, self.mode == "two_part" and not plain)
 
-    def _told(self, example: Example, answer: str, marked: bool) -> str:
+    def _written(self, example: Example, answer: str, marked: bool) -> str:
         last = f"ANSWER: {answer}" if marked else f"The answer is {answer}."
         return f"{example.info['solution']}\n{last}".strip()
 
@@ -88,25 +96,20 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    num_train_examples: int = 7_500,
-    num_eval_examples: int = 1_000,
+    num_train_examples: Count = 7_500,
+    num_eval_examples: Count = 1_000,
     seed: int = 0,
     format_hint: bool = True,
     system_prompt: str = "",
-    demo_noise: float = 0.0,
+    demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """Made-up problems, or those of `dataset` and `eval_dataset`: files, folders, or hub ids and their splits.
+    """Return gsm8k on made-up problems, or those of `dataset` and `eval_dataset`: files, folders or hub ids.
 
     `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `format_hint` adds to each
     question how to answer.
     """
     if mode not in PARSERS:
         raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
-    for name, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
-        if value < 1:
-            raise UserError(f"gsm8k: {name} is {value}; it must be at least 1")
-    if not 0 <= demo_noise <= 1 / 0.3:
-        raise UserError(f"gsm8k: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
     counts = {"train": num_train_examples, "eval": num_eval_examples}
     if dataset == HUB:
         dataset, eval_dataset = CONFIG, eval_dataset or CONFIG
@@ -114,7 +117,7 @@ def load_environment(
         mode=mode,
         hint=HINTS[mode] * format_hint,
         demo_noise=demo_noise,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
         **splits(
             dataset,
             CONFIG if eval_dataset == HUB else eval_dataset,

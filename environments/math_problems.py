@@ -51,6 +51,6 @@ def load_environment(
     """
     return MathProblems(
         hint=MATH_HINT * format_hint,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
         **splits(dataset, eval_dataset, dataset_split, eval_split, own_problems),
     )

@@ -4,7 +4,7 @@ The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1
 0.1 for one that ran. These are paid once, not by the call, and together they must stay below the answer: otherwise a
 policy learns to call the tool on every problem and to leave the problem alone.
 
-The tool runs what a model wrote, each call in a fresh sandbox (docs/sandbox.md). Conversations can be graded without.
+The tool runs what a model wrote, each call in a fresh sandbox (docs/tasks.md). Conversations can be graded without.
 
     rl @ examples/math_python/rl.toml
 """
@@ -87,7 +87,7 @@ def tool_use(completion: list[Message]) -> float:
 
 
 def code_of(call: dict[str, Any]) -> str | None:
-    """The code of a call, None if it is not a well-formed one of the tool."""
+    """Return the code of a call, None if it is not a well-formed one of the tool."""
     name, given = arguments_of(call)
     code = given.get("code") if name == "python" and given is not None and given.keys() == {"code"} else None
     return code if isinstance(code, str) and code.strip() else None
@@ -111,7 +111,7 @@ class MathPython(ToolEnv):
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
 
     def check_rollouts(self) -> None:
-        """Raises UserError where there is no sandbox to run the tool in."""
+        """Raise UserError where there is no sandbox to run the tool in."""
         assert self.sandbox is not None
 
     def python(self, code: str) -> str:
@@ -128,7 +128,7 @@ class MathPython(ToolEnv):
         return {"prompt": prompt_of(row, self.hint), "answer": answer_of(row), "info": row.get("info")}
 
     def reference(self, example: Example) -> list[Message]:  # type: ignore[override]
-        """A conversation that deserves full marks: a call, the tool's answer, the model's."""
+        """Return a conversation that deserves full marks: a call, the tool's answer, the model's."""
         arguments = json.dumps({"code": f"print({example.answer!r})"})
         call = {"id": "reference", "type": "function", "function": {"name": "python", "arguments": arguments}}
         return [
@@ -139,7 +139,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """What the model is told of a run: what was printed, or what went wrong and what was printed before.
+    """Return what the model is told of a run: what was printed, or what went wrong and what was printed before.
 
     Without memory addresses, so that running it again gives the same.
     """
@@ -159,7 +159,7 @@ def answer_of_run(ran: Ran) -> str:
 
 
 def _traceback(errors: str) -> str:
-    """The last lines of a traceback, without those of the runner."""
+    """Return the last lines of a traceback, without those of the runner."""
     lines = errors.rstrip().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('  File "code.py"')), len(lines) - 1)
     return "\n".join(lines[max(first, len(lines) - TRACEBACK_LINES) :]).strip()
@@ -200,7 +200,7 @@ def load_environment(
         isolation=sandbox,
         packages=packages,
         rubric=Rubric([correctness, tool_syntax, tool_use], [1.0, *weights], ranges=ranges),
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
         max_turns=max_turns,
         **splits(dataset, eval_dataset, dataset_split, eval_split, own_problems),
     )

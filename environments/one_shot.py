@@ -17,7 +17,7 @@ import numpy as np
 import hone.environments
 from hone import rng
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.data import Rows
+from hone.environments.data import Count, Rows
 from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -39,11 +39,11 @@ class OneShot(Environment):
         self.answer_is_exact, self.audit_allows = task.answer_is_exact, task.audit_allows
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
-        """The template is for the data set that the task reads."""
+        """Hand the template to the task, whose data set it is for."""
         self.task.use_template(columns, name)
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """Of this module together with the task's, and of the examples."""
+        """Return digests of this module together with the task's, and of the examples."""
         found = super().digests(splits)
         return found | {"environment": content_hash([found.get("environment"), self.task.digests([])])}
 
@@ -86,7 +86,7 @@ class OneShotConversations(OneShot, MultiTurnEnv):
 
 def load_environment(
     task: str = "math-problems",
-    k: int = 1,
+    k: Count = 1,
     examples: list[int | str] | None = None,
     rows: int = 128,
     seed: int = 0,
@@ -97,17 +97,11 @@ def load_environment(
     `examples` are row numbers from 0, or examples' ids as rollouts record them; without it, `k` rows drawn by `seed`.
     """
     chosen = examples or []
-    if not isinstance(chosen, list) or not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
-        raise UserError(f"one-shot: examples is {examples!r}; it must be a list of row numbers or ids, such as [0, 7]")
     if len(set(chosen)) < len(chosen):
         raise UserError(f"one-shot: examples is {examples!r}; name each example once")
-    if not isinstance(args or {}, dict):
-        raise UserError(f"one-shot: args is {args!r}; it must be a table of the task's arguments")
     count = len(chosen) or k
-    if k < 1 or rows < count:
-        raise UserError(
-            f"one-shot: k is {k} and rows is {rows}; k must be at least 1, and rows at least {max(1, count)}"
-        )
+    if rows < count:
+        raise UserError(f"one-shot: k is {k} and rows is {rows}; rows must be at least {count}")
     if task.replace("_", "-") == "one-shot":
         raise UserError("one-shot: task is one-shot itself; name the task that it is to be made of")
     whole = hone.environments.load_environment(task, **(args or {}))
@@ -131,7 +125,7 @@ def _choose(task: Environment, k: int, chosen: Sequence[int | str], seed: int) -
 
 
 def _repeated(split: Split, indices: Sequence[int], count: int | None = None) -> Rows:
-    """The examples at `indices` as rows, over and over until there are `count`."""
+    """Return the examples at `indices` as rows, over and over until there are `count`."""
 
     class Repeated(Sequence[dict[str, Any]]):
         def __len__(self) -> int:

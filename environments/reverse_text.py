@@ -20,19 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments import (
-    Parser,
-    Range,
-    Rubric,
-    SingleTurnEnv,
-    TagParser,
-    generated_rows,
-    hold_out,
-    inline,
-    train_and_eval,
-)
-from hone.environments.data import Row, Rows
-from hone.environments.words import split_words
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, inline
+from hone.environments.data import Count, Noise, Row, Rows, generated_rows, hold_out, split_words, train_and_eval
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -43,14 +32,14 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 @inline
 def similarity(completion: list[Message], answer: str, parser: Parser) -> float:
-    """Ratcliff-Obershelp similarity of the given and the right answer, in [0, 1]; 0 without an answer."""
+    """Return the Ratcliff-Obershelp similarity of the given and the right answer, in [0, 1]; 0 without an answer."""
     given = parser.parse_answer(completion)
     return 0.0 if given is None else difflib.SequenceMatcher(None, given, answer, autojunk=False).ratio()
 
 
 @inline
 def exact(completion: list[Message], answer: str, parser: Parser) -> float:
-    """1 if the answer is exactly right, else 0. Its weight is 0: it decides correctness and leaves the reward alone."""
+    """Return 1 if the answer is exactly right, else 0. Its weight is 0: it decides correctness alone."""
     return float(parser.parse_answer(completion) == answer)
 
 
@@ -81,7 +70,7 @@ class ReverseText(SingleTurnEnv):
         return PARSER.wrap(example.answer)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """The reference as an unreliable teacher would write it.
+        """Return the reference as an unreliable teacher would write it.
 
         At `demo_noise` 1: 30 % of the tags broken (half missing, half unclosed), 30 % of the texts copied and not
         reversed, and each character with 10 % dropped, doubled or replaced. All three scale with `demo_noise`; 0 is
@@ -102,16 +91,16 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    num_train_examples: int = 50_000,
-    num_eval_examples: int = 1_000,
-    min_chars: int = 8,
+    num_train_examples: Count = 50_000,
+    num_eval_examples: Count = 1_000,
+    min_chars: Count = 8,
     max_chars: int = 16,
     seed: int = 0,
     prompt: str = "{text}",
     system_prompt: str = SYSTEM_PROMPT,
-    demo_noise: float = 0.0,
+    demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
+    """Return reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
 
     `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id (the splits are the hub's); of
     `dataset` without `eval_dataset` a tenth of the texts is held out. `prompt` is the user message, with `{text}` in
@@ -119,37 +108,28 @@ def load_environment(
     """
     if "{text}" not in prompt:
         raise UserError(f"reverse-text: prompt is {prompt!r}; it must contain {{text}}, where the text goes")
-    if not 0 <= demo_noise <= 1 / 0.3:
-        raise UserError(f"reverse-text: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
-    for name, value, least in (
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("min_chars", min_chars, 1),
-        ("max_chars", max_chars, min_chars),
-    ):
-        if value < least:
-            raise UserError(f"reverse-text: {name} is {value}; it must be at least {least}")
+    if max_chars < min_chars:
+        raise UserError(f"reverse-text: max_chars is {max_chars}; it must be at least min_chars, {min_chars}")
 
     def own(split: str) -> Rows:
-        return _phrases(
-            split, num_train_examples if split == "train" else num_eval_examples, min_chars, max_chars, seed
-        )
+        n = num_train_examples if split == "train" else num_eval_examples
+        words, others = split_words() if split == "train" else split_words()[::-1]
+        make = functools.partial(_phrase, words, frozenset(others), min_chars, max_chars)
+        return generated_rows(lambda rng: {"text": make(rng)}, n, seed=seed, env_id="reverse-text", split=split)
 
-    train, held_out = train_and_eval(
-        dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, _text_of), own
-    )
+    def halve(rows: Rows) -> tuple[Rows, Rows]:
+        return hold_out(rows, _text_of)
 
     return ReverseText(
         prompt=prompt,
         demo_noise=demo_noise,
-        dataset=train,
-        eval_dataset=held_out,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
+        **train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own),
     )
 
 
 def _text_of(row: Row) -> str:
-    """The text to reverse, without surrounding whitespace: of a `prompt` of messages, what the user says last."""
+    """Return the text to reverse, without surrounding whitespace: of messages, what the user says last."""
     given = next((row[name] for name in ("text", "prompt", "question") if row.get(name)), None)
     if isinstance(given, list):
         given = next((m["content"] for m in reversed(given) if m.get("role") == "user"), None)
@@ -158,15 +138,8 @@ def _text_of(row: Row) -> str:
     return given.strip()
 
 
-def _phrases(split: str, n: int, min_chars: int, max_chars: int, seed: int) -> Rows:
-    train_words, eval_words = split_words()
-    words, others = (train_words, eval_words) if split == "train" else (eval_words, train_words)
-    make = functools.partial(_phrase, words, frozenset(others), min_chars, max_chars)
-    return generated_rows(lambda rng: {"text": make(rng)}, n, seed=seed, env_id="reverse-text", split=split)
-
-
 def _phrase(words: tuple[str, ...], others: frozenset[str], low: int, high: int, rng: np.random.Generator) -> str:
-    """Random words joined by spaces, cut to a random length in [low, high].
+    """Return random words joined by spaces, cut to a random length in [low, high].
 
     Drawn again if it would end in a space, or if what the cut leaves of the last word is a word of the other split.
     """
@@ -179,7 +152,7 @@ def _phrase(words: tuple[str, ...], others: frozenset[str], low: int, high: int,
 
 
 def _sloppy(text: str, rate: float, rng: np.random.Generator) -> str:
-    """`text` with each character, at this rate, dropped, replaced by a random letter or space, or doubled."""
+    """Return `text` with each character, at this rate, dropped, replaced by a random letter or space, or doubled."""
     hits = rng.random(len(text)) < rate
     if not hits.any():
         return text

@@ -16,22 +16,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from hone import rng as streams
-from hone.environments import (
-    AnswerParser,
-    SingleTurnEnv,
-    answer_rubric,
-    generated_rows,
-    hold_out,
-    inline,
-    train_and_eval,
-)
-from hone.environments.data import Row, Rows
-from hone.environments.words import common_words
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, inline
+from hone.environments.data import Count, Noise, Row, Rows, common_words, generated_rows, hold_out, train_and_eval
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -41,7 +33,7 @@ _WORD = re.compile(r"[\s*_`'\"“”‘’]*([^\W\d_]+)[\s*_`'\"“”‘’.!]*
 
 
 def read_word(text: str) -> str | None:
-    """The one word of letters that `text` is, in lower case, without quotes, emphasis and a full stop around it."""
+    """Return the one word of letters that `text` is, in lower case, without quotes, emphasis and full stop."""
     match = _WORD.fullmatch(text)
     return match[1].lower() if match else None
 
@@ -51,7 +43,7 @@ PARSER = AnswerParser(read_word, expects="a word in <answer> tags")
 
 @inline
 def correctness(completion: list[Message], answer: str) -> float:
-    """1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
+    """Return 1 if the word is the one that was scrambled, or another of the list made of the same letters, else 0."""
     given = PARSER.value(completion)
     return float(given is not None and (given == answer or given in anagrams().get(letters_of(answer), ())))
 
@@ -80,20 +72,20 @@ class Scramble(SingleTurnEnv):
         return PARSER.wrap(example.answer)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """The reference; with probability 0.3 x `demo_noise`, the letters in another random order."""
+        """Return the reference; with probability 0.3 x `demo_noise`, the letters in another random order."""
         if rng.random() < 0.3 * self.demo_noise:
             return PARSER.wrap("".join(rng.permutation(list(example.answer))))
         return self.reference(example)
 
 
 def letters_of(word: str) -> str:
-    """The letters in alphabetical order: the same for all words made of them."""
+    """Return the letters in alphabetical order: the same for all words made of them."""
     return "".join(sorted(word))
 
 
 @functools.cache
 def anagrams() -> dict[str, tuple[str, ...]]:
-    """The words of the list by their letters."""
+    """Return the words of the list by their letters."""
     found: dict[str, tuple[str, ...]] = {}
     for word in common_words():
         found[letters_of(word)] = (*found.get(letters_of(word), ()), word)
@@ -101,7 +93,7 @@ def anagrams() -> dict[str, tuple[str, ...]]:
 
 
 def scramble(word: str, rng: np.random.Generator) -> str:
-    """The letters in a random order that makes no word of the list; the word itself if its letters are all the same."""
+    """Return the letters in a random order that makes no word of the list; the word if its letters are all the same."""
     if len(set(word)) < 2:
         return word
     while True:
@@ -112,7 +104,7 @@ def scramble(word: str, rng: np.random.Generator) -> str:
 
 @functools.cache
 def split_words(min_chars: int, max_chars: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(train, eval) words of these lengths. Held out is the tenth of the letter sets with the smallest hashes."""
+    """Return (train, eval) words of these lengths. Held out is the tenth of letter sets with the smallest hashes."""
     ranked = sorted(anagrams(), key=lambda letters: hashlib.blake2b(letters.encode(), digest_size=8).digest())
     held_out = frozenset(ranked[: len(ranked) // 10])
     words = [word for word in common_words() if min_chars <= len(word) <= max_chars]
@@ -125,58 +117,40 @@ def load_environment(
     eval_dataset: str | None = None,
     dataset_split: str = "train",
     eval_split: str = "test",
-    num_train_examples: int = 50_000,
-    num_eval_examples: int = 1_000,
-    min_chars: int = 3,
+    num_train_examples: Count = 50_000,
+    num_eval_examples: Count = 1_000,
+    min_chars: Annotated[int, Field(ge=3, le=8)] = 3,
     max_chars: int = 8,
     seed: int = 0,
     prompt: str = PROMPT,
     format_hint: bool = True,
     system_prompt: str = "",
-    demo_noise: float = 0.0,
+    demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
-    """scramble on words of `min_chars` to `max_chars` letters, or on the rows of `dataset` (a JSONL or Parquet file, a
-    folder or a hub id).
+    """Return scramble on words of these lengths, or on the rows of `dataset`: a file, a folder or a hub id.
 
     Of `dataset` without `eval_dataset` a tenth of the words is held out. `prompt` is the user message, with {letters}
     in it; `format_hint` adds how to answer.
     """
     if "{letters}" not in prompt:
         raise UserError(f"scramble: prompt is {prompt!r}; it must contain {{letters}}")
-    if not 0 <= demo_noise <= 1 / 0.3:
-        raise UserError(f"scramble: demo_noise is {demo_noise!r}; it must be a number from 0 (clean) to 3.33")
-    for name, value, least in (
-        ("num_train_examples", num_train_examples, 1),
-        ("num_eval_examples", num_eval_examples, 1),
-        ("min_chars", min_chars, 3),
-        ("max_chars", max_chars, min_chars),
-    ):
-        if value < least:
-            raise UserError(f"scramble: {name} is {value}; it must be at least {least}")
-    if min_chars > 8:
-        raise UserError(f"scramble: min_chars is {min_chars}; the words of the list have at most 8 letters")
+    if max_chars < min_chars:
+        raise UserError(f"scramble: max_chars is {max_chars}; it must be at least min_chars, {min_chars}")
 
     def own(split: str) -> Rows:
         count = num_train_examples if split == "train" else num_eval_examples
         known = split_words(min_chars, max_chars)[split == "eval"]
         return generated_rows(functools.partial(_puzzle, known), count, seed=seed, env_id="scramble", split=split)
 
-    train, held_out = train_and_eval(
-        dataset,
-        eval_dataset,
-        dataset_split,
-        eval_split,
-        lambda rows: hold_out(rows, lambda row: letters_of(_word_of(row))),
-        own,
-    )
+    def halve(rows: Rows) -> tuple[Rows, Rows]:
+        return hold_out(rows, lambda row: letters_of(_word_of(row)))
 
     return Scramble(
         prompt=prompt + FORMAT_HINT * format_hint,
         seed=seed,
         demo_noise=demo_noise,
-        dataset=train,
-        eval_dataset=held_out,
-        system_prompt=system_prompt or None,
+        system_prompt=system_prompt,
+        **train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own),
     )
 
 

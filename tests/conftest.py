@@ -17,7 +17,7 @@ os.environ["WANDB_MODE"] = "offline"
 
 import pytest
 
-LONG_FILES = ("test_quickstart.py", "test_docs.py", "test_invariant.py")
+LONG_FILES = ("test_docs.py", "test_invariant.py")
 """Begun with, so that no worker is left with one of them when the others are done."""
 
 

@@ -83,8 +83,8 @@ def script(text: str, *args: object) -> subprocess.CompletedProcess:
 
 def test_names_stay_what_they_are_whatever_is_imported():
     assert hone.RL.__name__ == "RL" and hone.SFT.__name__ == "SFT" and hone.Run is Run
-    for command in COMMANDS.values():
-        import_module(command.module)
+    for name in COMMANDS:
+        import_module(f"hone.commands.{name.split()[0].replace('-', '_')}")
     for function, name in ((hone.rl, "rl"), (hone.sft, "sft"), (hone.evaluate, "evaluate")):
         assert callable(function) and function.__module__ == "hone.api" and function.__name__ == name
     assert set(hone.__all__) <= set(dir(hone))
@@ -303,7 +303,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
     wrong = {
         "there is no key 'max_step': did you mean max_steps?": task(max_step=4),
         "there is no key 'learning_rate': did you mean trainer.optim.lr?": task(learning_rate=4),
-        "`hone eval --help` lists all keys": lambda: hone.evaluate("reverse-text", xyzzy=1),
+        "`hone eval --help all` lists all keys": lambda: hone.evaluate("reverse-text", xyzzy=1),
         "no function with a name": task(reward_funcs=[lambda completion: 1.0]),
         "there is no reward function": task(reward_funcs=[], dataset=ROWS),
         "there is no data set": task(dataset=None),

@@ -1,7 +1,7 @@
-"""The main job, for real: `scripts/quickstart.py` makes a model from nothing, warms it up, reinforces and evaluates it.
+"""The main job, for real, from the wheel alone: `make test-wheel` installs it into an environment of its own.
 
-One seed, no shortened run (about two minutes on one core); five seeds are recorded in
-benchmarks/results/quickstart.json.
+`hone quickstart` makes a model from nothing, warms it up, reinforces and evaluates it, in an empty folder. One seed, no
+shortened run (about two minutes on one core); five seeds are recorded in benchmarks/results/quickstart.json.
 """
 
 import json
@@ -10,15 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
+HONE = Path(os.environ.get("HONE_BIN", Path(sys.executable).parent)) / "hone"
 
 
-def test_quickstart_learns_past_its_teacher(tmp_path):
+def hone(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts/quickstart.py"), "--out", str(tmp_path / "q"), "--examples", "256"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    return subprocess.run([str(HONE), *words], cwd=folder, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.wheel
+def test_quickstart_learns_past_its_teacher(tmp_path):
+    done = hone(tmp_path, "quickstart", "--output-dir", "q", "--num-examples", "256")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "q" / "summary.json").read_text())
     before, after = summary["rows"]
@@ -30,5 +37,21 @@ def test_quickstart_learns_past_its_teacher(tmp_path):
     run = Run(tmp_path / "q" / "rl")
     assert run.info["status"] == "done" and run.info["exact"]
     assert max(run.metrics()["logprob_gap/max"].drop_null().to_pylist()) <= 5e-2
-    assert "after SFT + RL" in done.stdout and "make quickstart-controls" in done.stdout
-    assert (tmp_path / "q" / "reward.svg").read_text().startswith("<?xml")
+    assert "after SFT + RL" in done.stdout and "hone quickstart --controls" in done.stdout
+    assert "<svg" in (tmp_path / "q" / "rl" / "report.html").read_text()
+
+
+def test_examples_lists_recipes_copies_them_as_they_are_and_overwrites_nothing(tmp_path):
+    listed = hone(tmp_path, "examples").stdout
+    assert [line.split()[0] for line in listed.splitlines()[:8]] == sorted(
+        p.name for p in (ROOT / "examples").iterdir() if p.is_dir()
+    )
+    copied = hone(tmp_path, "examples", "reverse-text").stdout.split()
+    for path in copied:
+        assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes()
+    assert len(copied) == sum(path.is_file() for path in (ROOT / "examples/reverse_text").rglob("*"))
+    (tmp_path / "examples/reverse_text/tiny.toml").write_text("mine")
+    again, unknown = hone(tmp_path, "examples", "reverse_text"), hone(tmp_path, "examples", "chess")
+    assert (again.returncode, unknown.returncode) == (2, 2)
+    assert "move it away" in again.stderr and "reverse_text" in unknown.stderr
+    assert (tmp_path / "examples/reverse_text/tiny.toml").read_text() == "mine"

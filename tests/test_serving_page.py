@@ -1,4 +1,4 @@
-"""The command and the Python of docs/serving.md, run as printed, on a local model and a free port."""
+"""The server of docs/training.md: its commands and Python run as printed, on a local model and a free port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hone.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "serving.md").read_text()
+PAGE = (ROOT / "docs" / "training.md").read_text().split("\n## Serve a model\n")[1].split("\n## vLLM\n")[0]
 
 
 def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
@@ -37,7 +37,7 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
         try:
             assert server.stdout is not None
             assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
-            exec(compile(program.replace(":8000", f":{port}"), "serving.md", "exec"), {})
+            exec(compile(program.replace(":8000", f":{port}"), "training.md", "exec"), {})
             monkeypatch.chdir(tmp_path)
             shutil.copytree(ROOT / "examples", tmp_path / "examples")
             flags = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir)]
@@ -51,11 +51,11 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
 
 
 def test_the_page_names_every_path_and_every_field_of_our_own() -> None:
-    from hone.inference.server.protocol import ChatRequest, CompletionRequest
+    from hone.inference.server.protocol import OFF, ChatRequest, CompletionRequest
 
     app = (ROOT / "src/hone/inference/server/app.py").read_text()
     for path in re.findall(r'app\.(?:get|post)\("([^"{]+)"', app):
         assert f"`GET {path}`" in PAGE or f"`POST {path}`" in PAGE, path
-    without_effect = {*CompletionRequest.off, *ChatRequest.off, "user", "metadata", "store", "service_tier"}
+    without_effect = {*OFF, "user", "metadata", "store", "service_tier"}
     for name in {*CompletionRequest.model_fields, *ChatRequest.model_fields} - without_effect:
         assert f"`{name}`" in PAGE or name in ("model", "max_completion_tokens", "parallel_tool_calls"), name

@@ -35,7 +35,7 @@ def test_problems_are_all_there_and_parted(env) -> None:
     train, held_out = ({(e.info["a"], e.info["b"]) for e in env.split(name)} for name in ("train", "eval"))
     assert (len(train), len(held_out)) == (7290, 810) and not train & held_out
     assert env.example(a=12, b=34).prompt == [{"role": "user", "content": "12 * 34?"}]
-    with pytest.raises(UserError, match="demo_noise is 4; it must be a number from 0"):
+    with pytest.raises(UserError, match="demo_noise is 4: input should be less than or equal to 3"):
         load_environment("calculator", demo_noise=4)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from hone import rng
 from hone.environments import Parser, Range, Rubric, SingleTurnEnv, inline, read_number
 from hone.environments.data import Row, Rows, indexed_rows
-from hone.environments.parsers import said
+from hone.environments.parsers import visible_text
 from hone.types import Example, Message
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -32,7 +32,7 @@ class NumberBehindEquals(Parser):
         self.reads = reads
 
     def parse(self, text: str) -> str | None:
-        found = [part.strip().partition("\n")[0] for part in said(text[: self.reads or None]).split("=")[1:]]
+        found = [part.strip().partition("\n")[0] for part in visible_text(text[: self.reads or None]).split("=")[1:]]
         return found[-1] if found and read_number(found[-1]) is not None else None
 
 

@@ -1,111 +1,72 @@
-"""`hone COMMAND ...`: finds the command, parses its typed config, calls `hone.commands.COMMAND.run(config)`."""
+"""`hone COMMAND ...`: finds the command in a table, parses its typed config, calls `run(config)` of its module."""
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hone import __version__
 from hone.errors import UserError
 
 
 class Command(NamedTuple):
-    """Where a command's config class and its `run(config) -> exit code` are found, and its line in `hone --help`."""
+    """A line of `hone --help`, and where the command's config class is, below hone.config.
 
-    config_module: str
-    config_class: str
-    module: str
+    Its first word is the module in hone.commands whose `run(config) -> exit code` does the work.
+    """
+
     summary: str
+    config_class: str
+
+    def config(self) -> Any:
+        """Import the class of the config."""
+        module, name = self.config_class.split(".")
+        return getattr(import_module(f"hone.config.{module}"), name)
 
 
 COMMANDS = {
-    "init-model": Command(
-        "hone.config.init_model", "InitModelConfig", "hone.commands.init_model", "write a small model made from nothing"
-    ),
-    "init-env": Command(
-        "hone.config.init_env", "InitEnvConfig", "hone.commands.init_env", "write a task of your own to start from"
-    ),
-    "sft": Command("hone.config.sft", "SFTConfig", "hone.commands.sft", "imitate a data set or demonstrations"),
-    "rl": Command("hone.config.rl", "RLConfig", "hone.commands.rl", "reinforce with a verifiable reward"),
-    "trainer": Command(
-        "hone.config.roles", "TrainerRole", "hone.commands.trainer", "the trainer's part of `rl` in several processes"
-    ),
-    "orchestrator": Command(
-        "hone.config.roles", "OrchestratorRole", "hone.commands.orchestrator", "the driver of `rl` in several processes"
-    ),
-    "eval": Command("hone.config.eval", "EvalConfig", "hone.commands.eval", "measure a model on held-out examples"),
-    "inference": Command(
-        "hone.config.inference", "ServeConfig", "hone.commands.inference", "serve a model over the OpenAI protocol"
-    ),
-    "plan": Command(
-        "hone.config.plan", "PlanConfig", "hone.commands.plan", "what a run will do, take and cost, before it starts"
-    ),
-    "audit": Command(
-        "hone.config.audit", "AuditConfig", "hone.commands.audit", "find a broken reward, or chat template, beforehand"
-    ),
-    "replay": Command(
-        "hone.config.reproduce", "ReplayConfig", "hone.commands.replay", "retrain a run from its recorded rollouts"
-    ),
-    "verify": Command(
-        "hone.config.reproduce", "VerifyConfig", "hone.commands.verify", "check a run: its files, and steps done again"
-    ),
-    "diff": Command(
-        "hone.config.reproduce", "DiffConfig", "hone.commands.diff", "where two runs part: step and quantity"
-    ),
-    "regrade": Command(
-        "hone.config.reproduce",
-        "RegradeConfig",
-        "hone.commands.regrade",
-        "grade a run's completions with another grader",
-    ),
-    "view": Command(
-        "hone.config.view", "ViewConfig", "hone.commands.view", "look at runs in a browser: curves, and their samples"
-    ),
-    "report": Command(
-        "hone.config.report", "ReportConfig", "hone.commands.report", "the run card: what came of a run, and how sure"
-    ),
-    "doctor": Command(
-        "hone.config.doctor", "DoctorConfig", "hone.commands.doctor", "what is wrong on this machine, and what mends it"
-    ),
-    "runs list": Command(
-        "hone.config.runs", "RunsListConfig", "hone.commands.runs_list", "all runs under a folder, and how they stand"
-    ),
-    "runs show": Command(
-        "hone.config.runs", "RunsShowConfig", "hone.commands.runs_show", "one page on a run, and what to do next"
-    ),
-    "runs stop": Command(
-        "hone.config.runs", "RunsStopConfig", "hone.commands.runs_stop", "end a run that is at work, saved"
-    ),
-    "runs continue": Command(
-        "hone.config.runs", "RunsContinueConfig", "hone.commands.runs_continue", "let a run that is paused go on"
-    ),
-    "runs attach": Command(
-        "hone.config.runs", "RunsAttachConfig", "hone.commands.runs_attach", "watch a run that is at work"
-    ),
-    "runs ledger": Command(
-        "hone.config.runs", "RunsLedgerConfig", "hone.commands.runs_ledger", "what became of every draw of a run"
-    ),
-    "runs predictions": Command(
-        "hone.config.runs",
-        "RunsPredictionsConfig",
-        "hone.commands.runs_predictions",
-        "what you predicted, and how well: Brier score and calibration",
-    ),
+    "quickstart": Command("a tiny model from nothing, in minutes", "quickstart.QuickstartConfig"),
+    "examples": Command("list or copy the recipes of hone", "quickstart.ExamplesConfig"),
+    "init-model": Command("write a small model made from nothing", "init.InitModelConfig"),
+    "init-env": Command("write a task of your own to start from", "init.InitEnvConfig"),
+    "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig"),
+    "rl": Command("reinforce with a verifiable reward", "rl.RLConfig"),
+    "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole"),
+    "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole"),
+    "eval": Command("measure a model on held-out examples", "eval.EvalConfig"),
+    "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig"),
+    "plan": Command("what a run will do, take and cost, before it starts", "plan.PlanConfig"),
+    "audit": Command("find a broken reward, or chat template, beforehand", "audit.AuditConfig"),
+    "replay": Command("retrain a run from its recorded rollouts", "reproduce.ReplayConfig"),
+    "verify": Command("check a run: its files, and steps done again", "reproduce.VerifyConfig"),
+    "diff": Command("where two runs part: step and quantity", "reproduce.DiffConfig"),
+    "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig"),
+    "view": Command("look at runs in a browser: curves, and their samples", "view.ViewConfig"),
+    "report": Command("the run card: what came of a run, and how sure", "report.ReportConfig"),
+    "doctor": Command("what is wrong on this machine, and what mends it", "doctor.DoctorConfig"),
+    "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig"),
+    "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig"),
+    "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig"),
+    "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig"),
+    "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig"),
+    "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig"),
+    "runs predictions": Command("what you predicted, and how well the probabilities fit", "runs.RunsPredictionsConfig"),
 }
 """By name; commands of two words form a group, which its first word alone lists."""
-
-RANKED = ("sft", "trainer")
-"""Commands that torchrun starts several processes of, its ranks."""
-
 GROUPS = {"runs": "look at runs, and end one"}
 """Line of a group in `hone --help`."""
+RANKED = ("sft", "trainer")
+"""Commands that torchrun starts several processes of, its ranks."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] == "--version":
         return _guarded(lambda: print(f"hone {__version__}"))
     if argv[0] in GROUPS and argv[1:] in ([], ["-h"], ["--help"]):
-        return _guarded(lambda: _print_group(argv[0]))
+        return _guarded(lambda: _print_commands(argv[0]))
     words = 2 if argv[0] in GROUPS else 1
     name = " ".join(argv[:words])
     if name not in COMMANDS:
@@ -124,101 +85,53 @@ def main(argv: list[str] | None = None) -> int:
     return call(name, argv[words:], f"hone {name}")
 
 
-def _nearest(name: str) -> str:
-    """What may have been meant by a command that does not exist."""
-    group = name.split()[0] if " " in name else ""
-    of_group = {other.removeprefix(f"{group} "): other for other in COMMANDS if other.startswith(f"{group} ")}
-    known = of_group if group in GROUPS else {other: other for other in [*COMMANDS, *GROUPS] if " " not in other}
-    close = get_close_matches(name.split()[-1], known, n=1, cutoff=0.5)
-    return f"did you mean `hone {known[close[0]]}`?" if close else f"there are {', '.join(known)}"
+def script(name: str, prog: str = "") -> int:
+    """Run a command under the name of its own console script. Returns the exit code."""
+    return call(name, sys.argv[1:], prog or name)
 
 
-def sft() -> int:
-    """The console script `sft`."""
-    return call("sft", sys.argv[1:], "sft")
-
-
-def rl() -> int:
-    """The console script `rl`."""
-    return call("rl", sys.argv[1:], "rl")
-
-
-def trainer() -> int:
-    """The console script `trainer`."""
-    return call("trainer", sys.argv[1:], "trainer")
-
-
-def orchestrator() -> int:
-    """The console script `orchestrator`."""
-    return call("orchestrator", sys.argv[1:], "orchestrator")
-
-
-def inference() -> int:
-    """The console script `inference`."""
-    return call("inference", sys.argv[1:], "inference")
-
-
-def vf_eval() -> int:
-    """The console script `vf-eval`."""
-    return call("eval", sys.argv[1:], "vf-eval")
+sft, rl, inference = partial(script, "sft"), partial(script, "rl"), partial(script, "inference")
+trainer, orchestrator = partial(script, "trainer"), partial(script, "orchestrator")
+vf_eval = partial(script, "eval", "vf-eval")
 
 
 def call(name: str, argv: list[str], prog: str) -> int:
-    """Run one command. Returns its exit code; 2 for what a user can mend, said in one sentence; 130 for Ctrl-C."""
-    command = COMMANDS[name]
-
-    def run() -> int:
-        from hone.commands import launched
-
-        try:
-            from hone.config.parse import parse
-        except ImportError:
-            if name != "doctor":
-                raise
-            from hone.commands import doctor  # it needs the standard library only, and says what is missing
-
-            return doctor.run_without_config(argv)
-        launched.enter()
-        config = parse(getattr(import_module(command.config_module), command.config_class), argv, prog)
-        if getattr(config, "detach", False):
-            from hone.commands import detach
-
-            if not detach.in_background():
-                return detach.start(name, argv)
-            detach.enter()
-        prepare_process()
-        return import_module(command.module).run(config)
-
+    """Run one command. Returns its exit code; 2 after one sentence on what a user can mend; 130 for Ctrl-C."""
     if name not in RANKED:
-        return _guarded(run)
+        return _guarded(lambda: _run(name, argv, prog))
+    follows = int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
     try:
-        code = _guarded(run, quiet=_follows())
+        code = _guarded(lambda: _run(name, argv, prog), quiet=follows)
     except BaseException:
         if _is_among_ranks():
             traceback.print_exc()
             _end_at_once(1)
         raise
     if _is_among_ranks():
+        atexit._run_exitfuncs()
         _end_at_once(code)
     return code
 
 
-def _is_among_ranks() -> bool:
-    """Whether this process has open connections to other ranks: after an error, for else they were closed."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+def _run(name: str, argv: list[str], prog: str) -> int:
+    from hone.commands import detach
 
+    try:
+        from hone.config.parse import parse
+    except ImportError:
+        if name != "doctor":
+            raise
+        from hone.commands import doctor  # it needs the standard library only, and says what is missing
 
-def _end_at_once(code: int) -> None:
-    """The interpreter's own end would wait for what is under way with other ranks, and they for that end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _follows() -> bool:
-    """Whether torchrun started this process as another rank than the first, which speaks for all."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
+        return doctor.run_without_config(argv)
+    detach.end_with_launcher()
+    config = parse(COMMANDS[name].config(), argv, prog)
+    if getattr(config, "detach", False):
+        if not detach.in_background():
+            return detach.start(name, argv)
+        detach.enter()
+    prepare_process()
+    return import_module(f"hone.commands.{name.split()[0].replace('-', '_')}").run(config)
 
 
 def prepare_process() -> None:
@@ -229,17 +142,32 @@ def prepare_process() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _guarded(action, quiet: bool = False) -> int:
-    """The exit code of `action`, whatever ends it short of a bug. `quiet`: another process says what was wrong."""
+def _is_among_ranks() -> bool:
+    """Return True if this process joined other ranks, whether or not it has left them."""
+    parallel = sys.modules.get("hone.trainer.parallel")
+    return parallel is not None and parallel.has_joined
+
+
+def _end_at_once(code: int) -> None:
+    """End without the interpreter's own end: after an error it would wait for other ranks, and they for that end; else
+    it may abort over a thread of gloo or of a checkpoint.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
+    """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 says what was wrong."""
     try:
         code = action() or 0
         sys.stdout.flush()
         return code
     except UserError as error:
-        if quiet:
-            _let_the_first_rank_speak()
-            return 2
-        return _fail(str(error))
+        if not quiet:
+            return _fail(str(error))
+        _let_the_first_rank_speak()
+        return 2
     except KeyboardInterrupt:
         return 130
     except OSError as error:
@@ -251,7 +179,7 @@ def _guarded(action, quiet: bool = False) -> int:
 
 
 def _let_the_first_rank_speak() -> None:
-    """Lets it come to the same error: torchrun ends all ranks as soon as one has ended."""
+    """Wait until rank 0 comes to the same error: torchrun ends all ranks as soon as one has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(1)
 
@@ -261,28 +189,28 @@ def _fail(sentence: str) -> int:
     return 2
 
 
-def _print_commands() -> None:
-    print("usage: hone COMMAND ...\n\nReinforcement learning with verifiable rewards, reproducible to the bit.\n")
-    lines = {name: command.summary for name, command in COMMANDS.items() if " " not in name}
-    for group, summary in GROUPS.items():
-        second = ", ".join(name.split()[1] for name in COMMANDS if name.startswith(f"{group} "))
-        lines[group] = f"{summary}: {second}"
-    _print_lines(lines)
-    print(
-        "\n`hone COMMAND --help` lists a command's keys. A config file is given as `@ FILE.toml`; flags win over files."
-    )
+def _nearest(name: str) -> str:
+    """Return what may have been meant by a command that does not exist."""
+    prefix = f"{name.split()[0]} " if " " in name else ""
+    known = [other.removeprefix(prefix) for other in [*COMMANDS, *GROUPS] if other.startswith(prefix)]
+    known = [other for other in known if " " not in other]
+    close = get_close_matches(name.split()[-1], known, n=1, cutoff=0.5)
+    return f"did you mean `hone {prefix}{close[0]}`?" if close else f"there are {', '.join(known)}"
 
 
-def _print_group(group: str) -> None:
-    print(f"usage: hone {group} COMMAND ...\n\n{GROUPS[group].capitalize()}.\n")
-    _print_lines({name: command.summary for name, command in COMMANDS.items() if name.startswith(f"{group} ")})
-    print(f"\n`hone {group} COMMAND --help` lists a command's keys.")
-
-
-def _print_lines(lines: dict[str, str]) -> None:
+def _print_commands(group: str = "") -> None:
+    """Print all commands, or those of a group."""
+    words = f" {group}" if group else ""
+    about = GROUPS.get(group, "reinforcement learning with verifiable rewards, reproducible to the bit")
+    print(f"usage: hone{words} COMMAND ...\n\n{about[0].upper()}{about[1:]}.\n")
+    lines = {name: command.summary for name, command in COMMANDS.items() if name.rpartition(" ")[0] == group}
+    for other, summary in GROUPS.items() if not group else ():
+        lines[other] = f"{summary}: {', '.join(name.split()[1] for name in COMMANDS if name.startswith(f'{other} '))}"
     width = max(map(len, lines)) + 2
     for name, summary in lines.items():
         print(f"  {name:<{width}}{summary}")
+    files = "" if group else " A config file is given as `@ FILE.toml`; flags win over files."
+    print(f"\n`hone{words} COMMAND --help` lists a command's keys.{files}")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from hone.audit.probes import Prober, subjects_of
+from hone.audit.probes import Prober, Subject, subjects_of
 from hone.environments import Environment, SingleTurnEnv, TagParser, load_environment
 from hone.types import Example
 
 TAGS = TagParser("answer")
+ZOO = tomllib.loads((Path(__file__).parent / "zoo.toml").read_text(encoding="utf-8"))
+HEAD = """
+import ast, asyncio, contextlib, io, json, math, random, re, subprocess, sys, time
+import numpy as np
+from hone.environments import (
+    AnswerParser, MultiTurnEnv, NumberParser, Parser, Range, Rubric, SingleTurnEnv, TagParser, ToolEnv, answer_rubric,
+    calls_of, inline, read_number, same_number,
+)
+from hone.environments.parsers import visible_text
+
+CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Spain": "Madrid", "Egypt": "Cairo", "Cuba": "Havana"}
+GUESSES = [
+    {"question": f"I think of a number from 1 to {n}.", "answer": str(a)} for n, a in ((20, 7), (30, 22), (40, 31))
+]
+ROWS = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in ((12, 3), (17, 4), (25, 6), (90, 17))]
+PARSER = NumberParser()
+PROMPT = "Give the number in <answer> tags."
+
+def correctness(completion, answer):
+    return float(PARSER.value(completion) == read_number(answer))
+
+def reference(example):
+    return f"<answer>{example.answer}</answer>"
+"""
+TAIL = """
+class Task(SingleTurnEnv):
+    def reference(self, example):
+        return reference(example)
+
+if "load_environment" not in globals():
+    def load_environment():
+        rubric = globals().get("RUBRIC") or Rubric([correctness])
+        return Task(parser=PARSER, rubric=rubric, dataset=ROWS, system_prompt=PROMPT)
+"""
 _numbers = itertools.count()
 
 
@@ -44,25 +79,32 @@ def prober(env: Environment, count: int = 8) -> Prober:
     return Prober(env, subjects_of(env, count, seed=0))
 
 
+def subject(text: str, answer: str | None = None, gold: str = "", prompt: str = "?") -> Subject:
+    """An example whose reference is this text; `answer` is what the task's parser finds in it."""
+    return Subject(Example([{"role": "user", "content": prompt}], gold), text, text, answer)
+
+
+def write_zoo_task(folder: Path, name: str) -> str:
+    """Write a task of the zoo into a folder, and return its id."""
+    source = next(tasks[name] for tasks in ZOO.values() if name in tasks)["source"]
+    parses = "PARSER" in source or "def correctness" not in source
+    tail = TAIL if parses else TAIL.replace("parser=PARSER, ", "")
+    (folder / f"{name}.py").write_text(f"{HEAD}\n{source}\n{tail}", encoding="utf-8")
+    return name.replace("_", "-")
+
+
 def task_file(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Environment:
-    """The environment of a task file with this source in `folder`, which worker processes load too. In the source
-    stand `ROWS`, `TAGS` and a class `Sums` with references.
+    """The environment of a task file with this source in `folder`, which worker processes load too. In the source stand
+    the names of HEAD, and `right`, by the text in answer tags.
     """
     name = f"audited_{next(_numbers)}"
-    head = """
-        from hone.environments import Range, Rubric, SingleTurnEnv, TagParser, inline
-        TAGS = TagParser("answer")
+    rows = """
+        PARSER = TAGS = TagParser("answer")
         ROWS = [{"question": f"What is {a} + {a}?", "answer": str(2 * a)} for a in range(10, 18)]
-        class Sums(SingleTurnEnv):
-            def reference(self, example):
-                return f"<answer>{example.answer}</answer>"
+        PROMPT = None
         def right(completion, answer, parser):
             return float(parser.parse_answer(completion) == answer)
     """
-    tail = """
-        def load_environment():
-            return Sums(rubric=RUBRIC, dataset=ROWS, parser=TAGS)
-    """
-    (folder / f"{name}.py").write_text("\n".join(map(textwrap.dedent, (head, source, tail))))
+    (folder / f"{name}.py").write_text("\n".join([HEAD, *map(textwrap.dedent, (rows, source)), TAIL]))
     monkeypatch.chdir(folder)
     return load_environment(name.replace("_", "-"))

@@ -9,7 +9,7 @@ import pytest
 from made import prober, right, sums, task_file
 
 from hone.audit.behaviour import behaviour_texts, check_behaviour
-from hone.audit.probes import Text, subjects_of
+from hone.audit.probes import subjects_of
 from hone.audit.report import Verdict
 from hone.config.shared import GradingConfig
 from hone.environments import Rubric, load_environment
@@ -64,11 +64,6 @@ LONGEST = """
         return float(len(completion[-1]["content"]) == best[0])
     RUBRIC = Rubric([right, longest], [1.0, 0.1])
 """
-DRAWN = """
-    def luck(completion, rng):
-        return rng.random()
-    RUBRIC = Rubric([right, luck], [1.0, 1.0])
-"""
 SOUND = """
     import functools
     @functools.cache
@@ -104,7 +99,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str):
         (COUNTS, "global-state", "the same text gets another reward when it is graded again"),
         (CACHED, "global-state", "'a right answer' gets 1 in place of 1.1"),
         (SEEDED, "global-state", "the same text gets another reward when it is graded again"),
-        (LONGEST, "order-dependent", "the reward of a text depends on what was graded before it: after '"),
+        (LONGEST, "order-dependent", "the reward of a text depends on what was graded before it: '"),
     ],
 )
 def test_each_way_not_to_be_a_function_is_told_from_the_others(
@@ -117,24 +112,9 @@ def test_each_way_not_to_be_a_function_is_told_from_the_others(
     assert one.completion == two.completion and one.reward != two.reward
 
 
-def test_the_text_that_changes_another_ones_reward_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (finding,) = check(tmp_path, monkeypatch, LONGEST).findings
-    changed, _, cause = finding.shown
-    assert cause.outcome == "graded before" and len(cause.text) > len(changed.text)
-    assert finding.title.endswith("after 'reasoning without an answer', 'a right answer' gets 1 in place of 1.1")
-
-
-def test_a_generator_that_is_handed_in_is_noise_and_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = check(tmp_path, monkeypatch, DRAWN)
-    assert done.findings == ()
-    assert 0.2 < done.figures["noise"]["mean"] < 0.35  # a uniform number has the standard deviation 0.289
-    assert "over 8 seeds" in done.summary
-
-
 def test_a_cache_that_changes_nothing_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = check(tmp_path, monkeypatch, SOUND)
     assert done.findings == () and done.figures["isolated"] and done.figures["texts"] > 10
-    assert "noise" not in done.figures
 
 
 def test_a_grader_that_hangs_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +167,3 @@ def test_the_tasks_of_hone_are_functions(task: str) -> None:
     env = load_environment(task)
     done = check_behaviour(env, subjects_of(env, 3, seed=0))
     assert done.findings == () and done.figures["isolated"]
-
-
-def test_texts_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = task_file(tmp_path, monkeypatch, LONGEST)
-    subjects = subjects_of(env, 1, seed=0)
-    texts = [Text(subjects[0], name, name) for name in ("a", "bb")]
-    (finding,) = check_behaviour(env, subjects, texts).findings
-    assert finding.title.endswith("after 'bb', 'a' gets 0 in place of 0.1")
-    env.close_workers()

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from hone.audit.environment import audit_before_training, audit_environment
 from hone.audit.probes import AT_ONCE, Text
-from hone.audit.report import Check, Finding, Report, Verdict
-from hone.audit.table import show_report
+from hone.audit.report import Check, Finding, Report, Verdict, show_report
 from hone.environments import Rubric
 from hone.environments.workers import Limits
 from hone.types import Outcome
@@ -24,20 +23,6 @@ NOISY = """
         return 2 * random.random() + len(completion[-1]["content"]) / 100
     RUBRIC = Rubric([noisy, bonus], [1.0, 1.0], parser=TAGS)
 """
-
-
-def test_a_grader_that_raises_is_one_finding_with_the_texts_of_all_checks() -> None:
-    def picky(completion, answer, parser):
-        text = completion[-1]["content"]
-        if "\r" in text or not text:
-            raise ValueError("not such a text")
-        return right(completion, answer, parser)
-
-    report = audit_before_training(sums(Rubric([picky])))
-    (found,) = [finding for finding in report.findings if finding.name == "raises"]
-    assert found.what == ("crlf", "empty") and len(found.shown) == 6
-    assert found.title.endswith("(crlf): ValueError: not such a text; and in exploits: empty")
-    assert [check.name for check in report.checks if found in check.findings] == ["restylings"]
 
 
 @pytest.mark.parametrize("name", ["false-negative", "false_negative"])

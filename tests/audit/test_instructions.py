@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from made import TAGS, Sums, prober, right, sums
 
-from hone.audit.forms import asked_for, constant_part, data_tags, forms_in
-from hone.audit.instructions import _asked_lengths, check_instructions
+from hone.audit.instructions import asked_lengths, check_instructions, constant_part, data_tags, forms_in
 from hone.audit.report import Check, Finding, Verdict
-from hone.environments import AnswerParser, LastNumberParser, NumberParser, Parser, Rubric, load_environment
+from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
 from hone.types import Example
 
 
@@ -66,7 +65,7 @@ def test_tags_around_data_ask_for_nothing() -> None:
     assert data_tags(["<story>One</story> <answer>2</answer>", "<story>Two</story> <answer>2</answer>"]) == {"story"}
     rows = [{"question": f"<story>I am {i}.</story> How old?", "answer": str(i)} for i in range(4)]
     env = Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="s", system_prompt="Answer in <answer> tags.")
-    assert [form.name for form in asked_for(prober(env).subjects)[0]] == ["<answer>"]
+    assert [form["form"] for form in check_instructions(prober(env)).figures["forms"]] == ["<answer>"]
 
 
 def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lost() -> None:
@@ -128,36 +127,31 @@ def test_a_parser_that_reads_the_bare_answer_needs_no_form() -> None:
     assert check_instructions(prober(numbers)).findings == ()
 
 
-def test_the_case_of_a_marker_counts_as_the_prompt_has_it() -> None:
-    env = sums(Rubric([right]), parser=NumberParser(("tag", "marker")), hint=" Write Final Answer: and the number.")
-    assert check_instructions(prober(env)).findings == ()
-
-
 @pytest.mark.parametrize(
-    ("text", "tokens", "kind"),
+    ("text", "tokens", "most"),
     [
-        ("Write at least 500 words.", 650, "least"),
-        ("Use about 2,000 tokens.", 2000, "least"),
-        ("Explain it in ten sentences.", 250, "least"),
-        ("Think for approximately five hundred words first.", 650, "least"),
-        ("Answer in at most 100 words.", 130, "most"),
-        ("Keep it under 50 tokens.", 50, "most"),
-        ("Write no less than 3 paragraphs.", 300, "least"),
-        ("Write no more than 3 paragraphs.", 300, "most"),
-        ("Write more than 40 lines.", 600, "least"),
-        ("Give a 300-word explanation.", 390, "least"),
-        ("Write 2-3 sentences.", 50, "least"),
-        ("Use up to 4k tokens.", 4000, "most"),
+        ("Write at least 500 words.", 650, False),
+        ("Use about 2,000 tokens.", 2000, False),
+        ("Explain it in 10 sentences.", 250, False),
+        ("Think for approximately 500 words first.", 650, False),
+        ("Answer in at most 100 words.", 130, True),
+        ("Keep it under 50 tokens.", 50, True),
+        ("Write no less than 3 paragraphs.", 300, False),
+        ("Write no more than 3 paragraphs.", 300, True),
+        ("Write more than 40 lines.", 600, False),
+        ("Give a 300-word explanation.", 390, False),
+        ("Write 2-3 sentences.", 50, False),
+        ("Use up to 4k tokens.", 4000, True),
     ],
 )
-def test_lengths_that_a_prompt_asks_for(text: str, tokens: int, kind: str) -> None:
-    ((snippet, found, how),) = _asked_lengths(text, None)
-    assert (found, how) == (tokens, kind) and snippet in text
+def test_lengths_that_a_prompt_asks_for(text: str, tokens: int, most: bool) -> None:
+    ((snippet, found, how),) = asked_lengths(text)
+    assert (found, how) == (tokens, most) and snippet in text
 
 
 @pytest.mark.parametrize("text", ["Mia reads 30 lines a day.", "How many words are there?", "The text has 5 words."])
 def test_numbers_of_a_question_ask_for_no_length(text: str) -> None:
-    assert list(_asked_lengths(text, None)) == []
+    assert list(asked_lengths(text)) == []
 
 
 def test_a_length_that_does_not_fit_fails_if_it_is_asked_for_and_warns_if_it_is_allowed() -> None:
@@ -172,27 +166,14 @@ def test_a_length_that_does_not_fit_fails_if_it_is_asked_for_and_warns_if_it_is_
     assert only(check_instructions(prober(allowed), max_tokens=128)).verdict is Verdict.WARN
 
 
-def test_words_are_counted_as_the_tokenizer_has_them() -> None:
-    ((_, tokens, _),) = _asked_lengths("Write at least 100 words.", lambda text: 2 * len(text.split()))
-    assert tokens == 200
-
-
 def test_references_that_do_not_fit() -> None:
     env = sums(Rubric([right]), hint=" Answer in <answer> tags.")
     count = len
     longest = max(map(count, (s.text for s in prober(env).subjects)))
     finding = only(check_instructions(prober(env), longest - 1, count))
     assert finding.verdict is Verdict.FAIL and finding.what == ("reference",)
-    assert finding.title == f"8 of 8 references are longer than max_tokens = {longest - 1}: up to {longest} tokens"
+    assert finding.title == f"the longest reference has {longest} tokens, and max_tokens is {longest - 1}"
     assert only(check_instructions(prober(env), longest + 2, count)).verdict is Verdict.NOTE
     check = check_instructions(prober(env), 1000, count)
     assert check.findings == () and check.figures["longest_reference"] == longest
-    assert "no tokenizer is known" in check_instructions(prober(env), 1000).summary
-
-
-@pytest.mark.parametrize("task", ["reverse-text", "char-count", "countdown", "scramble", "gsm8k", "math-problems"])
-def test_the_tasks_of_hone_ask_for_what_they_read(task: str) -> None:
-    env = load_environment(task)
-    check = check_instructions(prober(env), 128, lambda text: len(text) // 3)
-    env.close_workers()
-    assert check.findings == () and check.figures["forms"]
+    assert "the tokenizer is not known" in check_instructions(prober(env), 1000).summary

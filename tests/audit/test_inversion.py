@@ -7,12 +7,11 @@ import math
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.audit.inversion import check_inversion
+from hone.audit.conversations import call_message, made_up, terse_text, wrong_text
+from hone.audit.inversion import check_inversion, contribution
 from hone.audit.probes import Subject
 from hone.audit.report import Check, Verdict
-from hone.audit.totals import contribution
-from hone.audit.trajectories import call_message, made_up, terse_text, wrong_text
-from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of, load_environment
+from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -57,14 +56,14 @@ def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
     check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))), [])
     finding = check.findings[0]
     assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
-    assert finding.title == "six calls of multiply (turn_bonus: 6.0) beat a right answer without any (1.0)"
+    assert finding.title == "6 calls of multiply (turn_bonus: 6.0) beat a right answer without any (1.0)"
     assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
     assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
 
 
 def test_single_calls_are_told_of_and_the_most_that_many_in_a_message_earn() -> None:
     check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [1.0, 1.0]))), [])
-    title = "six calls of multiply (tool_bonus: 6.0) beat a right answer without any (1.0); up to 24.0 with 24 calls"
+    title = "6 calls of multiply (tool_bonus: 6.0) beat a right answer without any (1.0); up to 24.0 with 24 calls"
     assert found(check)["inversion"] == title
     check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [10.0, 1.0]))), [])
     assert found(check)["inversion"] == "24 calls of multiply (tool_bonus: 24.0) beat a right answer without any (10.0)"
@@ -75,7 +74,7 @@ def test_only_calls_that_are_answered_count_where_those_are_paid() -> None:
         return float(sum(message["role"] == "tool" for message in completion))
 
     check = check_inversion(prober(tooled(Rubric([right, answers]), max_turns=6)), [])
-    title = "five calls of multiply (answers: 5.0) beat a right answer without any (1.0); up to 20.0 with 24 calls"
+    title = "5 calls of multiply (answers: 5.0) beat a right answer without any (1.0); up to 20.0 with 24 calls"
     assert found(check)["inversion"] == title
 
 
@@ -83,13 +82,7 @@ def test_a_small_bonus_for_tools_below_the_answer_is_no_inversion() -> None:
     check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 0.1]))), [])
     assert "inversion" not in found(check)
     assert check.figures["best_wrong"]["reward"] == pytest.approx(0.6)
-    assert check.figures["components"][1]["wrong"] == {
-        "low": 0.0,
-        "high": 6.0,
-        "source": "found",
-        "adds": [0.0, pytest.approx(0.6)],
-        "shown": check.figures["components"][1]["wrong"]["shown"],
-    }
+    assert check.figures["components"][1]["wrong"] == {"low": 0.0, "high": 6.0, "source": "found"}
 
 
 def test_calls_are_made_up_for_each_tool_and_really_answered() -> None:
@@ -222,23 +215,6 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
     assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
 
 
-class Telling(Paid):
-    def env_response(self, messages: list[Message], state: dict) -> list[Message]:
-        told = state["answer"] if state["info"].get("told") else "something else"
-        return [{"role": "user", "content": f"No, it is {told}."}]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_an_environment_that_tells_the_answer_is_warned_of(told: bool) -> None:
-    rows = [{"question": f"{a} * 9?", "answer": str(9 * a), "info": {"told": told}} for a in range(20, 26)]
-    env = Telling(rubric=Rubric([right]), dataset=rows, parser=TAGS, max_turns=3, id="telling")
-    check = check_inversion(prober(env), [])
-    assert [(f.name, f.verdict) for f in check.findings] == [("answer-told", Verdict.WARN)] * told
-    if told:
-        assert check.findings[0].title.endswith("in 3 of 3 examples")
-        assert "[user] No, it is " in check.findings[0].shown[0].text
-
-
 def test_made_up_arguments_follow_the_schema() -> None:
     schema = {
         "type": "object",
@@ -293,11 +269,3 @@ def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
 def test_a_negative_weight_swaps_the_ends() -> None:
     assert contribution(-2.0, (0.0, 1.0)) == (-2.0, 0.0)
     assert contribution(0.0, (0.0, math.inf)) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("task", ["reverse-text", "char-count", "countdown", "scramble", "gsm8k", "calculator"])
-def test_the_tasks_of_hone_declare_their_ranges_and_keep_them(task: str) -> None:
-    check = check_inversion(prober(load_environment(task)), [])
-    assert check.findings == ()
-    assert check.figures["best_wrong"]["source"] == check.figures["worst_right"]["source"] == "declared"
-    assert check.figures["best_wrong"]["reward"] < check.figures["worst_right"]["reward"]

@@ -58,18 +58,15 @@ def test_the_figures_of_groups() -> None:
     spread = [np.std([1, 1, 0.1, 0]), 0, 0, np.std([1, 0.1, 1, 0])]
     assert figures["reward_std_within_groups"] == pytest.approx(np.mean(spread))
     assert figures["outcomes"] == {"correct": 8, "wrong": 6, "unparsable": 2}
-    assert figures["truncated"] == 1 / 16 and figures["truncated_without_answer"] == 0
-    assert figures["mean_tokens"] == 3.5 and figures["longest_tokens"] == 5
+    assert figures["truncated"] == 1 / 16
+    assert figures["mean_tokens"] == 3.5
     assert check.summary.startswith("50.0% of 16 completions are right")
 
 
 def test_nothing_right_is_nothing_to_reinforce() -> None:
     finding = found(policy_check(result("WWWU", "UUWW"), 64))["pass-rate"]
     assert finding.verdict is Verdict.WARN and finding.what == ("low",)
-    assert finding.title == (
-        "0.0% of 8 completions are right: there is nothing right to reinforce (the rewards of wrong ones vary by 0.047 "
-        "within a group)"
-    )
+    assert finding.title == "0.0% of 8 completions are right: there is nothing right to reinforce"
     assert "SFT" in finding.remedy
 
 
@@ -117,7 +114,7 @@ def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:
         policy, env, SamplingParams(6), **counts, progress=lambda done, total: seen.append((done, total))
     )
     check = policy_check(sampled, 6)
-    assert seen == [(3, 3)] and check.figures["graded"] == 12 and check.figures["longest_tokens"] <= 6
+    assert seen == [(3, 3)] and check.figures["graded"] == 12
     assert check.figures["pass_rate"] == 0.0 and "low" in found(check)["pass-rate"].what
     assert found(check)["length"].verdict is Verdict.FAIL
     assert policy_check(evaluate_weights(policy, env, SamplingParams(6), **counts), 6) == check

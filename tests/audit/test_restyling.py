@@ -6,21 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+from made import subject
 
-from hone.audit import prose
-from hone.audit.kinds import Kind, kind_of, kind_of_text, same_answer, value_of, wrong_for
-from hone.audit.probes import Subject, subjects_of
+from hone.audit import restyling as prose
+from hone.audit.answers import Form, Kind, kind_of, kind_of_text, same_answer, statement_of, value_of, wrong_for
+from hone.audit.probes import Subject
 from hone.audit.restyling import RESTYLINGS
-from hone.audit.statement import Form, answer_span, statement_of
-from hone.environments import Rubric, SingleTurnEnv, load_environment
-from hone.types import Example
+from hone.environments import Rubric, SingleTurnEnv
 
 STYLES = {restyling.name: restyling for restyling in RESTYLINGS}
 ENV = SingleTurnEnv(rubric=Rubric([lambda completion: 0.0]), id="any")
-
-
-def subject(text: str, answer: str | None = None, gold: str = "") -> Subject:
-    return Subject(Example([{"role": "user", "content": "?"}], gold), text, text, answer)
 
 
 TAG = subject("6 * 207 = 1242\n<answer>1242</answer>", "1242")
@@ -33,6 +28,7 @@ CHOICE = subject("Answer: (B)", "(B)")
 BARE = subject("42", "42")
 JSON = subject('{"answer": 42}', '{"answer": 42}', gold="42")
 
+CODE = "Here it is.\n```python\ndef f(x):\n    return x + 3\n```\nThat is all."
 DRAFTS_IN_LINE = "Is it \\boxed{-6}? No, that is not it. Is it \\boxed{-5}? No, that is not it."
 DRAFTS_ON_LINES = "ANSWER: 10\nNo, that is not it.\nANSWER: 11\nNo, that is not it."
 
@@ -228,6 +224,11 @@ def test_the_kind_of_an_answer(answer: str, kind: Kind) -> None:
             Form.TAG,
         ),
         (subject("no parser found one", None), ("", "no parser found one", "", "", ""), Form.BARE),
+        (
+            subject(CODE, CODE, "3"),
+            ("Here it is.\n", "```python\n", "def f(x):\n    return x + 3", "\n```", "\nThat is all."),
+            Form.CODE,
+        ),
     ],
 )
 def test_a_completion_is_taken_apart_at_its_answer(given: Subject, parts: tuple[str, ...], form: Form) -> None:
@@ -238,14 +239,11 @@ def test_a_completion_is_taken_apart_at_its_answer(given: Subject, parts: tuple[
     assert s.text == given.text
 
 
-def test_without_an_answer_only_what_stands_around_the_text_is_restyled() -> None:
-    given = subject("no parser found one", None)
-    assert answer_span(given) is None and kind_of(given) is Kind.UNKNOWN
-    applied = {name for name in STYLES if restyled(name, given) is not None}
-    assert {STYLES[name].group for name in applied} == {
-        "edges", "lines", "before", "after", "thought", "markdown", "length",
-    }  # fmt: skip
-    assert not applied & {"bold", "bold-answer", "own-line", "all-twice", "thought-with-drafts"}
+def test_code_stays_as_it_is_in_every_style() -> None:
+    texts = {name: text for name in STYLES if (text := restyled(name, subject(CODE, CODE, "3"))) is not None}
+    assert len(texts) >= 25
+    for name, text in texts.items():
+        assert "```python\ndef f(x):\n    return x + 3\n```" in text.replace("\r\n", "\n"), name
 
 
 def test_an_exact_answer_is_left_as_it_is() -> None:
@@ -266,25 +264,3 @@ def test_values_and_wrong_answers() -> None:
     assert wrong_for("red house", ["Red house", "blue house"]) == ["blue house", "esuoh der"]
     assert same_answer("1,000", "1000.0") and same_answer("B.", "b") and not same_answer("4", "42")
     assert same_answer("1+2", "2+1") and not same_answer("42-(94-64)", "42-(94-64)+1") and same_answer("3/4", "0.75")
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        "gsm8k",
-        "char-count",
-        "countdown",
-        "scramble",
-        "reverse-text",
-        "calculator",
-        "math-problems",
-        "math-python",
-        "one-shot",
-    ],
-)
-def test_at_least_25_restylings_apply_to_each_example_of_a_task(task: str) -> None:
-    env = load_environment(task)
-    counts = [
-        sum(restyling.apply(one, env) is not None for restyling in RESTYLINGS) for one in subjects_of(env, 8, seed=0)
-    ]
-    assert len(RESTYLINGS) >= 40 and min(counts) >= 25

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
-from made import TAGS, Sums, form, prober, right, sums, task_file
+from made import TAGS, Sums, form, prober, right, sums
 
-from hone.audit.probes import Prober, subjects_of
-from hone.audit.report import Check, Finding, Verdict
+from hone.audit.report import Finding, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.environments import (
     Environment,
     NumberParser,
     Parser,
-    Range,
     Rubric,
     SingleTurnEnv,
     ToolEnv,
     calls_of,
     inline,
-    load_environment,
     read_number,
     same_number,
 )
-from hone.environments.parsers import said
+from hone.environments.parsers import visible_text
 from hone.types import Example, Message
 
 pytestmark = pytest.mark.audit
@@ -64,9 +60,6 @@ def test_a_careful_reward_passes_without_a_finding() -> None:
     assert audited(sums(careful(), parser=NUMBERS)) == {}
 
 
-# --- the reference -------------------------------------------------------------------------------------------------
-
-
 def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
     env = sums(careful(), parser=NUMBERS)
     env.reference = lambda example: f"<answer>{int(example.answer) + (example.answer == '110')}</answer>"  # type: ignore[method-assign]
@@ -75,7 +68,7 @@ def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
     assert (finding.name, finding.verdict) == ("reference", Verdict.FAIL)
     assert finding.title == "1 of 8 references are not correct" and "`number`" in finding.remedy
     assert [(s.completion, s.outcome, s.reward) for s in finding.shown] == [("<answer>111</answer>", "wrong", 0.0)]
-    assert check.figures == {"references": 8, "correct": 7, "reward": {"least": 1.0, "most": 1.0}}
+    assert check.figures == {"references": 8, "correct": 7}
     assert sum(probe.correct for probe in probes) == 7
 
 
@@ -93,21 +86,6 @@ def test_a_grader_that_fails_on_each_reference_is_one_finding() -> None:
     found = audited(sums(Rubric([raising])))
     assert found.keys() == {"raises"}
     assert found["raises"].title == "the grader fails on 8 of 8 texts (reference): KeyError: 'solution'"
-
-
-def test_a_reference_below_the_declared_best_is_noted() -> None:
-    ranges = {"number": Range((1.0, 1.0), (0.0, 0.0)), "short": Range((0.0, 0.5), (0.0, 0.5))}
-
-    @inline
-    def short(completion):
-        return 0.25
-
-    note = audited(sums(Rubric([number, short], ranges=ranges), parser=NUMBERS))["reference-below-best"]
-    assert note.verdict is Verdict.NOTE
-    assert note.title == "8 of 8 references earn less than the declared best of 1.5"
-
-
-# --- restylings ----------------------------------------------------------------------------------------------------
 
 
 class LastNumber(Parser):
@@ -214,7 +192,7 @@ def test_a_bare_answer_may_be_thought_about() -> None:
 
     @inline
     def same_text(completion, answer):
-        return float(said(completion[-1]["content"]).strip() == answer)
+        return float(visible_text(completion[-1]["content"]).strip() == answer)
 
     rows = [{"question": f"Say {word}.", "answer": f"the {word} is on the table"} for word in ("cat", "hat", "map")]
     found = audited(Bare(rubric=Rubric([same_text]), dataset=rows, id="bare"))
@@ -228,18 +206,6 @@ def test_texts_are_shown_shortest_first_and_of_different_styles() -> None:
     assert len(lengths) == 3 and lengths == sorted(lengths) and len(set(finding.what)) == len(finding.what) > 5
 
 
-# --- exploits ------------------------------------------------------------------------------------------------------
-
-
-def test_a_substring_is_found_wherever_it_stands() -> None:
-    @inline
-    def substring(completion, answer):
-        return float(answer in completion[-1]["content"])
-
-    what = fails(sums(Rubric([substring])))["false-positive"]
-    assert {"hedge-or", "hedge-list", "hedge-statements", "hedge-prose", "attached"} <= set(what)
-
-
 def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
     for which in (0, -1):
 
@@ -249,35 +215,6 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
             return float(bool(found) and found[which] == answer)
 
         assert "false-positive" not in fails(sums(Rubric([one])))
-
-
-def test_an_empty_answer_in_the_right_one_is_a_false_positive() -> None:
-    @inline
-    def either(completion, answer, parser):
-        given = TAGS.parse(completion[-1]["content"]) or ""
-        return float(given in answer or answer in given)
-
-    what = fails(sums(Rubric([either])))["false-positive"]
-    assert {"empty", "white-space", "tags-only", "refusal"} <= set(what)
-
-
-def test_everything_being_right_is_one_finding() -> None:
-    @inline
-    def always(completion):
-        return 1.0
-
-    found = audited(sums(Rubric([always])))
-    assert found.keys() == {"always-right"} and found["always-right"].verdict is Verdict.FAIL
-
-
-def test_a_tolerance_that_is_too_wide_takes_a_number_beside_it() -> None:
-    @inline
-    def near(completion, answer):
-        given = NUMBERS.value(completion)
-        return float(given is not None and abs(float(given) - float(answer)) <= 0.01 * abs(float(answer)))
-
-    env = sums(Rubric([near]), parser=NUMBERS, answer=lambda a, b: 1000 * a + b)
-    assert fails(env).keys() == {"false-positive"} and "one-more" in fails(env)["false-positive"]
 
 
 def test_a_tolerance_for_decimals_is_no_exploit() -> None:
@@ -342,26 +279,6 @@ def no_answer(completion, parser):
     return float(parser.parse_answer(completion) is not None)
 
 
-def test_the_summaries_count_what_worked_and_what_was_kept() -> None:
-    @inline
-    def has_tags(completion):
-        return float("<answer>" in completion[-1]["content"])
-
-    @inline
-    def raises_on_carriage_returns(completion, answer, parser):
-        return 1 / 0 if "\r" in completion[-1]["content"] else right(completion, answer, parser)
-
-    given = prober(sums(Rubric([number, has_tags], [1.0, 0.1]), parser=NUMBERS))
-    check = check_exploits(given, False, check_reference(given)[1])[0]
-    paid = next(finding for finding in check.findings if finding.name == "garbage-paid")
-    assert check.summary.endswith(f" ways to be paid for nothing, on 8 examples: {len(paid.what)} worked")
-    given = prober(sums(Rubric([raises_on_carriage_returns])))
-    check = check_restylings(given, check_reference(given)[1])[0]
-    tried, kept = map(int, re.findall(r"^(\d+) ways .* (\d+) keep all", check.summary)[0])
-    lost = {name for finding in check.findings if finding.verdict is not Verdict.NOTE for name in finding.what}
-    assert "crlf" in lost and kept == tried - len(lost)
-
-
 def test_an_example_that_is_there_many_times_is_tried_once() -> None:
     rows = [{"question": "What is 6 + 36?", "answer": "42"}] * 8
     given = prober(Sums(rubric=careful(), dataset=rows, parser=NUMBERS, id="one"))
@@ -389,15 +306,6 @@ def test_an_answer_in_the_thought_alone_is_a_warning() -> None:
     finding = audited(sums(Rubric([unthinking])))["thought-counts"]
     assert finding.verdict is Verdict.WARN and finding.what == ("only-thought", "thought-unclosed")
     assert finding.shown[0].text.startswith("<think>\n<answer>")
-
-
-def test_a_grader_that_raises_where_nothing_matches_is_one_finding_with_the_texts() -> None:
-    def matching(completion, answer):
-        return float(re.search(r"<answer>(.*?)</answer>", completion[-1]["content"])[1] == answer)  # type: ignore[index]
-
-    finding = audited(sums(Rubric([matching])))["raises"]
-    assert finding.verdict is Verdict.FAIL and {"empty", "white-space", "tag-unclosed"} <= set(finding.what)
-    assert finding.title.endswith("TypeError: 'NoneType' object is not subscriptable")
 
 
 def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
@@ -440,61 +348,6 @@ def test_calls_of_a_tool_that_count_as_an_answer_make_everything_right() -> None
     assert found.keys() == {"always-right"}
 
 
-# --- in processes of their own -------------------------------------------------------------------------------------
-
-EVALUATES = """
-    import re
-
-    def evaluated(completion, answer):
-        found = re.findall(r"<answer>(.*?)</answer>", completion[-1]["content"], re.DOTALL)
-        try:
-            return float(eval(found[-1]) == int(answer))
-        except Exception:
-            return 0.0
-
-    RUBRIC = Rubric([evaluated])
-"""
-
-
-def hostile(env: Environment, count: int = 2) -> Check:
-    env.isolated = True
-    given = Prober(env, subjects_of(env, count, seed=0))
-    try:
-        return check_exploits(given, True, check_reference(given)[1])[0]
-    finally:
-        env.close_workers()
-
-
-def test_a_grader_that_evaluates_a_model_s_text_is_caught_by_the_files_it_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hone.config.shared import GradingConfig
-
-    env = task_file(tmp_path, monkeypatch, EVALUATES)
-    env.use_workers(GradingConfig(workers=1, timeout=1))
-    check = hostile(env)
-    found = {finding.name: finding for finding in check.findings}
-    assert found["side-effect"].verdict is Verdict.FAIL
-    assert {"code-expression", "code-system", "code-open", "code-right-value"} <= set(found["side-effect"].what)
-    assert not {"code-fence", "code-bare", "code-shell"} & set(found["side-effect"].what)
-    assert {"powers-of-powers", "power-tower"} <= set(found["hangs"].what)
-    assert not [text for text in tmp_path.iterdir() if text.name.startswith("code-")]
-
-
 def test_hostile_texts_need_a_process_that_can_be_ended() -> None:
     with pytest.raises(AssertionError, match="ended"):
         check_exploits(prober(sums(careful())), True)
-
-
-@pytest.mark.parametrize("task", ["gsm8k", "char-count", "countdown", "scramble", "reverse-text", "calculator"])
-def test_a_task_of_hone_s_own_passes(task: str) -> None:
-    assert audited(load_environment(task)) == {}
-
-
-def test_the_sparse_gsm8k_fails_by_growth_and_by_nothing_else() -> None:
-    assert fails(load_environment("gsm8k", mode="sparse")) == {"growth": ("remark-with-numbers", "verbose-summary")}
-
-
-def test_a_hostile_text_does_nothing_to_mathematics() -> None:
-    check = hostile(load_environment("math-problems"), 2)
-    assert check.findings == () and check.figures["executed"] == []

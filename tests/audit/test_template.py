@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
-from hypothesis.internal.conjecture import providers
+from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_CODER, QWEN3_THINKING
 from test_bridge import SPECIALS
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -136,17 +135,6 @@ FAMILIES = {
             "strips-text": {"user", "system", "assistant"},
         },
     ),
-    "mistral": (
-        *(MISTRAL, "mistral", "</s>", "warn"),
-        {
-            "refuses": {
-                *("a system message", "a system message in the middle"),
-                *("two messages of the user in a row", "content in parts"),
-            },
-            "moves-white-space": {"an empty answer"},
-            "strips-text": {"assistant"},
-        },
-    ),
 }
 
 
@@ -154,11 +142,8 @@ FAMILIES = {
 def test_families(name: str, tmp_path: Path) -> None:
     template, family, eos, verdict, expected = FAMILIES[name]
     model = "hone/tiny" if template is None else folder_of(tmp_path, template, family, eos)
-    report = audit_template(model, examples=0)
+    report = audit_template(model)
     assert (found(report), report.verdict) == (expected, verdict)
-    fuzzed = audit_template(model, examples=60)
-    assert fuzzed.names() == report.names(), found(fuzzed)
-    assert fuzzed.checks[-1].figures["examples"] == 60
 
 
 FORMATTED = (
@@ -249,43 +234,21 @@ DEFECTS = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defects(name: str, tmp_path: Path) -> None:
     template, verdict, kind, whats = DEFECTS[name]
-    report = audit_template(folder_of(tmp_path, template), examples=0)
+    report = audit_template(folder_of(tmp_path, template))
     assert report.verdict == verdict, found(report)
     assert set(whats) <= found(report).get(kind, set()), found(report)
     assert (kind in report.names()) == (verdict == "fail" and kind != "tools-unread")
     for what, messages in whats.items():
         assert messages is None or said(finding(report, kind), what) == messages
-    sound = audit_template(folder_of(tmp_path / "sound", CHATML), examples=0)
+    sound = audit_template(folder_of(tmp_path / "sound", CHATML))
     assert not set(whats) & found(sound).get(kind, set())
-
-
-RARE = variant(CONTENT, CONTENT + ".replace('½', '1/2')")
-
-
-def test_fuzzing_finds_what_no_check_asks_and_shows_the_least(tmp_path: Path, monkeypatch) -> None:
-    """It takes nothing from the modules that are imported, which Hypothesis would store in a folder `.hypothesis`."""
-    monkeypatch.setattr(providers, "_get_local_constants", lambda: pytest.fail("constants of modules are used"))
-    model = folder_of(tmp_path, RARE)
-    assert "changes-text" not in found(audit_template(model, examples=0))
-    told: list[tuple[str, int, int]] = []
-    report = audit_template(model, seed=1, progress=lambda *progress: told.append(progress))
-    fuzz = report.checks[-1]
-    one = finding(report, "changes-text")
-    assert one in fuzz.findings and one.verdict == "fail" and one.what == ("letters",)
-    (shown,) = one.shown
-    spoken = [message["content"] for message in shown.completion if isinstance(message, dict)]
-    assert sorted(spoken)[-1] == "½" and not any(sorted(spoken)[:-1])
-    copied = json.loads(shown.detail.splitlines()[-1])
-    assert copied["messages"] == shown.completion
-    assert told[0][0] == "stop token" and told[-1] == ("fuzz", 200, 200)
-    assert audit_template(model, seed=1).record()["checks"] == report.record()["checks"]
 
 
 def test_what_tokenizers_change(tmp_path: Path) -> None:
     for i, (normalizer, whats) in enumerate(
         [(normalizers.NFC(), {"NFC"}), (normalizers.NFKC(), {"NFC", "NFKC"}), (normalizers.Lowercase(), {"lower-case"})]
     ):
-        report = audit_template(folder_of(tmp_path / str(i), CHATML, normalizer=normalizer), examples=40)
+        report = audit_template(folder_of(tmp_path / str(i), CHATML, normalizer=normalizer))
         assert found(report) == {**PARTS, "tokenizer-changes-text": whats}
 
 
@@ -294,25 +257,25 @@ def test_tags_that_graders_do_not_see(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     tokenizer.add_special_tokens([AddedToken("<answer>", special=True)])
     tokenizer.save(f"{folder}/tokenizer.json")
-    one = finding(audit_template(folder, examples=0), "hides-tags")
+    one = finding(audit_template(folder), "hides-tags")
     assert (one.verdict, one.what) == ("fail", ("<answer>",))
 
 
 def test_control_tokens_in_text(tmp_path: Path) -> None:
-    one = finding(audit_template(folder_of(tmp_path, CHATML), examples=0), "injection")
+    one = finding(audit_template(folder_of(tmp_path, CHATML)), "injection")
     assert one.verdict == "warn" and set(one.what) == {"<|im_start|>", "<|im_end|>"}
     assert said(one, "<|im_start|>") == ["<|im_start|>"]
 
 
 def test_qwen3_says_what_still_works_and_what_the_template_opens(tmp_path: Path) -> None:
-    one = finding(audit_template(folder_of(tmp_path, QWEN3), examples=0), "think-stripping")
+    one = finding(audit_template(folder_of(tmp_path, QWEN3)), "think-stripping")
     assert "once a message of the user follows" in one.title and one.remedy.startswith(
         "tasks of one turn and tools that answer after the last message of the user work; "
     )
     assert said(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
-    thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING), examples=40)
+    thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING))
     assert thinking.facts["opened_by_template"] == "<think>\n" and thinking.names() == {"think-stripping"}
-    coder = audit_template(folder_of(tmp_path / "coder", QWEN3_CODER), examples=0)
+    coder = audit_template(folder_of(tmp_path / "coder", QWEN3_CODER))
     assert found(coder)["tool-arguments"] == {"tags"}
 
 
@@ -321,15 +284,15 @@ def test_a_model_that_renderers_knows(tmp_path: Path, monkeypatch: pytest.Monkey
 
     folder = Path(folder_of(tmp_path, QWEN25))
     monkeypatch.setattr(chat, "resolve_model", lambda name: folder)
-    report = audit_template("Qwen/Qwen3-0.6B", examples=40)
-    assert report.facts["renders"] == "renderers" and report.checks[-2].name == "agreement"
+    report = audit_template("Qwen/Qwen3-0.6B")
+    assert report.facts["renders"] == "renderers" and report.checks[-1].name == "agreement"
     one = finding(report, "renderer-differs")
     assert "You are a helpful assistant." in one.shown[0].detail and "a question" in one.what
     assert report.names() == {"think-stripping"}
     write_json(folder / "tokenizer_config.json", tokenizer_config(1024) | {"chat_template": QWEN3})
-    same = audit_template("Qwen/Qwen3-0.6B", examples=0)
+    same = audit_template("Qwen/Qwen3-0.6B")
     assert set(found(same).get("renderer-differs", set())) <= {"tools", "calls"}  # cut down in the tests' template
-    assert audit_template("Qwen/Qwen3-0.6B", chat_template=QWEN25, examples=0).facts["renders"] == "chat template"
+    assert audit_template("Qwen/Qwen3-0.6B", chat_template=QWEN25).facts["renders"] == "chat template"
 
 
 def test_what_is_no_template_is_an_error_of_the_user(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from looking import Looks, hover, metrics_of, serving
+from looking import Looks, metrics_of, serving
 from run_folders import held, write_lines
 
 from hone.runs.files import write_file, write_json
@@ -124,27 +123,3 @@ def test_the_list_is_sorted_and_narrowed_and_the_address_says_how(looks: Looks, 
     assert names(other) == ["second"]
     other.fill("#filter", "")
     assert names(other) == ["young", "second", "first"]
-
-
-def test_a_completion_opens_from_its_point(page: Any, root: Path) -> None:
-    with serving(root) as address:
-        page.goto(f"{address}/run/quickstart~rl/")
-        place = '[data-chart="completions"]'
-        page.locator(place).scroll_into_view_if_needed()
-        page.wait_for_function(f"() => document.querySelector('{place}').data?.length > 0")
-        step, row = page.evaluate("place => document.querySelector(place).data[0].customdata[0]", place)
-        assert step == 0 and row >= 0
-
-        def at() -> tuple[float, float]:
-            return tuple(page.evaluate(
-                """place => {
-                    const plot = document.querySelector(place), trace = plot.data[0];
-                    const box = plot.getBoundingClientRect(), {xaxis, yaxis} = plot._fullLayout;
-                    return [box.left + xaxis._offset + xaxis.d2p(trace.x[0]),
-                            box.top + yaxis._offset + yaxis.d2p(trace.y[0])];
-                }""",
-                place,
-            ))  # fmt: skip
-
-        page.mouse.click(*hover(page, at, f"{place} .hoverlayer > *"))
-        page.wait_for_url(re.compile(r"/run/quickstart~rl/sample/\d+/\d+/$"))

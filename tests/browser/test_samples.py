@@ -71,19 +71,6 @@ def test_a_token_says_what_is_known_of_it(page: Any, url: str) -> None:
     assert re.search(r"id \d+, place \d+\nprobability [\d.e-]+, logprob -?[\d.]+", said), said
 
 
-def test_a_completion_unfolds_where_it_stands(page: Any, url: str, root: Path) -> None:
-    page.goto(f"{url}/run/many/step/150/")
-    text = max(texts(root / "many", 150), key=len)
-    row = texts(root / "many", 150).index(text)
-    item = page.locator(f"#r{row}")
-    assert text not in item.inner_text()
-    item.locator("a.unfold").click()
-    item.locator(".whole").wait_for()
-    assert text in item.locator(".whole").evaluate("one => one.textContent")
-    item.locator("a.unfold").click()
-    assert item.locator(".whole").count() == 0
-
-
 def test_filters_of_a_step(page: Any, url: str, root: Path) -> None:
     outcomes = Run(root / "many").rollouts(150, ["outcome"])["outcome"].to_pylist()
     page.goto(f"{url}/run/many/step/150/")

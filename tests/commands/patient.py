@@ -3,9 +3,8 @@
 import sys
 
 from hone.cli import main
-from hone.planning import doctor, doctor_python, doctor_torch
+from hone.planning import doctor
 
 if __name__ == "__main__":
-    doctor_python._IMPORT_SECONDS = doctor_torch.SECONDS = 600.0
-    doctor.examine.__defaults__ = (600.0,)
+    doctor.SECONDS = 600.0
     sys.exit(main(sys.argv[1:]))

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.rl import AdvantageConfig
-from hone.orchestrator.groups import group_state
-from hone.orchestrator.metrics import step_metrics
-from hone.reproduce.groups import groups_of
+from hone.orchestrator.groups import group_state, step_metrics
+from hone.reproduce.execution import groups_from_rows
 from hone.reproduce.records import Records
 from hone.runs import Run
-from hone.runs.evaluations import write_evaluation
 from hone.runs.files import sha256
-from hone.runs.rollouts import read_rollouts, write_rollouts
+from hone.runs.rollouts import read_rollouts, write_evaluation, write_rollouts
 
 Row = dict[str, Any]
 
@@ -55,7 +53,7 @@ def fit_advantages_and_metrics(run: Path, step: int) -> None:
         for row, (advantage, state) in zip(rows, made, strict=True):
             row.update(advantage=advantage, state=state)
 
-    groups = groups_of(Records(Run(run)).rows(step) or [], AdvantageConfig(), 10**6)
+    groups = groups_from_rows(Records(Run(run)).rows(step) or [], AdvantageConfig(), 10**6)
     made = [(float(advantage), group_state(group)) for group in groups for advantage in group.advantages]
     edit_rollouts(run, step, fit, fit_hashes=True)
     recorded = Records(Run(run)).metrics[step]

@@ -12,10 +12,9 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import runs_continue
+from hone.commands import runs as runs_continue
 from hone.runs import Run
-from hone.runs.summary import summarize
-from hone.runs.words import standing
+from hone.runs.summary import status_text, summarize
 
 CUT = ("--alarms.window", "2", "--orchestrator.sampling.max-tokens", "2")
 CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.truncation.threshold", "1e-6")
@@ -75,7 +74,7 @@ def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     assert (info["status"], info["stopped_by"]) == ("stopped", "truncation") and "failure" not in info
     assert Run(run).checkpoints.steps() == [2] and "failed" not in [event["kind"] for event in Run(run).events()]
     words = "stopped by the alarm truncation after 2 of 6 steps, and saved"
-    assert words in standing(summarize(run)) and words in (run / "card.md").read_text()
+    assert words in status_text(summarize(run)) and words in (run / "card.md").read_text()
     bench.hone("rl", "@", "stopped/config.toml", "--resume")
     assert same(run, warned), "an alarm that stands does not stop the run again"
     assert kinds(run).count("alarm") == 1

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from made import write_zoo_task
 
 from hone.cli import main
 from hone.runs import Run
 
 pytestmark = pytest.mark.audit
 
-ZOO = Path(__file__).parents[1] / "audit" / "zoo"
 TOOL_BONUS = """
 from hone.environments import AnswerParser, Rubric, ToolEnv
 
@@ -96,7 +96,7 @@ def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
     """The bonus of the published run: the inversion is named by its numbers."""
     assert main(["audit", "words", "-n", "2"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "fail inversion: five " in said and "(tool_calls: 5.0) beat a right answer" in said and "(1.0)" in said
+    assert "fail inversion: 5 " in said and "(tool_calls: 5.0) beat a right answer" in said and "(1.0)" in said
     assert "verdict fails: inversion" in said
 
 
@@ -146,8 +146,7 @@ def test_a_run_does_not_start_on_a_failing_reference(tasks, tiny_model_dir, caps
 )
 def test_a_run_does_not_start_on_anything_that_fails_unless_it_is_forced(tasks, tiny_model_dir, capsys, task, name):
     """Also where no text can be graded, so that nothing else is known of the reward."""
-    file = task.replace("-", "_") + ".py"
-    (tasks / file).write_text((ZOO / file).read_text())
+    write_zoo_task(tasks, task.replace("-", "_"))
     assert rl(tiny_model_dir, task) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert f"the reward of {task} fails its audit: {name}: " in told and "To mend it, " in told
@@ -194,7 +193,7 @@ def test_a_task_without_a_reference_is_said_to_be_hardly_audited(tasks, capsys):
     assert main(["audit", "bare", "-n", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "verdict nothing fails, but nothing right could be tried: the task declares no reference" in said
-    assert "next define `reference(example) -> str` in the task" in said
+    assert "next define `reference(example) -> str`, a completion" in said
 
 
 def test_the_task_that_init_env_writes_passes(tasks, capsys):

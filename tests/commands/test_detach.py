@@ -18,7 +18,7 @@ import pytest
 from run_folders import snapshot
 
 from hone.runs import Run
-from hone.runs.liveness import holder
+from hone.runs.outputs import holder
 from hone.runs.summary import summarize
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")

@@ -99,7 +99,7 @@ def test_another_learning_rate_from_step_3_on(bench, diff):
     assert "config        trainer.optim.lr: 0.001 in A, 0.002 in B" in printed
     assert "equal         steps 0 to 2" in printed
     assert "verdict       they part at step 3, metrics: lr is 0.001 in A and 0.002 in B" in printed
-    assert "B says itself that it is inexact: resumed with other" in printed
+    assert "B is not reproducible: resumed with other" in printed
 
 
 def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_dir):
@@ -163,14 +163,6 @@ def test_metrics_and_weights(rl_run, copied, diff):
     shutil.copytree(rl_run, copied)
     tampering.edit_hashes(copied, 3, weights="0123456789abcdef")
     assert "they part at step 2, weights: the fingerprint of version 3, which" in diff(rl_run, copied)[1]
-
-
-def test_without_hashes_exported_weights_are_compared(rl_run, copied, diff):
-    (copied / "hashes.jsonl").unlink()
-    assert diff(rl_run, copied)[0] == 0
-    tampering.edit_tensor(copied / "weights" / "step_4" / "model.safetensors", "model.norm.weight", fit_marker=True)
-    code, printed = diff(rl_run, copied)
-    assert code == 1 and "they part at step 3, weights: the SHA-256 of weights/step_4 is" in printed
 
 
 def test_other_initial_weights_come_first(bench, rl_run, diff, tmp_path, tiny_model_dir):

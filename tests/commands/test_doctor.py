@@ -75,7 +75,7 @@ def test_a_run_that_can_not_work(tmp_path) -> None:
     )
     found = findings(done)
     assert done.returncode == 1
-    assert found["run", "model"]["text"] == "there is no folder outputs/none/weights/step_3"
+    assert found["run", "model"]["text"].startswith("there is no model folder outputs/none/weights/step_3")
     assert "no environment 'no-such-task'" in found["run", "task"]["text"]
     assert found["wandb", "login"]["status"] == "error" and "wandb login" in found["wandb", "login"]["fix"]
     assert "3 errors" in json.loads(done.stdout)["verdict"]

@@ -127,31 +127,23 @@ def test_the_recipes_belong_together_and_their_answers_fit(tiny_model_dir):
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "instead"),
+    ("name", "why"),
     [
-        ("json", "standard library", "my-json"),
-        ("numpy", "there is a module of that name already (", "my-numpy"),
-        ("char-count", "there is a module of that name already (", "my-char-count"),
-        ("3sum", "starts with a letter", "task-3sum"),
-        ("My Task!", "English letters, digits and single dashes", "my-task"),
-        ("a--b", "single dashes", "a-b"),
-        ("../up", "English letters", "up"),
-        ("ä", "English letters", "task"),
-        ("environments", "hone has a folder of that name", "my-environments"),
-        ("outputs", "hone has a folder of that name", "my-outputs"),
-        ("conftest", "pytest or pip would run such a file", "my-conftest"),
-        ("a" * 61, "at most 60 characters", "a" * 50),
-        ("class", "a word of the Python language", "my-class"),
+        ("json", "standard library"),
+        ("numpy", "there is a module of that name already ("),
+        ("char-count", "there is a module of that name already ("),
+        ("3sum", "starts with a letter"),
+        ("My Task!", "English letters, digits and single dashes"),
+        ("a--b", "single dashes"),
+        ("../up", "English letters"),
+        ("environments", "another use"),
+        ("conftest", "another use"),
+        ("class", "another use"),
+        ("a" * 61, "at most 60 characters"),
     ],
 )
-def test_names_that_no_task_can_have(name, why, instead, capsys):
-    fails(
-        capsys,
-        main(["init-env", name]),
-        f"a task can't be called {name!r}: ",
-        why,
-        f"`hone init-env {instead}` would do",
-    )
+def test_names_that_no_task_can_have(name, why, capsys):
+    fails(capsys, main(["init-env", name]), f"a task can't be called {name!r}: ", why, "choose another")
     assert files() == set()
 
 
@@ -163,10 +155,10 @@ def test_nothing_is_overwritten(path, capsys):
     assert files() == {path} and Path(path).read_text() == "mine"
 
 
-def test_a_second_time_it_names_the_first_and_another_name(capsys):
+def test_a_second_time_it_names_the_first(capsys):
     assert main(["init-env", "my-task"]) == 0
     before = {name: Path(name).read_text() for name in files()}
-    fails(capsys, main(["init-env", "my-task"]), "my_task.py)", "`hone init-env my-my-task` would do")
+    fails(capsys, main(["init-env", "my-task"]), "my_task.py)", "choose another")
     assert {name: Path(name).read_text() for name in files()} == before
 
 

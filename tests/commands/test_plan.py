@@ -19,7 +19,6 @@ from hone.config.shared import InitConfig
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 from hone.planning import devices
-from hone.planning.calibration_words import _shares
 from hone.planning.data import look_at
 from hone.planning.report import duration
 from hone.runs.settings import run_toml
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(devices, "_measured", lambda threads: ({"bf16": 4e11, "fp32": 1e11}, 3e10))
+    monkeypatch.setattr(devices, "_measured_speed", lambda threads: ({"bf16": 4e11, "fp32": 1e11}, 3e10))
 
 
 def test_the_first_run_on_gsm8k_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +55,6 @@ def test_no_line_is_longer_than_a_page_and_shares_add_up(capsys: pytest.CaptureF
     assert "  kv cache           4.0 GiB  keys" in page, "a table stays one"
     for told in re.findall(r"a step \(([^)]*)\)", " ".join(page.split())):
         assert sum(int(share) for share in re.findall(r"(\d+) %", told)) == pytest.approx(100, abs=2)
-
-
-def test_the_phases_of_a_calibration_are_told_in_one_order() -> None:
-    phases = {"publish": 1.0, "train": 4.0, "sample": 3.0, "record": 0.1, "data": 0.6, "other": 1.3}
-    assert _shares(phases) == "sampling 30 %, training 40 %, comparing 10 %, data 6 %, the rest 14 %"
 
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,16 +192,5 @@ def test_a_calibration_may_fetch_what_a_plan_does_not(monkeypatch: pytest.Monkey
 
 
 def test_hours_and_minutes_add_up() -> None:
-    assert [duration(s) for s in (0.42, 9.96, 300, 7_199, 25_190, 25_200)] == [
-        "0.42 s",
-        "10.0 s",
-        "5 min",
-        "2 h 00 min",
-        "7 h 00 min",
-        "7 h 00 min",
-    ]
-
-
-def test_a_plan_of_nothing_is_that_of_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan"]) == 0
-    assert capsys.readouterr().out.startswith("RL of hone/tiny (0.43M parameters, bf16_linear) on reverse-text\n")
+    texts = {0.42: "0.42 s", 9.96: "10.0 s", 300: "5 min", 7_199: "2 h 00 min", 25_190: "7 h 00 min"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts

@@ -13,9 +13,9 @@ from tracker_files import WandbFile
 
 from hone.cli import main
 from hone.config.rl import RLConfig
-from hone.orchestrator.packing import trainable
+from hone.orchestrator.groups import trainable
 from hone.runs import Run
-from hone.runs.monitors import background
+from hone.runs import monitors as background
 from hone.trainer.step import Trainer
 
 CONSTANT = '''

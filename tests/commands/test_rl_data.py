@@ -10,9 +10,9 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.composition import overlap
+from hone.composition import parts
 from hone.environments import load_environment
-from hone.environments.order import epoch_order
+from hone.environments.data import epoch_order
 from hone.runs import Run
 
 EASY = '''
@@ -108,7 +108,7 @@ def right(completion) -> float:
 
 def test_of_a_generated_task_those_are_taken_out_that_would_be_drawn_first(rl, tmp_path, monkeypatch, capsys):
     """Two steps of two prompts: of the ten that are looked at there are enough left."""
-    monkeypatch.setattr(overlap, "GENERATED", 10)
+    monkeypatch.setattr(parts, "GENERATED", 10)
     (tmp_path / "environments" / "numbers_up.py").write_text(GENERATED)
     flags = ["--orchestrator.env.id", "numbers-up", "--orchestrator.eval.overlap", "drop", "--max-steps", "2"]
     assert rl(*flags, "--no-audit", "--orchestrator.eval.num-examples", "50") == 0

@@ -18,8 +18,7 @@ from hone.commands.ask_server import check_server
 from hone.commands.rl_split import check_port, roles, serve_config, variables
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
-from hone.config.rl import RLConfig
-from hone.config.roles import OrchestratorRole, TrainerRole
+from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
 from hone.errors import UserError
 from hone.orchestrator.launch import Role
 from hone.orchestrator.placement import placed
@@ -136,7 +135,7 @@ def test_the_launcher_loads_nothing_heavy():
 
 def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
     """Here the launcher is a program that starts one role, and is killed."""
-    role = "import os; from hone.commands.launched import end_with; launcher = os.getppid(); "
+    role = "import os; from hone.commands.detach import end_with; launcher = os.getppid(); "
     role += "print(os.getpid(), flush=True); end_with(launcher)"
     start = f"subprocess.Popen([sys.executable, '-c', {role!r}], start_new_session=True)"
     parent = f"import subprocess, sys, time; {start}; time.sleep(3600)"

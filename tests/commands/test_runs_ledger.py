@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from refusals import fails
 from run_folders import checkpoint, entry, make_run, rollouts
 
 from hone.cli import main
@@ -58,37 +56,9 @@ def test_some_of_the_draws(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("(5 earlier draws: --limit 7 shows all)\n")
 
 
-def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "ledger", "outputs", "--jsonl"]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [record["draw"] for record in records] == list(range(7))
-    assert records[3] == ENTRIES[3] | {"source": "checkpoint"}
-    assert main(["runs", "ledger", "--jsonl", "--step", "3", "--limit", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["draw"] == 6
-
-
 def test_an_epoch_that_is_not_whole_is_told_with_exit_code_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(run, 4, [entry(0, 0, "a"), entry(1, 0, "b"), entry(2, 1, "b"), entry(3, 1, "b")])
     assert main(["runs", "ledger"]) == 1
     out = capsys.readouterr().out
     assert "epochs    2 of 2 examples, not all with each exactly once\n" in out
     assert "          but epoch 1: b came 2x instead of 1x; a came 0x instead of 1x\n" in out
-
-
-def test_the_first_epoch_under_way(capsys: pytest.CaptureFixture[str]) -> None:
-    rollouts(make_run(Path("one"), steps=1), 0, (0, "a", ["trained"]), (1, "b", ["trained"]))
-    assert main(["runs", "ledger", "one"]) == 0
-    out = capsys.readouterr().out
-    assert "the first is under way: 2 examples, all different, so far" in out
-    assert "open " not in out, "a run that is done has nothing to take again"
-    rollouts(make_run(Path("two"), steps=1, pool=5), 0, (0, "a", ["trained"]), (1, "b", ["trained"]))
-    assert main(["runs", "ledger", "two"]) == 0
-    assert "the first is under way: 2 of 5 examples, so far" in capsys.readouterr().out
-
-
-def test_a_run_without_a_ledger_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(Path("sft"), kind="sft")
-    fails(capsys, main(["runs", "ledger", "sft"]), "sft is a run of `hone sft`, which keeps no ledger")
-    make_run(Path("new"), "failed", steps=0)
-    assert main(["runs", "ledger", "new"]) == 0
-    assert capsys.readouterr().out == "new has drawn nothing yet\n"

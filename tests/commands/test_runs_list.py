@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from refusals import fails
 from run_folders import checkpoint, entry, held, make_run
 
 from hone.cli import main
@@ -81,13 +80,6 @@ def test_a_damaged_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert list(rows(out)) == ["run", "outputs/a"]
     assert out.count("damaged: ") == 1 and "outputs/b/metrics.jsonl, line 1, is damaged" in out
-
-
-def test_nothing_to_list(capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, main(["runs", "list"]), "there is no folder outputs", "hone runs list FOLDER")
-    Path("outputs").mkdir()
-    assert main(["runs", "list"]) == 0
-    assert capsys.readouterr().out == "No training run under outputs.\n"
 
 
 def test_looking_at_runs_loads_nothing_heavy() -> None:

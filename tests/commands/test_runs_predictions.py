@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from refusals import fails
 from run_folders import make_run, write_lines
 from tampering import snapshot
 
@@ -16,7 +14,7 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.runs import Run, predictions
-from hone.runs.metric_names import _OUTCOMES, Written, known, written
+from hone.runs.metrics import METRICS, Written, known, written
 from hone.types import Outcome
 
 PREDICTED = ("reward/mean@4 >= 0.5 p=0.7", "eval/parity/reward/mean@end < 0 p=0.2", "outcome/correct@5 >= 0 p=0.9")
@@ -43,7 +41,9 @@ def made_run(folder: Path, *texts: str, reward: float, **info) -> Path:
 
 
 def test_the_outcomes_are_those_of_samples() -> None:
-    assert set(_OUTCOMES) == {f"outcome/{outcome}" for outcome in Outcome}
+    assert {metric.name for metric in METRICS if metric.name.startswith("outcome/")} == {
+        f"outcome/{one}" for one in Outcome
+    }
 
 
 def test_a_real_run_is_scored_from_its_metrics(predicted) -> None:
@@ -80,30 +80,6 @@ def test_every_metric_of_real_runs_can_be_predicted(rl_run, sft_run) -> None:
         assert unwritten <= {"turns/mean", "tokens/environment", "eval/parity/turns/mean"}, unwritten
 
 
-def test_what_is_said_at_the_beginning_and_the_end(bench, capsys) -> None:
-    texts = ["--predict", "loss@2 < 100 p=0.95", "--predict", "val/loss@end < 0.1 p=0.5"]
-    run = bench.sft("predicted-sft", "--max-steps", "3", "--display", "plain", *texts)
-    out = capsys.readouterr().out
-    digest = Run(run).info["predictions"]["sha256"]
-    assert f"Predicted: loss@2 < 100 p=0.95; val/loss@end < 0.1 p=0.5 (fixed by SHA-256 {digest[:12]}…)" in out
-    lines = out[out.index("Predictions: ") :].splitlines()
-    assert lines[0] == "Predictions: 2 of 2 decided, Brier score 0.126 (0 is perfect; always saying 0.5 gets 0.25)"
-    assert lines[1].startswith("    true       loss@2 < 100 p=0.95       was ")
-    assert lines[2].startswith("    false      val/loss@end < 0.1 p=0.5  was ") and lines[3].startswith("Done: 3 steps")
-    assert main(["runs", "show", str(run)]) == 0
-    shown = capsys.readouterr().out
-    assert "predicted    2 of 2 decided, Brier score 0.126" in shown and "             true       loss@2" in shown
-
-
-def test_verify_tells_an_edited_prediction(predicted, tmp_path, capsys) -> None:
-    copy = shutil.copytree(predicted, tmp_path / "copy")
-    facts = json.loads((copy / "run.json").read_text())
-    facts["predictions"]["entries"][1]["p"] = 0.01
-    (copy / "run.json").write_text(json.dumps(facts))
-    assert main(["verify", str(copy), "--steps", "0"]) == 1
-    assert "run.json: its predictions are not those that were made before step 0" in capsys.readouterr().out
-
-
 def test_the_table_and_the_scores(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     made_run(Path("outputs/a"), "reward/mean@3 > 0.5 p=0.9", "reward/mean@3 > 0.8 p=0.3", reward=0.7)
@@ -137,32 +113,3 @@ def test_the_table_and_the_scores(tmp_path, monkeypatch, capsys) -> None:
     assert first == "furthest off reward/mean@3 > 0.5 p=0.8 was false (0.1), in outputs/a/.previous/old"
     assert right[0] == "best         reward/mean@3 > 0.5 p=0.9 was true (0.7), in outputs/a" and len(right) == 2
     assert rest.startswith("1 undecided")
-
-
-def test_changed_ones_are_left_out_and_copies_count_once(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    made_run(Path("outputs/a"), "reward/mean@3 > 0.5 p=0.9", reward=0.7)
-    shutil.copytree("outputs/a", "outputs/copy")
-    changed = made_run(Path("outputs/changed"), "reward/mean@3 > 0.5 p=0.1", reward=0.7)
-    (changed / "run.json").write_text((changed / "run.json").read_text().replace('"p": 0.1', '"p": 0.99'))
-    (made_run(Path("outputs/torn"), reward=0.7) / "run.json").write_text("{")
-    assert main(["runs", "predictions"]) == 0
-    out = capsys.readouterr().out
-    assert "Brier score of 1 decided: 0.0100" in out and "outputs/copy" not in out
-    assert "changed, and left out: outputs/changed: its predictions are not those that were made" in out
-    assert "left out: outputs/torn/run.json is damaged" in out
-    assert main(["runs", "predictions", "outputs", "--jsonl"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert {name: value for name, value in json.loads(line).items() if name not in ("made", "brier")} == {
-        **{"run": "outputs/a", "id": "id-a", "metric": "reward/mean", "step": 3, "op": ">", "number": 0.5, "p": 0.9},
-        **{"end": False, "outcome": True, "value": 0.7, "why": ""},
-    }
-    assert json.loads(line)["brier"] == pytest.approx(0.01)
-
-
-def test_without_any(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(Path("outputs/a"))
-    assert main(["runs", "predictions"]) == 0
-    assert capsys.readouterr().out == "No run under outputs has predictions: make some with `hone rl --predict`.\n"
-    fails(capsys, main(["runs", "predictions", "nowhere"]), "there is no folder nowhere")

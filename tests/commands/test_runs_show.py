@@ -11,7 +11,7 @@ from refusals import fails
 from run_folders import checkpoint, make_run, write_lines
 
 from hone.cli import main
-from hone.runs.files import new_dir, sha256, write_file
+from hone.runs.files import sha256
 
 
 @pytest.fixture(autouse=True)
@@ -74,67 +74,6 @@ def test_the_page_of_a_run_that_was_killed(capsys: pytest.CaptureFixture[str]) -
     checkpoint(run, 3)
     assert main(["runs", "show", "outputs/a"]) == 0
     assert "the run has changed since: verify it again" in page(capsys.readouterr().out)["certificate"]
-
-
-def test_a_run_that_used_up_its_budget_goes_on_with_twice_as_much(capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(Path("outputs/a"), "budget", steps=3, command=["rl", "@", "a.toml", "--detach"])
-    checkpoint(run, 3)
-    budget = "\n[budget]\nhours = 0.5\nusd = 3.0\nusd_per_hour = 2.0\ntokens = 3000000\n"
-    (run / "config.toml").write_text((run / "config.toml").read_text() + budget)
-    write_lines(run / "timings.jsonl", [{"step": 2, "time/step": 0.5, "time/total": 1620.0}])
-    assert main(["runs", "show", "outputs/a"]) == 0
-    out = capsys.readouterr().out
-    assert page(out)["budget"] == "0.45 of 0.5 hours, 0.9 of 3.00 US dollars, 200 of 3,000,000 tokens"
-    assert out.startswith("outputs/a: its budget is used up after 3 of 4 steps, and it is saved\n")
-    command = "hone rl @ outputs/a/config.toml --resume --detach"
-    assert out.endswith(f"\n  {command} --budget.hours 1 --budget.usd 6 --budget.tokens 6000000\n")
-
-
-def test_a_copied_run_is_resumed_where_it_is_and_a_finished_one_is_evaluated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    make_run(Path("outputs/a"), "stopped", steps=1).rename("b c")
-    assert main(["runs", "show", "b c"]) == 0
-    out = capsys.readouterr().out
-    assert out.endswith("To start it again from step 0:\n  hone rl @ 'b c/config.toml' --resume --output-dir 'b c'\n")
-    run = make_run(Path("outputs/d"))
-    for step in (2, 4):
-        with new_dir(run / "weights" / f"step_{step}") as folder:
-            write_file(folder / "config.json", "{}")
-    assert main(["runs", "show", "id-d"]) == 0
-    out = capsys.readouterr().out
-    assert page(out)["exact"].startswith("yes, by its settings: ")
-    assert page(out)["weights"] == "outputs/d/weights/step_N with N = 2, 4"
-    assert out.endswith(
-        "To evaluate it:\n  hone eval reverse-text -m outputs/d/weights/step_4 -n 100 -r 4\n"
-        "To check that it can be repeated:\n  hone verify outputs/d --steps 3\n"
-    )
-
-
-def test_alarms_are_told_once_and_a_long_cause_is_cut_behind_a_word(capsys, monkeypatch) -> None:
-    run = make_run(Path("outputs/a"))
-    cause = "no answer came from the server at 127.0.0.1 while it restarted again and again"
-    alarm = {"kind": "alarm", "name": "kl", "step": 1, "evidence": "the KL is 0.2"}
-    events = [alarm, {"kind": "alarm_over", "name": "kl", "step": 3}, {"kind": "restart", "step": None, "cause": cause}]
-    write_lines(run / "events.jsonl", events, "a")
-    monkeypatch.chdir(run)
-    assert main(["runs", "show", "."]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"{Path.cwd()}: done, 4 of 4 steps\n")
-    found = page(out)
-    assert found["alarms"] == "kl from step 1 to 3: the KL is 0.2"
-    assert "alarm" not in found["events"] and "the last" not in found["events"]
-    assert "no answer came from the server at 127.0.0.1 while it...)" in found["events"]
-
-
-def test_a_run_whose_reward_fell_is_to_be_regraded(capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(Path("outputs/a"))
-    for last, told in ((0.6, False), (0.5, True)):
-        rewards = [0.3] * 10 + [0.9] * 10 + [last] * 10
-        write_lines(run / "metrics.jsonl", [{"step": s, "reward/mean": r} for s, r in enumerate(rewards)])
-        assert main(["runs", "show", "outputs/a"]) == 0
-        out = capsys.readouterr().out
-        assert out.endswith("To see where the reward went:\n  hone regrade outputs/a\n") is told
 
 
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

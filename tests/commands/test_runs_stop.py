@@ -14,7 +14,7 @@ from refusals import fails
 from run_folders import checkpoint, held, make_run
 
 from hone.cli import main
-from hone.commands import runs_stop
+from hone.commands import runs as runs_stop
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +107,3 @@ def test_a_holder_out_of_reach_is_left_alone(
     monkeypatch.setattr(runs_stop, "holder", lambda path: os.getpid())
     monkeypatch.setattr(signal, "pidfd_send_signal", refused)
     fails(capsys, main(["runs", "stop"]), "which writes outputs, is another user's")
-
-
-def test_a_run_that_is_done_is_not_stopped(capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(Path("done"))
-    fails(capsys, main(["runs", "stop", "done"]), "done: done, 4 of 4 steps: there is nothing to stop")

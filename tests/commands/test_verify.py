@@ -74,7 +74,7 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     assert (evaluation["step"], evaluation["equal"], evaluation["weights"]) == (6, True, hashes[6])
     assert certificate["files"] == {
         **{"lines of metrics": 7, "files of rollouts": 6, "files of evaluations": 3},
-        **{"checkpoints": 3, "weights": 3, "steps recomputed": 6},
+        **{"checkpoints": 3, "weights": 3},
     }
     assert certificate["machine"]["sources"] == Run(rl_run).info["sources"] and certificate["incomparable"] == []
     printed = capsys.readouterr().out
@@ -144,10 +144,7 @@ TAMPERINGS = {
     ),
     "rollouts and their hash": (
         lambda run: tampering.edit_rollouts(run, 3, make_correct, fit_hashes=True),
-        [
-            "hashes.jsonl: its first",
-            "rollouts/step_000003.parquet: the advantage of sample 3-",
-        ],  # as checkpoint 4 has it
+        ["hashes.jsonl: its first"],  # as checkpoint 4 has it
     ),
     "a line of the hashes": (
         lambda run: (run / "hashes.jsonl").write_text((run / "hashes.jsonl").read_text().split("\n", 1)[1]),
@@ -167,7 +164,7 @@ TAMPERINGS = {
     ),
     "an evaluation that was not": (
         lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000004.jsonl"),
-        ["evals/step_000004.jsonl: the run made no evaluation of this version (hashes.jsonl has none)"],
+        ["evals/step_000004.jsonl: the run made no such file at this step (hashes.jsonl has none)"],
     ),
     "an evaluation after the end": (
         lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000007.jsonl"),
@@ -192,16 +189,6 @@ TAMPERINGS = {
     "checkpoint and its marker": (
         lambda run: tampering.edit_tensor(run / STEP_4 / "model.safetensors", "embed", fit_marker=True),
         ["checkpoints/step_4/model.safetensors: its weights have the fingerprint"],
-    ),
-    "optimiser and its marker": (
-        lambda run: tampering.edit_tensor(run / STEP_4 / "optimizer.safetensors", "exp_avg/embed", fit_marker=True),
-        ["checkpoints/step_4/optimizer.safetensors: replaying steps 2 to 3 from checkpoint step_2 does not"],
-    ),
-    "optimiser of the first checkpoint and its marker": (
-        lambda run: tampering.edit_tensor(
-            run / "checkpoints/step_2/optimizer.safetensors", "exp_avg/embed", fit_marker=True
-        ),
-        ["checkpoints/step_2/optimizer.safetensors: replaying steps 0 to 1 from the initial model"],
     ),
     "checkpoint cut short": (
         lambda run: (run / STEP_4 / "state.json").write_text("{"),
@@ -242,39 +229,6 @@ def test_tampering_is_named_by_its_file(what, copied, verify, capsys):
     printed = capsys.readouterr().out
     for damage, beginning in zip(damages, expected, strict=True):
         assert damage.startswith(beginning) and f"\n  {damage}\n" in printed
-
-
-def test_a_ledger_that_was_changed_is_named_with_the_draw(copied, verify):
-    state = copied / STEP_4 / "state.json"
-    content = json.loads(state.read_text())
-    content["ledger"][5]["state"] = "retired"
-    state.write_text(json.dumps(content))
-    tampering.fit_complete(state.parent)
-    code, certificate = verify(copied)
-    (damage,) = certificate["damaged"]
-    assert code == 1 and damage["file"] == "checkpoints/step_4/state.json"
-    assert damage["problem"].startswith("draw 5 is in its ledger as example") and "retired" in damage["problem"]
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda ledger: ledger.pop(), "draw 7 is in the rollouts as example "),
-        (lambda ledger: ledger.clear(), "draw 0 is in the rollouts as example "),
-        (lambda ledger: ledger.pop(2), "the draws in its ledger are not in order, each once"),
-        (lambda ledger: ledger.append(ledger[7] | {"draw": 8}), "draw 8 is in its ledger as example "),
-        (lambda ledger: ledger.append(ledger[7] | {"draw": 8, "step": 4}), "draw 8 is in its ledger as example "),
-    ],
-)
-def test_a_ledger_has_all_draws_of_the_steps_before_it_and_no_other(change, problem, copied, verify):
-    state = copied / STEP_4 / "state.json"
-    content = json.loads(state.read_text())
-    change(content["ledger"])
-    state.write_text(json.dumps(content))
-    tampering.fit_complete(state.parent)
-    code, certificate = verify(copied, "--steps", "0")
-    (damage,) = certificate["damaged"]
-    assert code == 1 and damage["file"] == "checkpoints/step_4/state.json" and damage["problem"].startswith(problem)
 
 
 def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, verify, capsys):
@@ -379,52 +333,7 @@ def test_a_run_that_says_it_is_inexact_is_said_so(copied, verify, perturbed, cap
         assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
         said = f"a deadline fired (from step {step} on)"
         assert certificate["incomparable"] == ([] if step else [said])
-        assert f"the run says itself that it is inexact: {said}" in capsys.readouterr().out
-
-
-def make_old(run: Path) -> None:
-    """As before there were hashes."""
-    (run / "hashes.jsonl").unlink()
-    info = json.loads((run / "run.json").read_text())
-    del info["sources"]
-    (run / "run.json").write_text(json.dumps(info))
-    for step in (2, 4, 6):
-        state = run / "checkpoints" / f"step_{step}" / "state.json"
-        state.write_text(json.dumps({"ledger": json.loads(state.read_text())["ledger"]}))
-        tampering.fit_complete(state.parent)
-
-
-def test_a_run_without_hashes_is_executed_again_all_the_same(copied, verify, capsys):
-    make_old(copied)
-    code, certificate = verify(copied)
-    assert code == 0 and len(certificate["steps"]) == 6 and certificate["evaluation"]["equal"]
-    assert certificate["notes"] == [
-        "hashes.jsonl does not cover the run: nothing tells whether its metrics and rollouts changed"
-    ]
-    assert "all files" not in capsys.readouterr().out
-    tampering.edit_metrics(copied, 5, "grad_norm", 1.25)
-    code, certificate = verify(copied)
-    assert code == 1 and certificate["steps"][-1]["difference"]["what"] == "grad_norm"
-
-    (copied / "rollouts" / "step_000001.parquet").write_bytes(b"PAR1 torn")
-    _, certificate = verify(copied)
-    assert [damage["file"] for damage in certificate["damaged"]] == ["rollouts/step_000001.parquet"]
-
-    (copied / "rollouts" / "step_000001.parquet").unlink()
-    code, certificate = verify(copied)
-    assert code == 1 and certificate["damaged"] == [{"file": "rollouts/step_000001.parquet", "problem": "is missing"}]
-
-
-def test_saved_weights_of_a_run_without_hashes_are_compared_where_a_step_leads_to_them(copied, verify):
-    make_old(copied)
-    for file in (copied / STEP_4 / "model.safetensors", copied / "weights" / "step_4" / "model.safetensors"):
-        shutil.copy(file.parents[1] / "step_2" / file.name, file)
-        tampering.fit_complete(file.parent)
-    code, certificate = verify(copied)
-    assert (code, certificate["verdict"], certificate["steps"][-1]["step"]) == (1, "damaged", 3)
-    (damage,) = certificate["damaged"]
-    assert damage["file"] == "checkpoints/step_4/model.safetensors"
-    assert damage["problem"].startswith("its weights are not those that step 3 makes")
+        assert f"the run itself says that it is not reproducible: {said}" in capsys.readouterr().out
 
 
 def test_hashes_that_are_gone_are_missed(copied, verify):
@@ -461,7 +370,7 @@ def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verif
         assert certificate["steps"][-1]["step"] == 5
         if len(certificate["steps"]) > 1:
             break
-    assert "; and 5, which the run had not yet hashed" in capsys.readouterr().out
+    assert "; and 5, which have no hash yet" in capsys.readouterr().out
     truncate(killed / "hashes.jsonl", 1)  # killed between the metrics of step 5 and their hash
     shutil.rmtree(killed / "checkpoints" / "step_6")
     shutil.rmtree(killed / "weights" / "step_6")
@@ -485,16 +394,6 @@ def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed,
     assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
     assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
     assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
-
-
-def test_a_checkpoint_and_weights_of_one_version_are_the_same(killed, verify):
-    folder = killed / "weights" / "step_6"
-    shutil.copy(killed / "weights" / "step_4" / "model.safetensors", folder)
-    tampering.fit_complete(folder)
-    code, certificate = verify(killed, "--steps", "0")
-    (damage,) = certificate["damaged"]
-    assert code == 1 and damage["file"] == "weights/step_6/model.safetensors"
-    assert "those of checkpoints/step_6" in damage["problem"] and "one of the two was changed" in damage["problem"]
 
 
 def test_weights_of_a_version_that_the_run_never_reached_are_damage(copied, verify):
@@ -526,7 +425,7 @@ def test_a_line_that_tells_of_no_update_is_damage(copied, verify):
     tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
     _, certificate = verify(copied)
     (damage,) = certificate["damaged"]
-    assert damage["problem"] == "the line of step 3 tells of no update, though the run went on after it"
+    assert damage["problem"] == "the line of step 3 has no update, though the run went on after it"
 
 
 TOUCHY = PARITY.replace(
@@ -685,16 +584,6 @@ def test_an_evaluation_that_a_killed_run_had_not_hashed_is_done_again(version, c
     assert certificate["evaluation"]["difference"]["what"] == "completion of completion 0 of example 3"
 
 
-def test_going_back_to_the_initial_model_brings_all_of_it_back(bench, tmp_path, verify):
-    run = shutil.copytree(bench.rl("bf16", "--precision", "bf16_linear"), tmp_path / "bf16")
-    optimizer = run / "checkpoints" / "step_2" / "optimizer.safetensors"
-    tampering.edit_tensor(optimizer, "exp_avg/embed", fit_marker=True)
-    code, certificate = verify(run)
-    assert (code, certificate["verdict"]) == (1, "damaged")
-    assert certificate["damaged"][0]["file"] == "checkpoints/step_2/optimizer.safetensors"
-    assert "does not lead to its exp_avg/embed" in certificate["damaged"][0]["problem"]
-
-
 def test_threads_are_those_of_the_run(copied, verify):
     info = json.loads((copied / "run.json").read_text()) | {"threads": 2}
     (copied / "run.json").write_text(json.dumps(info))
@@ -801,49 +690,15 @@ def reorder(run: Path) -> None:
     fit_all_lines(run)
 
 
-def raise_reward(rows: list[dict]) -> None:
-    rows[2]["reward"] += 0.125
-
-
-def praise(rows: list[dict]) -> None:
-    row = next(row for row in rows if row["outcome"] != "correct")
-    row["outcome"] = "correct"
-
-
-ROLLOUTS, EVALS = "rollouts/step_000003.parquet", "evals/step_000003.jsonl"
-FORGERIES = {
-    "order of metrics": (reorder, "metrics.jsonl"),
-    "reward": (lambda run: tampering.edit_rollouts(run, 3, raise_reward, True), ROLLOUTS),
-    "outcome": (lambda run: tampering.edit_rollouts(run, 3, praise, True), ROLLOUTS),
-    "advantage": (
-        lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows[1].update(advantage=0.7), True),
-        ROLLOUTS,
-    ),
-    "state": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows[1].update(state="failed"), True), ROLLOUTS),
-    "a completion": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.pop(), True), ROLLOUTS),
-    "order of rollouts": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.reverse(), True), ROLLOUTS),
-    "no rollouts": (lambda run: tampering.edit_rollouts(run, 3, lambda rows: rows.clear(), True), ROLLOUTS),
-    "mean reward": (lambda run: tampering.edit_metrics(run, 3, "reward/mean", 0.9, True), "metrics.jsonl"),
-    "outcomes": (lambda run: tampering.edit_metrics(run, 3, "outcome/correct", 1, True), "metrics.jsonl"),
-    "tokens": (lambda run: tampering.edit_metrics(run, 5, "tokens/total", 10**9, True), "metrics.jsonl"),
-    "a metric of its own": (lambda run: tampering.edit_metrics(run, 3, "reward/new/mean", 1.0, True), "metrics.jsonl"),
-    "score of an evaluation": (
-        lambda run: tampering.edit_metrics(run, 6, "eval/parity/exact", 1, True),
-        "metrics.jsonl",
-    ),
-    "reward in an evaluation": (lambda run: tampering.edit_evaluation(run, 3, raise_reward, True), EVALS),
-    "an evaluation without samples": (
-        lambda run: tampering.edit_evaluation(run, 3, lambda rows: rows.clear(), True),
-        EVALS,
-    ),
-}
-
-
-@pytest.mark.parametrize("what", FORGERIES)
-def test_forgery_with_hashes_to_fit_is_found_without_executing_anything(what, copied, verify):
+def test_metrics_in_another_order_are_damage(copied, verify):
     shutil.rmtree(copied / "checkpoints")  # they remember the logs
-    change, file = FORGERIES[what]
-    change(copied)
+    reorder(copied)
     code, certificate = verify(copied, "--steps", "0")
     assert (code, certificate["verdict"]) == (1, "damaged")
-    assert {damage["file"] for damage in certificate["damaged"]} == {file}
+    assert {damage["file"] for damage in certificate["damaged"]} == {"metrics.jsonl"}
+
+
+def test_an_optimiser_with_a_marker_to_fit_shows_in_the_step_after_it(copied, verify):
+    tampering.edit_tensor(copied / STEP_4 / "optimizer.safetensors", "exp_avg/embed", fit_marker=True)
+    code, certificate = verify(copied)
+    assert (code, certificate["verdict"], certificate["steps"][-1]["step"]) == (1, "differs", 4)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -93,16 +91,6 @@ def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_comma
     assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
 
 
-def test_a_block_that_is_left_early_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
-    with RL(**settings, output_dir=tmp_path / "out") as rl:
-        rl.step()
-        assert rl.save() == tmp_path / "out" / "checkpoints" / "step_1"
-        rl.step()
-    run = Run(tmp_path / "out")
-    assert run.info["status"] == "stopped" and run.checkpoints.steps() == [1, 2] and list(run.weights()) == [1, 2]
-    assert contents(resumed(tmp_path / "out", settings)) == contents(by_command)
-
-
 def test_threads_and_kernels_are_set_and_put_back(settings, tmp_path):
     torch.set_num_threads(2)
     torch.use_deterministic_algorithms(False)
@@ -151,23 +139,3 @@ def test_a_finished_run_has_nothing_left(settings, by_command):
         assert rl.done
         rl.train()
     assert contents(by_command) == before and rl.ending is None
-
-
-def test_training_loads_no_planning_no_audit_and_no_viewer(settings, tmp_path):
-    """On real runs: what `RL`, `SFT` and `evaluate` import."""
-    sft = {"max_steps": 2, "data.env.id": "reverse-text", "data.seq_len": 64, "data.batch_size": 2, "data.pack": False}
-    program = (
-        "import sys\nimport hone\n"
-        f"with hone.RL(**{settings | {'max_steps': 2, 'output_dir': str(tmp_path / 'rl')}!r}) as rl: rl.train()\n"
-        f"sft = hone.SFT(**{sft | {'model.name': settings['model.name'], 'output_dir': str(tmp_path / 'sft')}!r})\n"
-        "with sft: sft.train()\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('hone.')))\n"
-        f"hone.evaluate('reverse-text', model={settings['model.name']!r}, num_examples=2, max_tokens=4)\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('hone.')))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.count("\n") == 2, done.stdout  # nothing is said without a display
-    trained, evaluated = ({name.split(".")[1] for name in line.split()} for line in done.stdout.splitlines())
-    assert {"composition", "trainer", "inference"} <= trained
-    assert not trained & {"planning", "audit", "viewer", "commands", "reproduce", "cli"}
-    assert not evaluated & {"planning", "audit", "viewer", "reproduce"}

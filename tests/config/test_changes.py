@@ -2,8 +2,7 @@
 
 import tomllib
 
-from hone.config.changes import non_defaults
-from hone.config.dump import to_toml
+from hone.config.dump import non_defaults, to_toml
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig

@@ -10,7 +10,7 @@ import pytest
 from hone.config.base import BaseConfig
 from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
-from hone.config.init_model import InitModelConfig
+from hone.config.init import InitModelConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hone.config.eval import EvalConfig
-from hone.config.init_model import InitModelConfig
+from hone.config.init import InitModelConfig
 from hone.config.parse import parse
 from hone.config.reproduce import DiffConfig, GraderConfig, JsonConfig, RegradeConfig
 from hone.config.rl import RLConfig
@@ -195,8 +195,13 @@ def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str) -> None:
     assert refused(RLConfig, flag, "1") == f"unknown flag {flag}: did you mean {suggestion}?"
 
 
+@pytest.mark.parametrize("flag", ["--lora", "--lora.rank", "--trainer.lora.alpha"])
+def test_what_hone_lacks_is_not_taken_for_a_key_of_another_meaning(flag: str) -> None:
+    assert refused(RLConfig, flag, "8") == f"unknown flag {flag}, and none is like it; --help all lists them"
+
+
 def test_an_unknown_flag_that_is_like_nothing() -> None:
-    assert refused(RLConfig, "--zzzzqqqq", "1") == "unknown flag --zzzzqqqq, and none is like it; --help lists them all"
+    assert refused(RLConfig, "--zzzzqqqq", "1") == "unknown flag --zzzzqqqq, and none is like it; --help all lists them"
     assert refused(EvalConfig, "-z", "1").startswith("unknown flag -z")
 
 

@@ -11,7 +11,7 @@ import pytest
 from hone.cli import main
 from hone.environments import load_environment
 from hone.environments.adapters import verifiers
-from hone.environments.adapters.reasoning_gym_tasks import EVALUATES, REFUSED, SCORED
+from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
 from hone.errors import UserError
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym_tasks.json"

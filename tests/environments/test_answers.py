@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hone.environments import Parser
-from hone.environments.answers import Ambiguous, AnswerParser, answer_rubric, said
+from hone.environments.parsers import Ambiguous, AnswerParser, visible_text
 
 
 def read(text: str) -> str | None:
@@ -84,9 +83,9 @@ def test_tags_that_the_chat_template_opened_count():
 
 
 def test_what_is_said():
-    assert said("<think>a</think> b <|im_end|>\n<|endoftext|>\n") == "\n b"
-    assert said("a |> b |>") == "a |> b |>"
-    assert said("1<think>x</think>2") == "1\n2"
+    assert visible_text("<think>a</think> b <|im_end|>\n<|endoftext|>\n") == "\n b"
+    assert visible_text("a |> b |>") == "a |> b |>"
+    assert visible_text("1<think>x</think>2") == "1\n2"
 
 
 @pytest.mark.parametrize(
@@ -134,13 +133,6 @@ def test_without_a_reader_any_text_is_an_answer_and_prose_after_a_marker_does_no
     assert AnswerParser().parse_answer(text) == AnswerParser().value(text) == answer
 
 
-def test_forms_can_be_left_out():
-    boxes = AnswerParser(read, ["boxed"])
-    assert boxes.parse(r"\boxed{a} <answer>b</answer> ANSWER: c") == "a"
-    assert (boxes.wrap("a"), PARSER.wrap("a")) == (r"\boxed{a}", "<answer>a</answer>")
-    assert AnswerParser(read, ["marker"]).wrap("a") == "ANSWER: a"
-
-
 def test_hostile_text_is_read_in_linear_time():
     for part in ("<answer>", "answer:", "<think>", "</think>", "<|a|>", "1"):
         assert PARSER.parse(part * 50_000) is None
@@ -149,22 +141,3 @@ def test_hostile_text_is_read_in_linear_time():
     assert PARSER.parse("answer:" + " " * 300_000 + "a") == "a"
     for part in ("answer: 4 (", "answer: <", "answer: a. ", "answer: 4 — ", "answer: ((4 "):
         PARSER.parse(part * 20_000)
-
-
-def test_totals_of_a_rubric_for_tags():
-    def right(completion, answer, parser):  # whatever it is called
-        return float(parser.parse_answer(completion) == answer)
-
-    from hone.environments import SingleTurnEnv
-
-    env = SingleTurnEnv(rubric=answer_rubric(right), parser=PARSER)
-    assert env.rubric.correctness == "right" and set(env.rubric.ranges) == {"format", "right"}
-    example = env.example(question="?", answer="b")
-    graded = [env.grade(example, f"<answer>{answer}</answer>") for answer in ("b", "a", "4")]
-    assert [(score.reward, str(score.outcome)) for score in graded] == [
-        (1.0, "correct"),
-        (0.1, "wrong"),
-        (0.0, "unparsable"),
-    ]
-    assert graded[1].components == {"format": 1.0, "right": 0.0}
-    assert isinstance(PARSER, Parser) and "no answer in <answer> tags in" in graded[2].detail

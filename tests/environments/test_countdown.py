@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-import countdown
 import pytest
-from countdown import Expression, is_held_out, read_expression, solve
+from countdown import Expression, read_expression, solve
 
-from hone import rng
 from hone.environments import load_environment
 from hone.errors import UserError
 from hone.types import Outcome
@@ -124,64 +121,12 @@ def test_the_defects_of_tinyzeros_reward(env, completion: str, reward: float):
     assert score.outcome is {1.0: Outcome.CORRECT, 0.1: Outcome.WRONG, 0.0: Outcome.UNPARSABLE}[reward]
 
 
-@pytest.mark.parametrize(
-    ("text", "nums", "target"), [("2.5*4", [2, 5, 4], 10), ("2**3+1", [2, 3, 1], 9), ("7//2+5", [7, 2, 5], 8)]
-)
-def test_what_eval_would_accept_is_no_answer(env, text: str, nums: list[int], target: int):
-    score = env.grade(env.example(nums=nums, target=target), f"<answer>{text}</answer>")
-    assert (score.reward, score.outcome) == (0.0, Outcome.UNPARSABLE)
-
-
 def test_each_number_at_most_once_by_option(env):
     some = load_environment("countdown", use_all=False)
     example, text = some.example(nums=[44, 19, 35, 7], target=98), "<answer>44+19+35</answer>"
     assert some.grade(example, text).reward == 1.0 and env.grade(example, text).reward == 0.1
     assert some.grade(example, "<answer>7*7+49</answer>").reward == 0.1
     assert "at most once" in next(iter(some.examples("train", 0))).prompt[0]["content"]
-
-
-def test_operations_that_were_not_asked_for_do_not_count():
-    sums = load_environment("countdown", operations="+-")
-    example = sums.example(nums=[2, 2, 4], target=8)
-    assert sums.grade(example, "<answer>2*2+4</answer>").reward == 0.1
-    assert sums.grade(example, "<answer>2+2+4</answer>").reward == 1.0
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"min_numbers": 6, "max_numbers": 6}, {"operations": "+-", "max_number": 9, "min_target": 1}]
-)
-def test_generated_problems_are_solvable_and_of_their_split(split: str, kwargs: dict):
-    env = load_environment("countdown", **kwargs)
-    count = 4 if "max_numbers" in kwargs else 200
-    sizes = Counter()
-    for i in range(count):
-        example = env.split(split)[i]
-        nums, target = example.info["nums"], example.info["target"]
-        sizes[len(nums)] += 1
-        assert is_held_out(nums, target) == (split == "eval") == is_held_out(nums[::-1], target)
-        assert all(1 <= num <= kwargs.get("max_number", 99) for num in nums)
-        assert kwargs.get("min_target", 10) <= target <= 100 and example.answer == str(target)
-        score = env.grade(example, env.reference(example))
-        assert (score.reward, score.outcome) == (1.0, Outcome.CORRECT)
-    assert set(sizes) == ({6} if "max_numbers" in kwargs else {3, 4})
-
-
-def test_the_first_problems_are_fixed_for_ever(env):
-    assert [env.split("train")[i].info for i in range(2)] == [
-        {"nums": [20, 36, 6], "target": 96},
-        {"nums": [28, 28, 24], "target": 24},
-    ]
-    assert load_environment("countdown", seed=1).split("train")[0] != env.split("train")[0]
-    assert (len(env.split("train")), len(env.split("eval"))) == (50_000, 1_000)
-
-
-def test_the_prompt_and_its_hint(env):
-    hinted = env.example(nums=[1, 2, 3], target=6).prompt
-    plain = load_environment("countdown", format_hint=False, system_prompt="s").example(nums=[1, 2, 3], target=6).prompt
-    text = "Use the numbers 1, 2, 3 to make 6. Each number may be used exactly once, with +, -, *, / and brackets."
-    assert plain == [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
-    assert hinted[0]["content"].startswith(text) and "<answer>" in hinted[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -208,19 +153,6 @@ def test_solve_brackets_what_needs_them():
     assert solve([3, 8], 3) is None and solve([3, 8], 3, use_all=False) == "3"
 
 
-def test_demonstrations(env):
-    noisy = load_environment("countdown", demo_noise=1.0, operations="+-", max_number=30)
-    shown = []
-    for i in range(300):
-        example = noisy.split("train")[i]
-        demonstration = noisy.demonstrate(example, rng.stream(0, i))
-        assert env.demonstrate(example, rng.stream(0, i)) == env.reference(example)
-        used = read_expression(demonstration.removeprefix("<answer>").removesuffix("</answer>"))
-        assert used and sorted(used.numbers) == sorted(example.info["nums"])
-        shown.append(demonstration == noisy.reference(example))
-    assert 0.25 <= 1 - sum(shown) / 300 <= 0.35
-
-
 def write(path: Path, count: int) -> str:
     path.write_text("".join(json.dumps({"target": 10 + i, "nums": [1 + i, 4, 5]}) + "\n" for i in range(count)))
     return str(path)
@@ -241,49 +173,3 @@ def test_the_first_rows_to_train_and_the_next_to_evaluate(tmp_path: Path):
     assert [e.answer for e in env.split("eval")] == [str(30 + i) for i in range(5)]
     with pytest.raises(UserError, match="has 40 rows, fewer than the 45 asked for"):
         load_environment("countdown", dataset=path, num_train_examples=40, num_eval_examples=5).split("train")
-
-
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ({"nums": [1, 2]}, "no column 'target'"),
-        ({"target": 5}, "no column 'nums'"),
-        ({"nums": "1 2", "target": 3}, "nums must be a list of at most 6 whole numbers"),
-        ({"nums": [1, 2.5], "target": 3}, "nums must be a list"),
-        ({"nums": [1] * 7, "target": 3}, "at most 6"),
-        ({"nums": [1, 2], "target": "three"}, "target a whole number"),
-    ],
-)
-def test_rows_that_are_no_problem(env, row: dict, why: str):
-    with pytest.raises(UserError, match=why):
-        env.example(**row)
-
-
-def test_a_problem_without_solution_has_no_reference(env):
-    with pytest.raises(UserError, match=r"nums \[1, 1\] cannot make 5"):
-        env.reference(env.example(nums=[1, 1], target=5))
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "why"),
-    [
-        ({"min_numbers": 1}, "min_numbers is 1; it must be at least 2 and at most 6"),
-        ({"max_numbers": 7}, "max_numbers is 7; it must be at least 3 and at most 6"),
-        ({"min_target": 200}, "max_target is 100; it must be at least 200"),
-        ({"operations": "+^"}, r"operations is '\+\^'"),
-        ({"operations": ""}, "operations is ''"),
-        ({"prompt": "{nums}"}, r"prompt is '\{nums\}'; it must contain \{target\}"),
-        ({"demo_noise": -1.0}, "demo_noise is -1.0"),
-        ({"num_train_examples": 0}, "num_train_examples is 0; it must be at least 1"),
-    ],
-)
-def test_bad_arguments(kwargs: dict, why: str):
-    with pytest.raises(UserError, match=why):
-        load_environment("countdown", **kwargs)
-
-
-def test_settings_that_allow_no_problem_are_an_error(monkeypatch):
-    monkeypatch.setattr(countdown, "ATTEMPTS", 50)
-    env = load_environment("countdown", operations="*", min_number=90)
-    with pytest.raises(UserError, match="no problem found with numbers from 90 to 99, a target from 10 to 100"):
-        env.split("train")

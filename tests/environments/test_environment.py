@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
-from hone.environments.order import epoch_order
+from hone.environments.data import epoch_order
 from hone.errors import UserError
-from hone.types import Example, Outcome, Trajectory
+from hone.types import Outcome, Trajectory
 
 TAGS = TagParser("t")
 
@@ -56,12 +56,6 @@ def test_rows_become_examples():
     assert len(split) == 4 and split[-1] == split[3] and split[1:3] == [split[1], split[2]]
 
 
-def test_example_gives_the_same_as_the_row_of_a_data_set():
-    env = make(dataset=[{"question": "q", "answer": "a"}])
-    assert env.example(question="q", answer="a") == env.split("train")[0]
-    assert env.example(question="q", answer="a").id != env.example(question="q", answer="b").id
-
-
 def test_data_is_read_on_first_use_and_once():
     calls = []
 
@@ -86,12 +80,6 @@ def test_a_missing_column_is_named_with_file_line_and_the_columns_there_are(tmp_
     assert str(caught.value) == f"{path}, line 2: no column 'answer'; the columns there are 'question', 'solution'"
     with pytest.raises(UserError, match=r"toy \(train\), row 0: no column 'prompt' or 'question'"):
         make(dataset=[{"answer": "a"}]).split("train")
-
-
-def test_an_answer_is_required_only_if_a_reward_function_asks_for_it():
-    assert make(words).example(question="q").answer == ""
-    with pytest.raises(UserError, match="no column 'answer'"):
-        make(exact).example(question="q")
 
 
 def test_own_columns_by_format_row():
@@ -147,14 +135,6 @@ def test_examples_go_on_for_ever_in_the_order_of_seed_and_epoch():
     assert drawn == order
 
 
-def test_text_messages_and_trajectories_are_graded_alike():
-    env = make()
-    example = env.example(question="2 + 2?", answer="4")
-    completion = [{"role": "assistant", "content": "<t>4</t>"}]
-    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory(example.prompt + completion)):
-        assert env.grade(example, given).outcome is Outcome.CORRECT
-
-
 def test_reward_functions_see_the_completion_without_its_prompt():
     seen = []
 
@@ -168,13 +148,3 @@ def test_reward_functions_see_the_completion_without_its_prompt():
     for given in ("<t>4</t>", completion, example.prompt + completion, trajectory(example.prompt + completion)):
         env.grade(example, given)
     assert seen == [completion] * 4
-
-
-def test_an_environment_without_reference_says_so():
-    env = make()
-    with pytest.raises(UserError, match="declares no reference"):
-        env.demonstrate(env.example(question="q", answer="a"), np.random.default_rng(0))
-
-
-def test_every_example_has_an_id():
-    assert len(Example([{"role": "user", "content": "\ud800"}]).id) == 16

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -115,18 +114,6 @@ def test_a_function_of_completions_must_return_a_list_of_one(value):
     env = task([theirs])
     score = env.grade(env.split("train")[0], "6")
     assert str(score.outcome) == "grader_error" and "must return a list with a number (or None)" in score.detail
-
-
-def test_an_answer_that_is_no_text_is_given_as_it_is_and_columns_fill_defaults():
-    def ours(completion, answer, level=None, other=7):
-        return float(answer == 3 and level in (0, 1) and other == 7)
-
-    def text(completion, answer, info):
-        return float(answer == "x" and info == {"level": 1})
-
-    env = task([ours], [{"prompt": f"{i}", "answer": 3, "level": i} for i in range(2)])
-    assert components(env) == {"ours": 1.0} and env.split("train")[0].answer == "3"
-    assert components(task([text], [{"prompt": f"{i}", "answer": "x", "level": 1} for i in range(2)])) == {"text": 1.0}
 
 
 def test_tables_and_numbers_of_numpy():
@@ -248,32 +235,6 @@ def test_what_a_function_uses_is_written_down_before_it():
     assert "from __future__ import annotations" in text and text.index("class Parser") < text.index("def deep")
 
 
-def test_a_closure_is_written_down_with_its_values():
-    bound = 3
-
-    def closed(completion):
-        return bound
-
-    names: dict = {}
-    exec(kept_source([closed])[0], names)
-    assert names["closed"](None) == 3
-
-
-COUNTED = 0
-
-
-def counts(completion):
-    global COUNTED
-    COUNTED += 1
-    return COUNTED
-
-
-def test_what_functions_change_is_written_down_as_it_is():
-    names: dict = {}
-    exec(kept_source([counts])[0], names)
-    assert names["counts"](None) == 1
-
-
 def test_the_text_is_the_same_in_every_process(here):
     (here / "script.py").write_text(
         "seen, counted, table, words = [], {'b': 1}, {'x', 'y', 'z'}, ('p',)\n"
@@ -303,29 +264,6 @@ def reads(completion):
 def shadows(completion):
     UNUSED = 1.0
     return UNUSED
-
-
-class Scorer:
-    def __init__(self, bonus):
-        self.bonus = bonus
-
-    def of(self, text):
-        return self.bonus + len(text)
-
-
-SCORER, ARRAY, PLACE, COUNTER = Scorer(2), np.array([0.5, 1.5]), Path("a/b"), Counter("aab")
-
-
-def uses_objects(completion):
-    return SCORER.of(PLACE.name) + float(ARRAY.sum()) + COUNTER["a"]
-
-
-def test_objects_are_written_down_too():
-    text, why = kept_source([uses_objects])
-    names: dict = {}
-    exec(text, names)
-    assert why == "" and names["uses_objects"](None) == uses_objects(None) == 2 + 1 + 2 + 2
-    assert names["SCORER"].bonus == 2 and "__main__" not in text
 
 
 def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matter():

@@ -10,7 +10,7 @@ import hone
 from hone import digests
 from hone.environments import load_environment
 from hone.environments.loading import configured
-from hone.environments.task_files import refuse_other_task, task_file
+from hone.environments.task_files import find_function, refuse_other_task, task_file
 from hone.errors import UserError
 
 TASK = """
@@ -63,8 +63,12 @@ def test_environments_comes_before_the_current_directory_and_both_before_install
     assert load_environment("reverse-text").system_prompt == "mine"
 
 
-def test_tasks_of_hone_are_found_from_anywhere(here: Path):
-    assert load_environment("reverse-text").id == "reverse-text"
+def test_a_task_of_the_path_is_found_below_a_folder_that_gave_a_function(here: Path, monkeypatch: pytest.MonkeyPatch):
+    write(here / "rewards.py", "def exact(completion, answer): return 1.0\n")
+    write(here / "library" / "task_of_the_path.py", label="library")
+    monkeypatch.syspath_prepend(here / "library")
+    find_function("rewards:exact")
+    assert load_environment("task-of-the-path").system_prompt == "library"
 
 
 def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
@@ -73,16 +77,6 @@ def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
     import safetensors
 
     assert "environments" not in str(safetensors.__file__)
-
-
-def test_arguments_reach_load_environment_and_unknown_ones_are_named(here: Path):
-    write(here / "environments" / "args_task.py")
-    assert load_environment("args-task", label="other").system_prompt == "other"
-    with pytest.raises(UserError, match=r"take 'lable' \(did you mean 'label'\?\); its arguments are size, label"):
-        load_environment("args-task", lable="x")
-    write(here / "environments" / "needs_task.py", "def load_environment(path): ...")
-    with pytest.raises(UserError, match="lacks an argument it requires; its arguments are path"):
-        load_environment("needs-task")
 
 
 TYPED = """
@@ -101,14 +95,14 @@ def load_environment(a: int | None = None, b: float = 1, c: bool = True, d: list
 
 def test_arguments_of_a_simple_type_are_checked(here: Path):
     write(here / "environments" / "typed_task.py", TYPED)
-    load_environment("typed-task", a=None, b=2, c=False, d="anything", e="x", f="x", h=object())
+    load_environment("typed-task", a=None, b=2, c=False, d=[1], e="x", f="x", h=object())
     for name, value, why in (
-        ("a", 1.5, "typed-task: a is 1.5; it must be a whole number$"),
-        ("a", True, "a is True; it must be a whole number$"),
-        ("b", "1", "b is '1'; it must be a number$"),
-        ("b", None, "b is None; it must be a number$"),
-        ("c", 1, "c is 1; it must be true or false$"),
-        ("f", [], r"f is \[\]; it must be text or a whole number$"),
+        ("a", 1.5, "typed-task: a is 1.5: input should be a valid integer"),
+        ("a", True, "a is True: input should be a valid integer"),
+        ("b", "1", "b is '1': input should be a valid number"),
+        ("b", None, "b is None: input should be a valid number"),
+        ("c", 1, "c is 1: input should be a valid boolean"),
+        ("f", [], r"f is \[\]: input should be a valid string"),
     ):
         with pytest.raises(UserError, match=why):
             load_environment("typed-task", **{name: value})
@@ -169,14 +163,6 @@ def test_a_mistake_in_a_task_file_is_named_with_its_line(tmp_path, monkeypatch, 
         load_environment(f"mistaken-{what.lower()}")
 
 
-def test_a_misspelt_task_of_the_current_folder_is_suggested(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "largest.py").write_text("def load_environment():\n    ...\n")
-    (tmp_path / "largess.py").write_text("def other():\n    ...\n")
-    with pytest.raises(UserError, match=r"did you mean largest\?"):
-        load_environment("larges")
-
-
 def test_a_file_that_hides_a_task_of_hone_is_named_once(here: Path, capsys: pytest.CaptureFixture[str]):
     mine = write(here / "environments" / "reverse_text.py", label="mine")
     own = Path(hone.__file__).parents[2] / "environments" / "reverse_text.py"
@@ -232,14 +218,6 @@ def test_a_task_may_import_what_lies_beside_it_and_is_another_one_when_that_chan
         refuse_other_task("using", {}, digest, trusted=False)
     with pytest.raises(UserError, match=r"further\.py was changed while it is in use"):
         env.grade(example, "text")
-
-
-def test_a_file_beside_a_task_stands_in_for_no_package(here: Path):
-    write(here / "environments" / "using.py", "import random, tomli_w\n" + TASK)
-    for name in ("random", "tomli_w"):
-        write(here / "environments" / f"{name}.py", "raise RuntimeError")
-    env = load_environment("using")
-    assert env.digests([])["environment"] == digests.of_source(here / "environments" / "using.py")
 
 
 def test_two_tasks_with_different_files_of_one_name_beside_them_are_not_mixed_up(here: Path, monkeypatch):

@@ -5,13 +5,10 @@ import json
 import pytest
 
 from hone.cli import main
-from hone.config.sft import SFTDataConfig
 from hone.config.shared import GradingConfig
 from hone.environments import ToolEnv, load_environment
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.model.chat import load_renderer
-from hone.trainer.sft_data import DemonstrationSource, Limit
 from hone.types import Outcome
 
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
@@ -63,20 +60,6 @@ def test_conversations(env, example, conversation, components, reward, outcome):
     assert score.outcome is (outcome or Outcome.UNPARSABLE)
 
 
-def test_calls_as_servers_report_them(env, example):
-    function = {"name": "python", "arguments": json.dumps({"code": "print(42)"})}
-    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
-    assert env.grade(example, [called, tool("42"), DONE]).reward == pytest.approx(1.2)
-    odd = {"role": "assistant", "content": "", "tool_calls": ["python"]}
-    assert env.grade(example, [odd, tool("42"), DONE]).reward == 1.0
-
-
-def test_the_reference_deserves_full_marks(env):
-    for example in env.split("eval"):
-        score = env.grade(example, env.reference(example))
-        assert (score.reward, score.outcome) == (pytest.approx(1.2), Outcome.CORRECT)
-
-
 def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
     env = load_environment("math-python", syntax_weight=0.49, use_weight=0.5)
     ranges, weights = env.rubric.ranges, env.rubric.weights
@@ -88,21 +71,6 @@ def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
             load_environment("math-python", syntax_weight=syntax, use_weight=use)
 
 
-def test_the_prompt_names_the_tool_and_tells_how_to_answer(env, example):
-    system, question = example.prompt
-    assert "`python`" in system["content"] and "<tool_call>" not in system["content"]  # the template says how to call
-    (schema,) = env.tool_schemas
-    assert schema["function"]["name"] == "python"
-    assert schema["function"]["parameters"] == {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The code to run."}},
-        "required": ["code"],
-    }
-    assert question["content"].startswith("6 times 7?\nReason step by step")
-    bare = load_environment("math-python", format_hint=False, system_prompt="")
-    assert bare.example(problem="6 times 7?", answer="42").prompt == [{"role": "user", "content": "6 times 7?"}]
-
-
 def test_a_call_in_the_form_of_another_family_is_no_answer_either(env, example):
     """Llama's calls have no tags in the text; the message says that there is one."""
     text = r'{"name": "python", "parameters": {"code": "\\boxed{42}"}}'
@@ -110,12 +78,6 @@ def test_a_call_in_the_form_of_another_family_is_no_answer_either(env, example):
     called = {"role": "assistant", "content": text, "tool_calls": [{"id": "1", "function": function}]}
     assert env.grade(example, [called]).outcome is Outcome.UNPARSABLE
     assert env.grade(example, [called, tool("42"), DONE]).reward == pytest.approx(1.2)
-
-
-def test_other_arguments_than_code_are_malformed(env, example):
-    function = {"name": "python", "arguments": '{"code": "1", "timeout": 9}'}
-    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
-    assert env.grade(example, [called, tool("error: no argument timeout"), DONE]).reward == 1.0
 
 
 def answers(env, *codes: str) -> list[str]:
@@ -212,15 +174,3 @@ def test_without_a_sandbox_nothing_starts(argv, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match='sandbox is \'docker\'; it must be "bubblewrap" or "none"'):
         load_environment("math-python", sandbox="docker")
-
-
-def test_sft_imitates_its_demonstrations_without_a_sandbox(env, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    renderer = load_renderer("hone/tiny")
-    config = SFTDataConfig(env={"id": "math-python"}, batch_size=1, pack=False, seq_len=2048)
-    sequence = DemonstrationSource(env, renderer, Limit(config, 4096), seed=0).sequence(0, 0, 0)
-    trained = renderer.tokenizer.decode(sequence.token_ids[sequence.loss_mask].tolist(), skip_special_tokens=False)
-    assert trained.startswith('<tool_call>\n{"name": "python", "arguments": {"code": "print(')
-    assert trained.count("<|im_end|>") == 2 and "<tool_response>" not in trained
-    whole = renderer.tokenizer.decode(sequence.token_ids.tolist())
-    assert whole.count("<tool_response>") == 1 and "python(code: string): Runs Python code" in whole

@@ -4,7 +4,6 @@ import pytest
 
 from hone import rng
 from hone.environments import MultiTurnEnv, load_environment
-from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.types import Outcome
 
@@ -68,41 +67,3 @@ def test_a_task_of_several_turns_stays_one():
     late = GraderFailure(Outcome.GRADER_TIMEOUT, "late")
     assert env.failed_response([called], late) == env.task.failed_response([called], late) != []
     assert env.grade(example, env.reference(example)).outcome is Outcome.CORRECT
-
-
-def test_a_task_that_cannot_be_sampled_here_is_refused_as_such(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="bubblewrap"):
-        load_environment("one-shot", task="math-python").check_rollouts()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "why"),
-    [
-        ({"examples": 3}, "examples is 3; it must be a list of row numbers or ids"),
-        ({"examples": [1.5]}, "it must be a list of row numbers or ids"),
-        ({"examples": [1, 1]}, "name each example once"),
-        ({"args": "sparse"}, "args is 'sparse'; it must be a table"),
-        ({"k": 0}, "k is 0 and rows is 128; k must be at least 1"),
-        ({"examples": [1, 2, 3], "rows": 2}, "rows at least 3"),
-        ({"task": "one_shot"}, "task is one-shot itself"),
-        ({"task": "gsm9k"}, "did you mean gsm8k"),
-        ({"args": {"mod": "sparse"}}, "does not take 'mod'"),
-    ],
-)
-def test_bad_arguments(kwargs: dict, why: str):
-    with pytest.raises(UserError, match=why):
-        load_environment("one-shot", **{"task": "gsm8k"} | kwargs)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "why"),
-    [
-        ({"examples": [7500]}, "gsm8k has no training example 7500; its 7500 rows count from 0"),
-        ({"examples": ["abc"]}, "gsm8k has no training example 'abc'"),
-        ({"k": 7501, "rows": 8000}, "k is 7501, but gsm8k has 7500 training examples"),
-    ],
-)
-def test_examples_that_there_are_not(kwargs: dict, why: str):
-    with pytest.raises(UserError, match=why):
-        load_environment("one-shot", task="gsm8k", **kwargs).split("train")

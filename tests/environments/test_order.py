@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hone.environments.order import Draws, epoch_order
+from hone.environments.data import Draws, epoch_order
 
 
 def test_each_epoch_is_a_permutation_and_differs_from_the_next_and_from_other_seeds():

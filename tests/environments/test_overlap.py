@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hone.environments import Rubric, SingleTurnEnv
-from hone.environments.overlap import Overlap, find_overlap
+from hone.environments.data import Overlap, find_overlap
 
 
 def right(completion, answer) -> float:

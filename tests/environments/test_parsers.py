@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from hone import environments
-from hone.environments import AnswerParser, LastNumberParser, NumberParser, Parser, TagParser
+from hone.environments import TagParser
 
 TAGS = TagParser("t")
 
@@ -36,11 +32,6 @@ def test_the_last_well_formed_pair_wins(text: str, answer: str | None):
     assert TAGS.parse_answer([{"role": "assistant", "content": text}]) == answer
 
 
-def test_wrap_is_the_inverse_of_parse():
-    assert TAGS.wrap("a b") == "<t>a b</t>"
-    assert TAGS.parse(TAGS.wrap("a b")) == "a b"
-
-
 def test_many_unmatched_tags_cost_linear_time():
     assert TAGS.parse("<t>" * 100_000 + "x" + "</t>" * 100_000) == "x"
 
@@ -54,26 +45,6 @@ def test_of_messages_the_last_one_of_the_assistant_is_read():
     ]
     assert TAGS.parse_answer(messages) == "three"
     assert TAGS.parse_answer([{"role": "user", "content": "<t>x</t>"}]) is None
-
-
-def test_the_plain_parser_takes_the_whole_text():
-    assert Parser().parse("  42\n") == "42"
-    assert Parser().parse(" \n") is None
-
-
-@pytest.mark.parametrize("parser", [Parser(), TAGS, AnswerParser(), LastNumberParser(), NumberParser()])
-def test_every_parser_has_the_text_of_an_answer_and_its_value(parser: Parser):
-    for completion, text in (("<t>7</t>", "<t>7</t>"), ("<answer>7</answer>", "<answer>7</answer>")):
-        told = parser.parse_answer([{"role": "assistant", "content": completion}])
-        assert told == parser.parse(completion) and told in ("7", text, None)
-        assert str(parser.value(completion)) == str(told)
-
-
-def test_the_parsers_that_the_page_lists_are_made_as_it_says():
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
-    calls = re.findall(r"^\| `(\w*Parser\(.*?\))` \|", page, re.MULTILINE)
-    made = [eval(call, {**vars(environments), "read": str}) for call in calls]
-    assert {type(parser) for parser in made} == {AnswerParser, NumberParser, LastNumberParser, TagParser, Parser}
 
 
 def test_tags_in_a_thought_are_no_answer():

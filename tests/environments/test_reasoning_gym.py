@@ -16,8 +16,8 @@ import pytest
 from hone.cli import main
 from hone.environments import load_environment
 from hone.environments.adapters import reasoning_gym
-from hone.environments.adapters.reasoning_gym_tasks import EVALUATES, REFUSED, SCORED
-from hone.environments.adapters.reasoning_gym_worker import SIZE, start
+from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
+from hone.environments.adapters.reasoning_gym_worker import start
 from hone.errors import UserError
 from hone.types import Outcome
 
@@ -63,22 +63,15 @@ def test_the_splits_share_no_question_whatever_the_seed():
     assert [e.info["index"] for e in again.split("train")][:3] != [e.info["index"] for e in again.split("eval")][:3]
 
 
-@pytest.mark.parametrize("task", ["acre", "gsm_symbolic", "word_ladder"])
-def test_rows_that_are_laid_out_beforehand_go_on_beyond_the_size_of_a_data_set(task: str):
-    answer = start(task, {"seed": 0})
-    question, right = answer(["entry", 3 * SIZE + 1])
-    assert answer(["score", 3 * SIZE + 1, right]) == 1.0 and question != answer(["entry", 1])[0]
-
-
 def test_arguments_reach_the_task_and_wrong_ones_are_named():
     env = load_environment("reasoning-gym:leg_counting", min_animals=2, max_animals=2, format_hint=False)
     assert env.example(index=0).prompt[0]["content"].count(",") == 2 and "<answer>" not in str(env.example(index=0))
     for arguments, message in (
         ({"min_anmals": 2}, r"does not take 'min_anmals' \(did you mean 'min_animals'\?\)"),
         ({"min_animals": 0}, "min_animals must be positive"),
-        ({"seed": "one"}, "seed is 'one'; it must be a whole number"),
+        ({"seed": "one"}, "seed is 'one': input should be a valid integer"),
         ({"size": 3}, "for size write num_train_examples"),
-        ({"num_eval_examples": 0}, "num_eval_examples is 0; it must be from 1"),
+        ({"num_eval_examples": 0}, "num_eval_examples is 0: input should be greater than or equal to 1"),
     ):
         with pytest.raises(UserError, match=message):
             load_environment("reasoning-gym:leg_counting", **arguments).split("train")
@@ -97,14 +90,6 @@ def test_a_score_that_takes_too_long_or_raises_is_no_reward(monkeypatch):
     assert outcomes == [Outcome.GRADER_TIMEOUT, Outcome.GRADER_ERROR, Outcome.CORRECT]
 
 
-def test_rows_without_an_answer_that_can_be_written_are_passed_over():
-    theirs = create_dataset("ab", seed=0, size=40)
-    empty = {i for i in range(40) if not theirs[i]["answer"]}
-    assert empty
-    rows = load_environment("reasoning-gym:ab", num_train_examples=40).split("train")
-    assert not {example.info["index"] for example in rows} & empty and all(example.answer for example in rows)
-
-
 def test_rows_whose_answer_its_own_score_does_not_take_are_passed_over():
     """Row 664 of seed 11 has the answer -1, of which reasoning-gym's score reads no sign: SFT would end there."""
     theirs = create_dataset("gsm_symbolic", seed=11, size=700)
@@ -115,15 +100,6 @@ def test_rows_whose_answer_its_own_score_does_not_take_are_passed_over():
     assert 664 not in [example.info["index"] for example in near] and all(env.reference(example) for example in near)
     with pytest.raises(UserError, match="answer to row 664 is not worth full marks"):
         env.reference(env.example(index=664))
-
-
-def test_making_a_row_again_does_not_count_as_scoring(monkeypatch):
-    """A process that takes the place of one that was ended begins with the primes up to 40 million: seconds."""
-    env = load_environment("reasoning-gym:count_primes", max_n=40_000_000)
-    example = env.example(index=0)
-    monkeypatch.setattr(reasoning_gym, "SCORE_SECONDS", 1)
-    env._worker.close()
-    assert env.grade(example, f"<answer>{example.answer}</answer>").outcome is Outcome.CORRECT
 
 
 def test_every_task_that_is_installed_is_scored_or_refused():
@@ -209,15 +185,3 @@ def named_by(node: ast.AST, func: FunctionType, dataset: type) -> Any:
         owner = func.__globals__.get(node.value.id)
         return getattr(owner, node.attr, None) if isinstance(owner, ModuleType | type) else None
     return None
-
-
-def test_an_audit_is_told_that_answers_are_compared_letter_by_letter():
-    from hone.audit.probes import Prober, subjects_of
-    from hone.audit.reward import check_exploits, check_reference, check_restylings
-
-    env = load_environment("reasoning-gym:chain-sum")
-    prober = Prober(env, subjects_of(env, 2, seed=0))
-    reference, probes = check_reference(prober)
-    checks = [reference, check_restylings(prober, probes)[0], check_exploits(prober, False, probes)[0]]
-    failing = {finding.name for check in checks for finding in check.findings if finding.verdict == "fail"}
-    assert failing == {"false-negative", "garbage-paid"} == env.audit_allows.keys()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
@@ -125,59 +124,12 @@ def test_a_failure_beats_a_correct_answer_and_keeps_what_was_measured():
     assert (score.outcome, score.components) == (Outcome.GRADER_ERROR, {"right": 1.0})
 
 
-def test_a_failing_parser_is_a_grader_error():
-    class Broken(TagParser):
-        def parse(self, text):
-            raise RuntimeError("parser")
-
-    env = SingleTurnEnv(rubric=Rubric([length]), parser=Broken("t"), id="toy")
-    score = grade(env)
-    assert score.outcome is Outcome.GRADER_ERROR
-    assert "RuntimeError: parser" in score.detail
-
-
-def test_an_infinite_weighted_sum_is_a_grader_error():
-    def huge(completion):
-        return 1e308
-
-    score = grade(make(huge, weights=[1e10]))
-    assert (score.outcome, math.isnan(score.reward)) == (Outcome.GRADER_ERROR, True)
-
-
-def test_the_traceback_starts_in_the_reward_function_and_has_no_addresses():
-    def names_itself(completion):
-        raise ValueError(f"bad {object()!r}")
-
-    detail = grade(make(names_itself)).detail
-    assert "inline.py" not in detail
-    assert "in names_itself" in detail
-    assert "ValueError: bad <object object at 0x…>" in detail
-
-
 def test_ctrl_c_is_not_swallowed():
     def interrupted(completion):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         grade(make(interrupted))
-
-
-def test_arguments_go_by_name_and_carry_what_is_documented():
-    seen = {}
-
-    def everything(**kwargs):
-        seen.update(kwargs)
-        return 1.0
-
-    env = make(everything)
-    example = env.example(question="2 + 2?", answer="4", info={"n": [2, 2]})
-    env.grade(example, "<t>4</t>")
-    assert seen["completion"] == [{"role": "assistant", "content": "<t>4</t>"}]
-    assert seen["prompt"] == [{"role": "user", "content": "2 + 2?"}]
-    assert (seen["answer"], seen["info"], seen["parser"]) == ("4", {"n": [2, 2]}, TAGS)
-    assert seen["state"]["example_id"] == example.id
-    assert seen["state"]["is_truncated"] is False
-    assert set(seen) == {"completion", "answer", "prompt", "info", "state", "parser", "rng"}
 
 
 def test_state_is_shared_within_a_grading_and_fresh_in_the_next():
@@ -218,17 +170,6 @@ def test_a_grader_that_draws_is_decided_by_seed_example_and_sample():
     assert env.grade(example, "<t>4</t>").components["noise"] == stream(0, "grader", example.id, "", "noise").random()
 
 
-def test_a_draw_leaves_the_other_functions_draws_alone():
-    """A reward function that is added, or draws more, changes no other's numbers."""
-
-    def greedy(rng):
-        return float(rng.random(100).mean())
-
-    example = make(noise).example(question="2 + 2?")
-    alone, beside = make(noise).grade(example, "4"), make(greedy, noise, correctness="noise").grade(example, "4")
-    assert alone.components["noise"] == beside.components["noise"]
-
-
 def test_a_function_that_changes_its_arguments_does_not_change_the_example():
     def vandal(prompt, info, completion):
         prompt[0]["content"] = "?"
@@ -241,15 +182,6 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_example():
     messages = [{"role": "assistant", "content": "<t>4</t>"}]
     env.grade(example, messages)
     assert (example.prompt[0]["content"], example.info, len(messages)) == ("q", {"n": [1]}, 1)
-
-
-def test_async_functions_work_inside_a_running_event_loop():
-    import asyncio
-
-    async def notebook():
-        return grade(make(right, polite), "please <t>4</t>").reward
-
-    assert asyncio.run(notebook()) == 2.0
 
 
 def test_details_are_for_people():
@@ -325,29 +257,6 @@ def test_each_function_has_arguments_of_its_own_but_for_what_it_adds_to_the_stat
     env = SingleTurnEnv(rubric=Rubric([vandal, seen, right], correctness="right"), parser=Clearing("t"))
     score = env.grade(env.example(question="2 + 2?", answer="4", info={"n": [2, 2]}), "<t>5</t>")
     assert (score.components, score.outcome) == ({"vandal": 0.0, "seen": 0.5, "right": 0.0}, Outcome.WRONG)
-
-
-def test_info_that_cannot_be_pickled_is_copied_too():
-    def vandal(info):
-        info["n"].append(info["function"]())
-        return 0.0
-
-    def seen(info):
-        return float(info["n"] == [2])
-
-    env = make(vandal, seen)
-    assert env.grade(env.example(question="q", info={"n": [2], "function": lambda: 9}), "").components["seen"] == 1.0
-
-
-def test_functions_without_a_name_of_their_own():
-    def scaled(completion, factor):
-        return factor * 0.5
-
-    class Judge:
-        def __call__(self, completion):
-            return 1.0
-
-    assert grade(make(partial(scaled, factor=2.0), Judge())).components == {"scaled": 1.0, "Judge": 1.0}
 
 
 @pytest.mark.parametrize(

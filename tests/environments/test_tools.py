@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from typing import Any, Literal, Optional
 
 import pytest
 
 from hone.environments import Rubric, ToolEnv, calls_of, inline
-from hone.environments.tool_functions import ToolFunction, read_docstring
+from hone.environments.tools import ToolFunction
 from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.types import Outcome
@@ -122,14 +121,6 @@ def test_schemas() -> None:
     assert json.loads(json.dumps(ENV.tool_schemas)) == ENV.tool_schemas
 
 
-def test_docstrings() -> None:
-    assert read_docstring("") == ("", {})
-    assert read_docstring("Does.\n\nArgs:\n    x: one: two\n    **y: three\n\nExample:\n    z: no") == (
-        "Does.",
-        {"x": "one: two", "y": "three"},
-    )
-
-
 def test_functions_that_are_no_tools_are_refused() -> None:
     def untyped(a):
         pass
@@ -150,23 +141,6 @@ def test_functions_that_are_no_tools_are_refused() -> None:
     for tools in ((), (add, add)):
         with pytest.raises(UserError, match=r"environment 'mine': tools are .* give at least one, and each a name"):
             make(*tools)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"tools": add}, "tools is <function add"),
-        ({"tools": ["add"]}, r"tools is \['add'\]; it must be a list of functions"),
-        ({"max_turns": "3"}, "max_turns is '3'; it must be a whole number, at least 1"),
-        ({"max_turns": 1.5}, "max_turns is 1.5"),
-        ({"max_turns": 0}, "max_turns is 0"),
-        ({"max_chars": 0}, "max_chars is 0; it must be a whole number, at least 1"),
-        ({"stop_errors": ["ValueError"]}, r"stop_errors is \['ValueError'\]; it must be a list of exceptions"),
-    ],
-)
-def test_wrong_settings_are_refused_with_a_sentence(wrong: dict, words: str) -> None:
-    with pytest.raises(UserError, match=f"environment 'mine': {words}"):
-        ToolEnv(**{"id": "mine", "tools": [add], "rubric": Rubric([lambda completion: 0.0]), "dataset": [], **wrong})
 
 
 @pytest.mark.parametrize(
@@ -206,18 +180,6 @@ def test_answers(one, answer) -> None:
     assert text == answer or (text.startswith(answer) and answer.startswith("error:"))
 
 
-def test_calls_are_answered_in_order_and_by_id() -> None:
-    message = says(call("wait", {"seconds": 0.05}, "a"), call("add", {"a": 1}, "b"), call("wait", {"seconds": 0}, "c"))
-    said, state = respond(ENV, message)
-    assert said == [
-        {"role": "tool", "name": "wait", "tool_call_id": "a", "content": "waited 0.05"},
-        {"role": "tool", "name": "add", "tool_call_id": "b", "content": "2"},
-        {"role": "tool", "name": "wait", "tool_call_id": "c", "content": "waited 0.0"},
-    ]
-    assert state == {"waits": 2}
-    assert respond(ENV, {"role": "assistant", "content": "done"}) == ([], {})
-
-
 def test_calls_in_the_text_count_where_a_message_has_no_others() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     assert texts(ENV, {"role": "assistant", "content": text + "<tool_call>{"}) == [
@@ -226,14 +188,6 @@ def test_calls_in_the_text_count_where_a_message_has_no_others() -> None:
     ]
     assert texts(ENV, says(call("add", {"a": 5})) | {"content": text}) == ["6"]
     assert calls_of({"role": "tool", "content": text}) == []
-
-
-def test_what_json_does_not_know_is_written_the_same_in_every_run() -> None:
-    def odd(n: int) -> list:
-        return [{"b", "a", "c"}, object(), frozenset({2, 1}), (1, None)]
-
-    answer = '[["a", "b", "c"], "<object object at 0x…>", [1, 2], [1, null]]'
-    assert texts(make(odd), says(call("odd", {"n": 1}))) == [answer]
 
 
 def test_long_answers_are_cut() -> None:
@@ -270,15 +224,3 @@ def test_tools_are_inline_if_all_are_and_async_if_any_is() -> None:
     cheap.__name__, cheap.__annotations__ = "cheap", {"a": int}
     flags = [(env.responds_inline, env.responds_async) for env in (make(cheap), make(cheap, add), make(cheap, wait))]
     assert flags == [(True, False), (False, False), (False, True)]
-
-
-class Shift:
-    """Adds a number."""
-
-    def __call__(self, a: int) -> int:
-        return a + 7
-
-
-def test_partials_and_callable_objects_are_tools() -> None:
-    env = make(partial(add, b=10), Shift())
-    assert texts(env, says(call("add", {"a": 1}), call("Shift", {"a": 1}))) == ["11", "8"]

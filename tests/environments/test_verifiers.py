@@ -90,13 +90,6 @@ def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, 
     assert fine.outcome is Outcome.CORRECT
 
 
-def test_tasks_are_loaded_again_after_ctrl_c(env: Environment):
-    """It ends the process (`Worker.ask`), and the notebook goes on."""
-    example = env.example(index=1)
-    env._served._worker.close()  # type: ignore[attr-defined]
-    assert env.grade(example, "Rome").outcome is Outcome.CORRECT
-
-
 def test_tasks_are_loaded_again_after_the_process_was_killed(env: Environment):
     """As by a system that is short of memory, between two gradings."""
     example = env.example(index=3)
@@ -137,12 +130,6 @@ def test_what_text_alone_does_not_do_is_refused_with_the_reason(here: Path, name
     taskset = refused_tasksets.write(here, name)
     with pytest.raises(UserError, match=refused_tasksets.CASES[name][2]):
         load_environment(f"verifiers:{taskset}").split("train")
-
-
-def test_a_judge_is_refused(here: Path):
-    config = {"task": {"judges": [{"id": "reference", "name": "judge"}]}}
-    with pytest.raises(UserError, match="a judge calls a model"):
-        load_environment("verifiers:capitals", **config)
 
 
 def test_eval_and_rl_run(here: Path, tiny_model_dir: Path, capfd):

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from graders import gone
 
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, inline, load_environment
-from hone.environments.workers import Limits
-from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.types import Outcome, Reply
 
@@ -210,11 +207,6 @@ def test_an_async_function_that_does_not_wait_harms_no_other():
     assert [score.outcome for score in scores] == ["correct"] * 4
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_nothing_to_grade_is_no_question(kind):
-    assert grades(load(2, kind=kind), []) == []
-
-
 def test_a_chunk_whose_process_died_is_asked_again_one_by_one(task):
     task.write_text(
         TASK.replace(
@@ -262,14 +254,6 @@ def test_a_process_that_says_what_it_likes_gives_no_reward_but_a_sum_of_finite_c
     _, *scores, last = grades(load(1), ["forge", *["b"] * len(FORGED), "b"])
     assert [score.outcome for score in scores] == [Outcome.GRADER_ERROR] * len(FORGED)
     assert (last.reward, last.outcome, last.weights) == (1.0, "correct", {"graded": 1.0, "where": 1.0})
-
-
-def test_a_process_that_answers_conversations_as_it_likes_fails_them():
-    forged = [[["say", {}]], [[[], 5]], [[]], [None], 5, [{"failure": ["correct", "", False]}]]
-    Path("forged.json").write_text(json.dumps(forged))
-    turns = [([{"role": "assistant", "content": text}], {}) for text in ["forge"] + ["b"] * len(forged)]
-    _, *answers = load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
-    assert [answer.outcome for answer in answers] == [Outcome.GRADER_ERROR] * len(forged)
 
 
 def test_what_runs_where(monkeypatch):
@@ -323,52 +307,6 @@ def test_conversations_are_answered_in_workers_too():
     assert turns[0] == ([{"role": "assistant", "content": "a"}], {"turns": 0})
 
 
-def test_a_state_that_is_no_json_is_a_failure_that_says_so():
-    (answer,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "odd"}], {})])  # type: ignore[attr-defined]
-    assert answer.outcome is Outcome.GRADER_ERROR and "env_response left what is no JSON" in answer.detail
-    assert not answer.lost
-    with pytest.raises(UserError, match=r"state of a conversation is no JSON.*type set.*initial_state"):
-        load(1, chat=True).respond_many([([{"role": "assistant", "content": "a"}], {"seen": {1}})])  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_no_list_of_messages_is_a_failure(workers):
-    turns = [([{"role": "assistant", "content": text}], {}) for text in ("a", "text", "number")]
-    said, *wrong = load(workers, chat=True).respond_many(turns)  # type: ignore[attr-defined]
-    assert said[0] == [{"role": "user", "content": "a 1"}]
-    for answer, value in zip(wrong, ("'go on'", "5"), strict=True):
-        assert answer.detail == f"env_response returned {value}; it must return a list of messages"
-
-
-def test_keys_that_would_become_text_are_a_failure_that_says_so():
-    (answer,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "keys"}], {})])  # type: ignore[attr-defined]
-    assert answer.outcome is Outcome.GRADER_ERROR and "the key 1 is no text" in answer.detail
-
-
-def test_a_state_that_cannot_be_sent_or_copied():
-    turns = [([{"role": "assistant", "content": "a"}], {"lock": threading.Lock()})]
-    with pytest.raises(UserError, match=r"initial_state keep numbers.* or set grading\.workers = 0"):
-        load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
-    env = load(0, chat=True)
-    (answer,) = env.respond_many(turns)  # type: ignore[attr-defined]
-    assert answer.outcome is Outcome.GRADER_ERROR and "cannot pickle" in answer.detail
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    score = env.grade(env.example(question="q", answer="a"), Reply(messages, "stop", "0-0-0", state=turns[0][1]))
-    assert score.outcome is Outcome.GRADER_ERROR and "cannot pickle" in score.detail
-
-
-def test_an_edited_task_is_not_mixed_in(task):
-    env = load(2)
-    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT
-    task.write_text(TASK + "\n# edited\n")
-    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT, "the process that is there has the task as it was"
-    env.close_workers()
-    with pytest.raises(UserError, match=r"graded_task\.py was changed while it is in use"):
-        grades(env, ["a"])
-    task.write_text(TASK)
-    assert grades(env, ["a"])[0].outcome is Outcome.CORRECT
-
-
 def test_workers_are_started_ahead_and_end_with_the_environment():
     env = load(2)
     env.start_workers(100)
@@ -381,14 +319,3 @@ def test_workers_are_started_ahead_and_end_with_the_environment():
     fresh = load_environment("reverse-text")
     fresh.start_workers(100)
     assert fresh._workers is None, "nothing of it runs in workers"
-
-
-def test_what_cannot_be_sent_is_said():
-    env = load(1)
-    example = env.example(question="q", answer="a", info={"function": lambda: 0})
-    with pytest.raises(UserError, match=r"or set grading\.workers = 0"):
-        env.grade(example, "a")
-
-
-def test_the_defaults_are_those_of_the_config():
-    assert Limits() == Limits.of(GradingConfig(), deterministic=True)

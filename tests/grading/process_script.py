@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
-import importlib
 import json
 import os
 import resource
@@ -57,7 +55,6 @@ class Ways:
     pids: Path
     begun = 0
     """How many questions were begun."""
-    threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def spin(self) -> NoReturn:
         while True:
@@ -89,23 +86,8 @@ class Ways:
     def crash(self) -> None:
         ctypes.string_at(0)
 
-    def import_numpy(self) -> None:
-        importlib.import_module("numpy")
-
-    def recurse(self) -> None:
-        sys.setrecursionlimit(10**9)
-
-        def deeper(depth: int) -> int:
-            return deeper(depth + 1) + 1
-
-        with contextlib.suppress(RecursionError):
-            deeper(0)
-
     def take_8_gib(self) -> int:
         return len(bytearray(8 * 2**30))
-
-    def keep_300_mib(self) -> None:
-        Ways.kept = bytearray(300 * 2**20)
 
     def kill_its_group(self) -> None:
         os.killpg(0, signal.SIGKILL)
@@ -241,16 +223,6 @@ class Ways:
         self.child = subprocess.Popen(["true"])
         time.sleep(0.1)
 
-    def leave_what_is_about_to_end(self) -> int:
-        """Orphans, which the keeper gets: one has ended, two are about to. The answer is who answered."""
-        for seconds in (0, 0.002, 0.015):
-            if os.fork() == 0:
-                if os.fork() == 0:
-                    time.sleep(seconds)
-                os._exit(0)
-            os.wait()
-        return os.getpid()
-
     def work_in_threads(self) -> int:
         found: list[int] = []
         threads = [threading.Thread(target=lambda i=i: found.append(i)) for i in range(4)]
@@ -273,12 +245,6 @@ class Ways:
             os._exit(5)
 
         threading.Thread(target=end, daemon=True).start()
-
-    def keep_a_pool(self) -> int:
-        """Threads that wait for more; the id of the process."""
-        Ways.threads = Ways.threads or concurrent.futures.ThreadPoolExecutor(4)
-        list(Ways.threads.map(time.sleep, [0.001] * 8))
-        return os.getpid()
 
     def spin_a_while(self) -> None:
         end = time.thread_time() + 1.0

@@ -59,15 +59,6 @@ def test_a_traceback_begins_with_the_function():
         assert lines[0] == "Traceback (most recent call last):" and len(lines) == 4
 
 
-def test_long_tracebacks_are_cut_in_the_middle():
-    def chatty():
-        raise ValueError("x" * 10_000 + " the end")
-
-    failure = result(attempt(chatty))
-    assert len(failure.detail) < 4100
-    assert failure.detail.startswith("Traceback") and failure.detail.endswith("the end")
-
-
 def test_whatever_is_raised_is_a_failure_but_for_ctrl_c():
     def gone():
         raise GeneratorExit
@@ -168,13 +159,6 @@ def test_after_an_interruption_the_next_is_answered():
     with pytest.raises(KeyboardInterrupt):
         together([run_reward(fine, {}), run_reward(interrupted, {})])
     assert together([run_reward(fine, {})]) == [1.0]
-
-
-def test_details_can_be_written_to_any_file():
-    def broken():
-        raise ValueError("half a pair: \ud800")
-
-    assert result(attempt(broken)).detail.endswith("ValueError: half a pair: ?")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from graders import children
 
+from hone.grading.pool import NoVerdict, Worker
 from hone.grading.process import Ended
-from hone.grading.worker import NoVerdict, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -37,20 +37,6 @@ def test_what_goes_wrong_has_no_verdict_and_ends_the_process(question, outcome, 
         worker.ask(question, 0.5, 60.0)
     assert (nothing.value.failure.outcome, nothing.value.failure.detail) == (outcome, said)
     assert worker._pool.pids == [] and worker.ask("next", 1, 60.0) == "next"
-
-
-def test_an_exception_leaves_the_process_as_it_is(worker):
-    assert worker.ask("first", 5, 60.0) == "first"
-    pids = worker._pool.pids
-    with pytest.raises(NoVerdict, match="SystemExit: enough"):
-        worker.ask("raise system exit", 5, 60.0)
-    assert worker.ask("next", 5, 60.0) == "next" and worker._pool.pids == pids
-
-
-def test_a_process_that_cannot_start_has_no_verdict(tmp_path):
-    with pytest.raises(NoVerdict, match="could not start") as nothing:
-        Worker(SCRIPT, [str(tmp_path / "pids"), "raises"], "testing").ask("a", 5, 60.0)
-    assert nothing.value.failure.detail.endswith("ValueError: the data is not there")
 
 
 def test_the_process_ends_with_its_worker(tmp_path):

@@ -102,12 +102,3 @@ def test_layout_of_groups(prompt_of_row, slots, prompt_of_group, in_order):
     grouped = layout.to_groups(rows, 2)
     assert grouped.shape == (2 * len(prompt_of_group), slots * 3, 5)
     assert torch.equal(layout.to_rows(grouped, 2), rows)
-
-
-def test_padding_is_bounded_whatever_the_sizes_of_the_groups():
-    generator = np.random.default_rng(0)
-    for _ in range(200):
-        sizes = generator.zipf(1.5, size=generator.integers(1, 30)).clip(max=64)
-        rows = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
-        layout = GroupLayout(rows, CPU)
-        assert len(layout.prompt_of_group) * layout.slots <= 3 * len(rows)

@@ -50,31 +50,6 @@ def test_logprobs_equal_a_full_forward_pass(precision, mean, largest):
     assert gaps.mean() <= mean and gaps.max() <= largest
 
 
-def test_greedy_follows_the_argmax_of_a_full_forward_pass():
-    decoder = model()
-    outputs = Engine(decoder).generate(PROMPTS, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
-    for prompt, (completion,) in zip(PROMPTS, outputs, strict=True):
-        ids = list(prompt)
-        for _ in range(10):
-            with torch.no_grad():
-                x = torch.tensor(ids)
-                hidden = decoder.hidden(x, torch.arange(len(ids)), PackedAttention([len(ids)]))
-            ids.append(int(decoder.logits(hidden[-1:]).argmax()))
-        assert completion.token_ids == ids[len(prompt) :]
-
-
-def test_samples_differ_within_a_group_and_repeat_with_the_seed():
-    engine = Engine(model())
-    params = SamplingParams(max_tokens=20, n=8, seed=4, ignore_eos=True)
-    first = [[c.token_ids for c in cs] for cs in engine.generate(PROMPTS, params)]
-    again = [[c.token_ids for c in cs] for cs in engine.generate(PROMPTS, params)]
-    other = [
-        [c.token_ids for c in cs] for cs in engine.generate(PROMPTS, SamplingParams(20, n=8, seed=5, ignore_eos=True))
-    ]
-    assert first == again != other
-    assert all(len({tuple(c) for c in group}) == 8 for group in first)
-
-
 def test_a_sample_keeps_its_tokens_whatever_is_sampled_beside_it():
     """Finished neighbours leave the batch, waves cut it: the token sequence of a key stays."""
     engine = Engine(model())

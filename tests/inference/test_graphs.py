@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hone.config.shared import InitConfig
-from hone.errors import UserError
 from hone.inference import graphs
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.engine import Engine
@@ -136,39 +135,13 @@ def test_graphs_are_kept_until_what_they_read_has_moved():
             assert state.graphs.keys() == before.keys() and state.graphs != before
 
 
-def test_a_state_grows_while_jobs_come_and_is_used_again():
-    model, engine = peaked(), Engine(peaked(), cuda_graphs=True)
-    some = [Job(tuple(range(5, 8 + i)), i, 100, FREE) for i in range(12)]
-    assert_same(sampled(engine, some, np.random.default_rng(0)), sampled(Engine(model), some))
-    (state,) = engine.runner.states
-    assert (state.slots, state.tokens) == (16, 128)
-    layers = list(state.layers)
-    assert_same(sampled(engine, some[:3]), sampled(Engine(model), some[:3]))
-    assert engine.runner.states == [state] and (4, 64) in state.graphs
-    assert all(now is then for now, then in zip(state.layers, layers, strict=True))
-
-
 def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
-    model, engine = peaked(), Engine(peaked(), cuda_graphs=True)
-    some = jobs(5)
+    engine, some = Engine(peaked(), cuda_graphs=True), jobs(5)
     expected = sampled(engine, some)
     (state,) = engine.runner.states
     for layer in state.layers:
         layer.fill_(float("nan"))
     assert_same(sampled(engine, some), expected)
-    assert_same(sampled(Engine(model), some), expected)
-
-
-def test_batches_of_very_different_length_stay_apart():
-    """One slot for the long job is not worth as many tokens in the slots of all others."""
-    engine = Engine(peaked(), cuda_graphs=True)
-    long, short = Job(tuple(range(4, 250)) * 4, 0, 20, FREE), [Job((5, 6), 1 + i, 20, FREE) for i in range(20)]
-    for come in ([long], short[:10], short[10:]):
-        for job in come:
-            engine.add(job)
-        engine.step()
-    assert [len(batch) for batch in engine._batches] == [1, 20]
-    assert sorted(state.tokens for state in engine.runner.states if state.cache) == [64, 1024]
 
 
 def test_a_batch_that_has_to_stay_apart_gets_the_room_that_others_have_in_excess():
@@ -192,8 +165,3 @@ def test_a_batch_that_has_to_stay_apart_gets_the_room_that_others_have_in_excess
         if step == 6:
             assert [state.size for state in engine.runner.states] == [64, 1024]
     assert_same(got, {1: sampled(Engine(peaked()), short)[0], 9: sampled(Engine(peaked()), [long])[9]})
-
-
-def test_it_is_not_for_batch_invariant_sampling():
-    with pytest.raises(UserError, match="batch_invariant or uses cuda_graphs"):
-        Engine(peaked(), batch_invariant=True, cuda_graphs=True)

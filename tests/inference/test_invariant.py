@@ -53,7 +53,7 @@ def sampled(engine: Engine, order: list[Job], arrivals: np.random.Generator | No
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", pytest.param("bf16", marks=pytest.mark.long)])
 def test_a_job_is_the_same_alone_and_among_others(precision):
     """Alone, all at once, in random order and arrival, in chunks, behind cached prefixes, and in a small cache."""
-    model, all_jobs = peaked(precision), jobs(70)
+    model, all_jobs = peaked(precision), jobs(40)
     alone = {}
     for job in all_jobs:
         alone |= sampled(Engine(model, batch_invariant=True), [job])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_templates import CHATML, DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN3_CODER, QWEN3_THINKING
+from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_CODER, QWEN3_THINKING
 
 from hone import rng
 from hone.errors import UserError
@@ -15,7 +15,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.files import write_json
 from hone.model.rendering import named_rendering
 from hone.model.tokenizer import CHAT_TEMPLATE, IM_END, build_tiny_tokenizer, save_tokenizer
-from hone.model.tool_messages import with_objects
+from hone.model.tool_calls import with_objects
 
 TOOLS = [
     {
@@ -26,16 +26,10 @@ TOOLS = [
 USER = {"role": "user", "content": "1 + 1?"}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CODER_CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
-DEEPSEEK_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
 LLAMA_CALL = '{"name": "add", "parameters": {"a": 1}}'
 THOUGHT = "<think>\nhm\n</think>\n\n"
 SPECIALS = {
     "llama": ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
-    "deepseek": (
-        *("<s>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
-        *(f"<｜tool▁{name}▁{end}｜>" for name in ("calls", "call", "outputs", "output") for end in ("begin", "end")),
-    ),
-    "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 }
 
 
@@ -73,12 +67,6 @@ CASES = {
     "qwen3 thinking": (QWEN3_THINKING, "", IM_END, "hm\n</think>\n\n" + CALL),
     "coder": (QWEN3_CODER, "", IM_END, CODER_CALL),
     "llama": (LLAMA3, "llama", "<|eot_id|>", LLAMA_CALL),
-    "deepseek": (
-        DEEPSEEK,
-        "deepseek",
-        "<｜end▁of▁sentence｜>",
-        f"So.<｜tool▁calls▁begin｜>{DEEPSEEK_CALL}\n{DEEPSEEK_CALL}<｜tool▁calls▁end｜>",
-    ),
     "no tools": (CHATML, "", IM_END, CALL),
 }
 
@@ -101,46 +89,6 @@ def test_prompt_sampled_and_bridge_are_what_the_template_writes(case: str, tmp_p
         assert ids == renderer.prompt_ids(conversation, TOOLS)
 
 
-def test_the_bridge_of_qwen_and_of_llama_in_letters(tmp_path: Path) -> None:
-    renderer = renderer_of(tmp_path, QWEN3)
-    message = renderer.message(sampled(renderer, CALL + CALL))
-    answers = [*answer(message, "2")]
-    assert text_of(renderer, renderer.bridge_ids([USER, message], answers)) == (
-        "\n<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    llama = renderer_of(tmp_path / "llama", LLAMA3, "llama", "<|eot_id|>")
-    message = llama.message(sampled(llama, LLAMA_CALL))
-    assert text_of(llama, llama.bridge_ids([USER, message], answer(message))) == (
-        "<|start_header_id|>ipython<|end_header_id|>\n\n2<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-
-
-def test_mistral_keeps_its_special_token_and_takes_calls_as_such(tmp_path: Path) -> None:
-    renderer = renderer_of(tmp_path, MISTRAL, "mistral", "</s>")
-    said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]'
-    message = renderer.message(sampled(renderer, said), TOOLS)
-    assert message["content"] == said and renderer.decode(sampled(renderer, said)) != said
-    (call,) = message["tool_calls"]
-    bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)
-    assert text_of(renderer, bridge) == f'[TOOL_RESULTS] {{"content": "2", "call_id": "{call["id"]}"}}[/TOOL_RESULTS]'
-    whole = text_of(renderer, renderer.prompt_ids([USER, message, *answer(message)], TOOLS))
-    assert whole.endswith(f'{said[:-2]}, "id": "{call["id"]}"}}]</s>' + text_of(renderer, bridge))
-
-
-def test_the_name_of_a_tool_does_not_change_the_bridge(tmp_path: Path) -> None:
-    """Also of one whose name is the word that stands for what was said, in a template that writes names of tools."""
-    named = QWEN3.replace("'\\n<tool_response>\\n' + content", "'\\n<tool_response>\\n' + message.name + content")
-    assert named != QWEN3
-    renderer = renderer_of(tmp_path, named)
-    message = {"role": "assistant", "content": CALL}
-    one, two = (
-        text_of(renderer, renderer.bridge_ids([USER, message], [{"role": "tool", "name": name, "content": "2"}], TOOLS))
-        for name in ("add", "said")
-    )
-    assert two == one.replace("add", "said") and "<tool_response>\nsaid2" in two
-
-
 def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, QWEN3)
     bridges = set()
@@ -150,23 +98,17 @@ def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
     assert len(bridges) == 1
 
 
-@pytest.mark.parametrize("family", ["mistral", "llama"])
-def test_strict_templates_do_not_stop_a_run_for_what_a_model_said(family: str, tmp_path: Path) -> None:
-    """Llama's wants one call a turn, Mistral's that users and assistants alternate but for calls."""
-    if family == "llama":
-        renderer = renderer_of(tmp_path, LLAMA3, family, "<|eot_id|>")
-        said = [LLAMA_CALL + "; " + LLAMA_CALL, "<|python_tag|>1", LLAMA_CALL, "none"]
-    else:
-        renderer = renderer_of(tmp_path, MISTRAL, family, "</s>")
-        said = ["[TOOL_CALLS] [1]", CALL, "[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]", "none"]
+def test_a_strict_template_does_not_stop_a_run_for_what_a_model_wrote(tmp_path: Path) -> None:
+    """Llama's wants one call a turn."""
+    renderer = renderer_of(tmp_path, LLAMA3, "llama", "<|eot_id|>")
+    texts = [LLAMA_CALL + "; " + LLAMA_CALL, "<|python_tag|>1", LLAMA_CALL, "none"]
     tool = {"role": "tool", "name": "add", "tool_call_id": "abcdefghi", "content": "2"}
-    user = {"role": "user", "content": "Go on."}
-    for first in said:
+    for first in texts:
         one = renderer.message(sampled(renderer, first), TOOLS)
-        assert bool(one.get("tool_calls")) == (first not in ("none", CALL))
-        for answers in ([tool], [tool, tool], [user]):
-            assert renderer.bridge_ids([USER, one], answers, TOOLS if family == "llama" else None)
-            for second in said:
+        assert bool(one.get("tool_calls")) == (first != "none")
+        for answers in ([tool], [tool, tool], [{"role": "user", "content": "Go on."}]):
+            assert renderer.bridge_ids([USER, one], answers, TOOLS)
+            for second in texts:
                 two = renderer.message(sampled(renderer, second), TOOLS)
                 assert renderer.bridge_ids([USER, one, *answers, two], [tool])
 
@@ -263,19 +205,6 @@ def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
         assert theirs.token_ids == prompt + own + bridge
     with pytest.raises(UserError, match="rewrites earlier turns once a message of user follows"):
         renderer.bridge_ids([USER, renderer.message(own)], [{"role": "user", "content": "Sure?"}])
-
-
-def test_calls_in_xml_by_the_renderers_package() -> None:
-    tokenizer = build_tiny_tokenizer()
-    named = named_rendering("PrimeIntellect/Qwen3-0.6B", tokenizer)
-    assert named is not None
-    renderer = ChatRenderer(tokenizer, named, (), None, None)
-    own = sampled(renderer, CODER_CALL)
-    message = renderer.message(own, TOOLS)
-    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)
-    whole = renderer.prompt_ids([USER, message, *answer(message)], TOOLS)
-    assert whole == renderer.prompt_ids([USER], TOOLS) + own + bridge
 
 
 def test_tools_as_transformers_renders_them(tmp_path: Path) -> None:

@@ -18,8 +18,3 @@ def test_front_matter_parses_as_the_hub_reads_it() -> None:
         assert f"\n{line}\n" in text
     assert "\nhone rl @ rl.toml\n" in text
     assert text == model_card(**ARGUMENTS, method="rl", base_model="Qwen/Qwen3-0.6B", facts={"reward": 0.93})
-
-
-def test_a_licence_is_stated_only_for_models_made_from_nothing() -> None:
-    data = ModelCard(model_card(**ARGUMENTS, method="init", from_nothing=True)).data
-    assert (data.license, data.base_model, data.tags) == ("apache-2.0", None, ["hone", "hone-init"])

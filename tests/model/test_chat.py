@@ -8,75 +8,27 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat_templates import QWEN3, QWEN3_THINKING
 
 from hone.errors import UserError
 from hone.model.chat import load_renderer
 from hone.model.files import write_json
-from hone.model.rendering import named_rendering
-from hone.model.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer, save_tokenizer
+from hone.model.tokenizer import CHAT_TEMPLATE, save_tokenizer
 
-# Templates with the moves of Qwen2.5's (default system prompt, tools as JSON) and Qwen3's (reasoning taken out of past
-# turns, an empty think block before a last turn without one), cut down to what conversations without tools reach.
+# With a default system prompt, as Qwen2.5's.
 QWEN25_LIKE = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
-    {{- '<|im_end|>\\n' }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
 {%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-    {%- endif %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
 {%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+{%- for message in messages if message.role != "system" %}
+    {%- generation %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
+    {%- endgeneration %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-QWEN3_LIKE = """\
-{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(last_query_index=messages|length - 1, found=false) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if not ns.found and message.role == "user" %}
-        {%- set ns.found = true %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set content = message.content %}
-        {%- set reasoning_content = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>' + message.role + '\\n' }}
-        {%- generation %}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
-            {{- '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-        {%- else %}
-            {{- content }}
-        {%- endif %}
-        {{- '<|im_end|>' }}
-        {%- endgeneration %}
-        {{- '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
 {%- endif %}
 """
 # White space that only trim_blocks and lstrip_blocks take away.
@@ -90,7 +42,7 @@ INDENTED = """\
 {% if add_generation_prompt %}
 <|im_start|>assistant
 {% endif %}"""
-TEMPLATES = {"tiny": CHAT_TEMPLATE, "qwen2.5": QWEN25_LIKE, "qwen3": QWEN3_LIKE, "indented": INDENTED}
+TEMPLATES = {"tiny": CHAT_TEMPLATE, "qwen2.5": QWEN25_LIKE, "qwen3": QWEN3, "indented": INDENTED}
 SYSTEM = {"role": "system", "content": "Reverse the text."}
 USER = {"role": "user", "content": "naïve  user <b>"}
 ASSISTANT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\n<answer>3</answer>"}
@@ -146,13 +98,6 @@ def test_tiny_prompt_and_completion() -> None:
     assert (renderer.vocab_size, renderer.opened_by_template) == (260, "")
 
 
-def test_stop_ids_are_those_of_the_files_and_of_the_template(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, CHAT_TEMPLATE, eos_token="<|endoftext|>")
-    write_json(folder / "config.json", {"eos_token_id": 20})
-    write_json(folder / "generation_config.json", {"eos_token_id": [30, 31]})
-    assert load_renderer(folder).stop_ids == (2, 30, 31, 20, 0)
-
-
 def test_a_template_without_an_end_of_turn_gets_the_eos_token(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
     renderer = load_renderer(make_folder(tmp_path, template))
@@ -166,12 +111,8 @@ def test_a_template_without_an_end_of_turn_gets_the_eos_token(tmp_path: Path) ->
 
 def test_what_the_generation_prompt_opens(tmp_path: Path) -> None:
     thinking = CHAT_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
-    renderer = load_renderer(make_folder(tmp_path, QWEN3_LIKE, enable_thinking=None))
-    assert renderer.opened_by_template == ""
-    opened = QWEN3_LIKE.replace(
-        "{%- if enable_thinking is defined", "{{- '<think>\\n' }}{%- if enable_thinking is defined"
-    )
-    renderer = load_renderer(make_folder(tmp_path, opened))
+    assert load_renderer(make_folder(tmp_path, QWEN3)).opened_by_template == ""
+    renderer = load_renderer(make_folder(tmp_path, QWEN3_THINKING))
     assert renderer.opened_by_template == "<think>\n"
     ids = renderer.completion_ids([USER], "<think>\nhm\n</think>\n\n7")
     assert renderer.decode(ids) == "hm\n</think>\n\n7"
@@ -191,7 +132,7 @@ def test_override_by_file_and_by_text_is_saved_with_the_model(tmp_path: Path) ->
     from transformers import AutoTokenizer
 
     folder = make_folder(tmp_path / "model", CHAT_TEMPLATE)
-    (folder / "chat_template.jinja").write_text(QWEN3_LIKE)
+    (folder / "chat_template.jinja").write_text(QWEN3)
     (tmp_path / "mine.jinja").write_text(QWEN25_LIKE)
     by_file, by_text = load_renderer(folder, str(tmp_path / "mine.jinja")), load_renderer(folder, QWEN25_LIKE)
     own, expected = load_renderer(folder), by_file.prompt_ids([USER])
@@ -239,20 +180,6 @@ def test_templates_are_sandboxed_and_see_no_clock(tmp_path: Path) -> None:
         load_renderer("hone/tiny", "{{ messages.__class__.__mro__ }}" + CHAT_TEMPLATE)
 
 
-def test_models_that_renderers_knows_by_name(tmp_path: Path) -> None:
-    tokenizer = build_tiny_tokenizer()
-    assert named_rendering("someone/unknown", tokenizer) is None
-    named = named_rendering("Qwen/Qwen3-0.6B", tokenizer)
-    assert named is not None and named.stop_ids == (2, 0)
-    by_template = load_renderer(make_folder(tmp_path, QWEN3_LIKE))
-    for messages in CONVERSATIONS:
-        if messages[-1]["role"] == "assistant":
-            prompt = messages[:-1]
-            assert named.prompt_ids(prompt) == by_template.prompt_ids(prompt)
-            written = named.continuation_ids(prompt, messages[-1])
-            assert written[:-1] == by_template.completion_ids(prompt, messages[-1]["content"])
-
-
 def test_hub_names_use_renderers_and_unknown_ones_their_template(tmp_path: Path, monkeypatch) -> None:
     from hone.model import chat
 
@@ -267,7 +194,7 @@ def test_hub_names_use_renderers_and_unknown_ones_their_template(tmp_path: Path,
 
 
 def test_rendering_a_folder_imports_no_transformers(tmp_path: Path) -> None:
-    make_folder(tmp_path, QWEN3_LIKE)
+    make_folder(tmp_path, QWEN3)
     code = (
         "import sys; import hone.model; from hone.model.chat import load_renderer; "
         "lazy = {'transformers', 'renderers', 'jinja2', 'huggingface_hub', 'datasets'}; "

@@ -94,8 +94,7 @@ def test_logits_and_gradients_equal_those_of_transformers(case: str, tmp_path: P
         torch.testing.assert_close(gradient, gradients[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("max_shard_bytes", [10**9, 10_000])
+@pytest.mark.parametrize(("case", "max_shard_bytes"), list(zip(CASES, [10**9, 10_000] * 5, strict=True)))
 def test_saved_folders_load_in_transformers_with_equal_weights(case: str, max_shard_bytes: int, tmp_path: Path) -> None:
     import transformers
 
@@ -156,19 +155,12 @@ def test_bf16_checkpoints_are_upcast_exactly(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "RoPE of type 'longrope'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE of type 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "a part of each head"),
+        ({"num_key_value_heads": 3}, "make the number of key/value heads a divisor"),
+        ({"head_dim": 7}, "make it even"),
+        ({"hidden_size": None}, "lacks hidden_size"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused(change: dict, reason: str) -> None:
     config = SMALL | {"model_type": "qwen3", "head_dim": 8} | change
-    with pytest.raises(UserError, match=reason) as error:
+    with pytest.raises(UserError, match=reason):
         DecoderConfig.from_hf(config)
-    assert "Llama, Qwen2, Qwen2.5 and Qwen3" in str(error.value)
-
-
-def test_shapes_that_cannot_work_are_refused() -> None:
-    for change in ({"num_key_value_heads": 3}, {"head_dim": 7}):
-        with pytest.raises(UserError, match="make"):
-            DecoderConfig.from_hf(SMALL | {"model_type": "llama"} | change)
-    incomplete = {k: v for k, v in SMALL.items() if k != "hidden_size"}
-    with pytest.raises(UserError, match="lacks hidden_size"):
-        DecoderConfig.from_hf(incomplete | {"model_type": "llama"})

@@ -106,9 +106,8 @@ def test_names_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_saved_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path) -> None:
     save_model(load_model(folder), tmp_path / "again")
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
-        p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
-    }
+    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == again
 
 
 def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hone.commands.init_model import FILES, run
-from hone.config.init_model import InitModelConfig
+from hone.config.init import InitModelConfig
 from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.model import PackedAttention, load_model
@@ -42,12 +42,3 @@ def test_overwrites_its_own_work_only(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not made by `hone init-model`"):
         run(InitModelConfig(out=out))
     assert load_model(out).config.num_layers == 3 and (out / "notes.txt").read_text() == "mine"
-
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "README.md").write_text("# a trained model")
-    with pytest.raises(UserError, match="give a new folder"):
-        run(InitModelConfig(out=other))
-    with pytest.raises(UserError, match="is a file"):
-        run(InitModelConfig(out=other / "README.md"))
-    assert {p.name for p in tmp_path.iterdir()} == {"tiny", "other"}

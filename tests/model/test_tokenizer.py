@@ -77,19 +77,3 @@ def test_tags_survive_decoding_and_markers_do_not() -> None:
     assert len(ids) == 10
     assert tokenizer.decode(ids) == "assistant\n<think>a</think><reversed_text>b</reversed_text>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_role_words_are_tokens_only_where_they_stand_alone() -> None:
-    tokenizer = build_tiny_tokenizer()
-    assert tokenizer.encode("user").tokens == ["user"]
-    assert tokenizer.encode("<|im_start|>user\n").tokens == ["<|im_start|>", "user", "Ċ"]
-    assert tokenizer.encode("username").tokens == list("username")
-
-
-def test_saving_is_deterministic_and_states_what_transformers_needs(folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    save_tokenizer(tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in folder.iterdir()}
-    theirs = AutoTokenizer.from_pretrained(folder)
-    assert (theirs.eos_token_id, theirs.pad_token_id, theirs.model_max_length) == (IM_END_ID, ENDOFTEXT_ID, 1024)

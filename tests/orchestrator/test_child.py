@@ -47,13 +47,3 @@ def test_the_error_of_a_rank_is_found_behind_the_mark_that_torch_gives_it(ended)
     lines = ["[rank1]: Traceback (most recent call last):", "[rank1]: ValueError: no such key", "[W] shut down badly"]
     child, _ = ended(f"import sys; sys.exit('\\n'.join({lines!r}))")
     assert child.cause == "exited with code 1 (ValueError: no such key)"
-
-
-def test_a_log_that_was_moved_already_stays(tmp_path):
-    log = Log(tmp_path / "scratch.log")
-    log.write(b"one\n")
-    for _ in range(2):  # the second as after another log that could not be moved
-        log.move(tmp_path / "run.log")
-    log.write(b"two\n")
-    log.close()
-    assert log.path.read_bytes() == b"one\ntwo\n" and not (tmp_path / "scratch.log").exists()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hone.config.rl import CurriculumConfig, PoolConfig
-from hone.environments.order import Draws, epoch_order
+from hone.environments.data import Draws, epoch_order
 from hone.errors import UserError
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, Ledger
@@ -52,15 +52,6 @@ def _step(curriculum: Curriculum, step: int, count: int):
     return draws
 
 
-def test_sequential_is_the_order_of_the_data():
-    curriculum = make(5)
-    assert [[draw.index for draw in _step(curriculum, step, 3)] for step in range(3)] == [
-        [0, 1, 2],
-        [3, 4, 0],
-        [1, 2, 3],
-    ]
-
-
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "difficulty"])
 def test_what_is_left_out_is_never_drawn(order):
     curriculum = make(6, order=order, left_out=[1, 4])
@@ -80,29 +71,12 @@ def test_difficulty_takes_those_first_that_are_solved_half_the_time():
     assert later == [*sorted([1, 3], key=rank), *sorted([0, 5], key=rank), *sorted([2, 4], key=rank)]
 
 
-def test_difficulty_goes_by_what_was_known_when_the_epoch_began():
-    """The last step of epoch 0 reaches into epoch 1, whose order can't know what that step shows."""
-    curriculum = make(4, order="difficulty")
-    order = epoch_order(4, 3, 0).tolist()
-    hopeless = order[0]
-    take(curriculum, 0, 3, {hopeless: 0})
-    take(curriculum, 1, 3, {order[3]: 0})
-    assert [int(e.example_id[1:]) for e in take(curriculum, 2, 2, {})][-1] == hopeless
-    assert curriculum.epoch_sizes == (4, 4)
-
-
 def test_a_solved_prompt_is_retired_from_the_next_epoch_on():
     curriculum = make(4, retire_at=0.75)
     assert drawn(take(curriculum, 0, 4, {1: 3, 2: 4, 3: 2})) == "0 1 2 3"
     assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 2, "pool/parked": 0}
     assert drawn(take(curriculum, 1, 4, {})) == "0 3 0 3"
     assert curriculum.epoch_sizes == (4, 2, 2)
-
-
-def test_nine_of_ten_is_enough_for_the_default():
-    curriculum = make(3, retire_at=0.9)
-    take(curriculum, 0, 3, {0: 8, 1: 9, 2: 10}, graded=10)
-    assert drawn(take(curriculum, 1, 1, {})) == "0" and curriculum.metrics()["pool/retired"] == 2
 
 
 def test_the_pass_rate_is_that_of_the_last_draws():
@@ -142,41 +116,6 @@ def test_a_prompt_that_is_never_solved_is_parked_and_comes_back():
     assert drawn(take(curriculum, 8, 3, {})) == "0 1 2"
 
 
-def test_a_parked_prompt_stays_out_if_it_is_not_to_be_tried_again():
-    curriculum = make(3, park_after=1, retry_parked=0)
-    take(curriculum, 0, 3, {1: 0})
-    assert drawn(take(curriculum, 1, 8, {})) == "0 2 0 2 0 2 0 2"
-
-
-def test_what_could_not_be_graded_measures_nothing():
-    curriculum = make(2, retire_at=0.9, park_after=1)
-    take(curriculum, 0, 2, {}, graded=0)
-    assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 0, "pool/parked": 0}
-
-
-def test_what_was_never_graded_counts_as_half_solved():
-    curriculum = make(3, order="difficulty")
-    measured = {0: (4, 4), 1: (0, 0), 2: (1, 4)}
-    draws = curriculum.draw(3)
-    curriculum.advance([Entry(d.number, 0, f"e{d.index}", "trained", 1, *measured[d.index]) for d in draws])
-    assert [draw.index for draw in curriculum.draw(3)] == [1, 2, 0]
-
-
-def test_the_pass_rate_is_one_of_completions_not_of_draws():
-    """5/8 and 3/3 are 8/11, less than 0.75, though the mean of the two is more."""
-    curriculum = make(1, window=2, retire_at=0.75)
-    for step, (solved, graded) in enumerate([(5, 8), (3, 3)]):
-        take(curriculum, step, 1, {0: solved}, graded)
-    assert curriculum.metrics()["pool/retired"] == 0
-
-
-def test_one_that_is_retired_is_not_counted_as_parked():
-    curriculum = make(1, window=2, retire_at=0.5, park_after=1, retry_parked=1)
-    for step, solved in enumerate([4, 0]):
-        take(curriculum, step, 1, {0: solved})
-    assert curriculum.metrics() == {"pool/active": 0, "pool/retired": 1, "pool/parked": 0}
-
-
 def test_an_empty_pool_starts_over():
     curriculum, told = make(3, retire_at=0.9), []
     curriculum.restarted = told.append
@@ -185,13 +124,6 @@ def test_an_empty_pool_starts_over():
     assert drawn(take(curriculum, 1, 2, {0: 4})) == "0 1" and told == [1]
     assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 1, "pool/parked": 0}
     assert drawn(take(curriculum, 2, 3, {})) == "2 1 2", "0 was retired anew"
-
-
-def test_a_step_may_have_several_epochs_of_what_is_left():
-    curriculum = make(3, retire_at=0.9)
-    take(curriculum, 0, 3, {0: 4, 2: 4})
-    assert drawn(take(curriculum, 1, 4, {1: 4})) == "1 1 1 1"
-    assert drawn(take(curriculum, 2, 4, {})) == "0 1 2 0"
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "difficulty"])

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.inference.endpoint import Endpoint
-from hone.orchestrator.exactness import exactness, inexact_sampling, note_exactness
-from hone.orchestrator.remote import Server
-from hone.runs.files import read_json
-from hone.runs.ranks import most_ranks
-from hone.runs.writer import RunWriter
+from hone.orchestrator.exactness import exactness, inexact_sampling
+from hone.orchestrator.reach import Server
 
 OWN = Server(Endpoint("http://127.0.0.1:8000/v1"), "hone", "m")
 VLLM = Server(Endpoint("http://127.0.0.1:8000/v1"), "vllm", "m")
@@ -53,17 +46,6 @@ def test_tokens(flags: tuple[str, ...], server: Server, tokens: str, causes: lis
     assert inexact_sampling(settings, server) == [f"completions are sampled by {cause}" for cause in causes]
 
 
-def test_a_run_in_one_process_is_marked_as_before() -> None:
-    plain = parse(RLConfig, [], "hone rl")
-    assert inexact_sampling(plain) == []
-    assert inexact_sampling(parse(RLConfig, [*BY_URL], "hone rl")) == [
-        "completions are sampled by the server at http://localhost:8000/v1"
-    ]
-    assert inexact_sampling(parse(RLConfig, ["--inference.backend", "vllm"], "hone rl")) == [
-        "completions are sampled by vLLM"
-    ]
-
-
 def test_examples_and_training() -> None:
     def facts(*flags: str, ranks: int = 1) -> list[str]:
         found = exactness(config(*flags), OWN, ranks)
@@ -80,48 +62,3 @@ def test_examples_and_training() -> None:
         _, training = facts("--precision", precision, ranks=2)
         assert training.startswith("exact on 2 ranks") and f"each loss within {limit} of the recorded one" in training
     assert facts("--no-deterministic")[1] == "not exact: kernels are not pinned (deterministic = false)"
-
-
-def opened(folder: Path, *flags: str, **options: Any) -> RunWriter:
-    argv = ["--output-dir", str(folder), "--ckpt", *flags]
-    return RunWriter.start(config(*argv), "rl", ["rl"], out=io.StringIO(), with_tensors=False, **options)
-
-
-def saved(run: RunWriter, step: int) -> None:
-    run.checkpoints.save(step, {}, {"ledger": []})
-
-
-def test_run_json_says_it_and_on_how_many_ranks_from_which_step_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with opened(folder, *ASYNC, ranks=2) as run:
-        note_exactness(run, config(*ASYNC), OWN, 2)
-        saved(run, 3)
-    info = read_json(folder / "run.json")
-    assert info["exactness"] == exactness(config(*ASYNC), OWN, 2)
-    assert [entry["step"] for entry in info["inexact"]] == [0, 0] and not info["exact"]
-    assert most_ranks(info) == 2
-    with opened(folder, *ASYNC, "--resume", ranks=2) as run:
-        note_exactness(run, config(*ASYNC), OWN, 2)
-        assert len(run.info["inexact"]) == 2
-        saved(run, 5)
-    with opened(folder, *ASYNC, "--resume") as run:
-        assert run.info["inexact"][-1] == {"step": 5, "cause": "resumed with other ranks (2, now 1)"}
-        assert most_ranks(run.info) == 2
-
-
-def test_the_most_ranks_are_those_of_steps_that_count(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with opened(folder) as run:
-        saved(run, 2)
-    assert most_ranks(read_json(folder / "run.json")) == 1
-    with opened(folder, "--resume", ranks=2) as run:
-        assert most_ranks(run.info) == 2
-    with opened(tmp_path / "branch", "--resume.dir", str(folder)) as run:
-        assert most_ranks(run.info) == 2
-    with opened(folder, "--resume") as run:  # which rolls back what two ranks did
-        assert most_ranks(run.info) == 1
-    run.checkpoints.remove(2)
-    with opened(folder, "--resume", ranks=3) as run:
-        assert most_ranks(run.info) == 3
-    with opened(folder, "--resume") as run:
-        assert most_ranks(run.info) == 1

@@ -7,10 +7,9 @@ import pytest
 from hone.config.rl import AdvantageConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
-from hone.orchestrator.groups import grade_groups, group_state
-from hone.orchestrator.metrics import gained, step_metrics
-from hone.orchestrator.packing import micro_batches, trainable
-from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.conversations import RequestMaker
+from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
+from hone.trainer.packing import split_micro_batches
 from hone.types import Example, Trajectory
 
 
@@ -73,12 +72,12 @@ def test_states_advantages_and_what_is_packed():
     partly = groups_of(["1", "x", "0"])[0]
     assert [group_state(g) for g in (trained, filtered, failed, partly)] == ["trained", "filtered", "failed", "trained"]
     assert trained.advantages.tolist() == [0.5, -0.5] and partly.advantages.tolist() == [0.5, 0.0, -0.5]
-    batch = micro_batches(trainable([trained, filtered, failed, partly], "keep"), 1000)[0]
+    batch = split_micro_batches(trainable([trained, filtered, failed, partly], "keep"), 1000, share_prompts=True)[0]
     assert batch.num_loss_tokens == 4 * 3 and len(batch) == 2 + 4 * 3, "the prompt is laid down once"
     assert batch.group_ids.unique().tolist() == [10]
     assert batch.advantages[batch.loss_mask][::3].tolist() == [0.5, -0.5, 0.5, -0.5]
     assert batch.sampling_logprobs[:5].tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
-    assert micro_batches(trainable([filtered, failed], "keep"), 1000) == []
+    assert trainable([filtered, failed], "keep") == []
 
 
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
@@ -86,8 +85,8 @@ def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     members = [trajectory("1"), trajectory("0", stop_reason="length"), trajectory("0.2")]
     groups = grade_groups(ENV, examples, [0], members, AdvantageConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
-    assert micro_batches(trainable(groups, "keep"), 1000)[0].num_loss_tokens == 9
-    masked = micro_batches(trainable(groups, "mask"), 1000)[0]
+    assert split_micro_batches(trainable(groups, "keep"), 1000, share_prompts=True)[0].num_loss_tokens == 9
+    masked = split_micro_batches(trainable(groups, "mask"), 1000, share_prompts=True)[0]
     assert masked.num_loss_tokens == 6
     assert masked.advantages[masked.loss_mask][::3].tolist() == pytest.approx([0.6, -0.2])
 
@@ -152,8 +151,3 @@ def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler
     metrics = step_metrics([group], version=7, lag=3)
     assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
     assert "staleness/max" not in step_metrics([group], version=7)
-
-
-def test_a_counter_of_a_server_that_was_started_anew_counts_from_0():
-    counts = [(1.0, 3.5), (None, 2.0), (3.0, 0.5), (1.0, None)]
-    assert [gained(*pair) for pair in counts] == [2.5, 2.0, 0.5, None]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from hone.errors import UserError
-from hone.orchestrator.placement import placed, share_of_cores, visible_gpus
+from hone.orchestrator.placement import placed, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -64,8 +62,3 @@ def test_without_it_the_gpus_are_those_that_the_driver_lists(tmp_path, monkeypat
     assert visible_gpus({}) == ["0", "1"]
     program.write_text("#!/bin/sh\necho 'GPU 0: none, for the driver is not loaded'\nexit 9\n")
     assert visible_gpus({}) == []
-
-
-def test_processes_share_the_cores_that_there_are(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert [share_of_cores(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]

@@ -14,9 +14,8 @@ from hone.errors import Halt
 from hone.inference.engine import Engine
 from hone.model.chat import load_renderer
 from hone.model.presets import random_decoder, tiny_config
-from hone.orchestrator.canary import Canary
+from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.watch import GapWatch, band_of
 from hone.runs import Run
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import policy_objective
@@ -41,8 +40,8 @@ def make(tmp_path):
         examples = load_environment("reverse-text").split("train")[:4]
         sampler = model if precision == "fp32" else random_decoder(tiny_config(), seed=1, precision=precision)
         policy = EnginePolicy(Engine(sampler), renderer)
-        canary = Canary(policy, trainer, renderer, examples, band_of(config), seed=0, seq_len=64)
-        return GapWatch(canary, config.gap.action, writer), out, writer
+        canary = Canary(policy, trainer, renderer, examples, band_from_config(config), seed=0, seq_len=64)
+        return GapWatch(canary.band, config.gap.action, writer, canary), out, writer
 
     return call
 
@@ -53,11 +52,11 @@ def gaps(run: Path) -> list[tuple]:
 
 def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path):
     config = config_of(tmp_path)
-    assert band_of(config) == BANDS["hone", "fp32"]
-    assert band_of(config, "vllm") == BANDS["vllm", "fp32"]
+    assert band_from_config(config) == BANDS["hone", "fp32"]
+    assert band_from_config(config, "vllm") == BANDS["vllm", "fp32"]
     coarse = config.model_copy(update={"inference": InferenceConfig(backend="vllm", dtype="bfloat16")})
-    assert band_of(coarse) == BANDS["vllm", "bf16"]
-    assert band_of(config_of(tmp_path, max=0.5, stop=3)) == Band(mean=1e-5, max=0.5, stop=3)
+    assert band_from_config(coarse) == BANDS["vllm", "bf16"]
+    assert band_from_config(config_of(tmp_path, max=0.5, stop=3)) == Band(mean=1e-5, max=0.5, stop=3)
 
 
 def test_nothing_is_said_of_a_gap_in_the_band(make, tmp_path):

@@ -11,8 +11,8 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
+from hone.planning.arithmetic import Lengths
 from hone.planning.devices import DEVICES, Device
-from hone.planning.lengths import Lengths
 from hone.planning.memory import (
     GIB,
     PROCESS,
@@ -25,7 +25,6 @@ from hone.planning.memory import (
     optimiser_bytes,
     weight_bytes,
 )
-from hone.planning.remedies import remedies
 from hone.planning.shape import KNOWN, Shape
 from hone.trainer.logprobs import loss_indices, token_hidden
 from hone.trainer.objectives import sft_objective
@@ -141,15 +140,6 @@ def test_a_background_checkpoint_is_copied_on_a_cpu_and_beside_a_gpu() -> None:
     assert "checkpoint copy" not in memory(rl("--ckpt.interval", "10", "--no-ckpt.background"), shape, CPU).parts
 
 
-def test_phases_take_turns_and_the_larger_one_is_the_peak() -> None:
-    shape = KNOWN["qwen2.5-0.5b"]
-    needs = memory(rl("--orchestrator.batch-size", "32"), shape, DEVICES["h100"])
-    assert needs.peak == "training" and needs.total == needs.of("training") < sum(needs.parts.values())
-    assert needs.dominant == "activations"
-    few = memory(rl("--trainer.micro-batch-tokens", "16", "--seq-len", "64", "--inference.kv-gib", "40"), shape, CPU)
-    assert few.of("sampling") > 0 and few.peak in ("sampling", "training")
-
-
 def test_ranks_share_what_is_in_shards() -> None:
     shape = KNOWN["qwen3-8b"]
     config = parse(SFTConfig, ["--data.path", "x.jsonl"], "sft")
@@ -175,16 +165,3 @@ def test_the_fullest_device_is_that_of_all_who_are_on_it() -> None:
     assert needed(config, shape, CPU, 4, 1, lengths).total == 4 * trainer.total + server.total + PROCESS["rl"]
     other = rl("--mode", "split", "--orchestrator.client.base-url", "http://elsewhere:8000/v1")
     assert needed(other, shape, h100, 1, 1, lengths).total == memory(other, shape, h100, 1, lengths, "trainer").total
-
-
-def test_remedies_bring_a_run_under_the_limit() -> None:
-    shape, config = KNOWN["qwen2.5-1.5b"], rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512")
-    card, lengths = DEVICES["l40s"], Lengths.of(rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"))
-    assert memory(config, shape, card).total > card.memory
-    found = remedies(config, shape, card, 1, lengths, card.memory)
-    first = next(line for line in found if line.startswith("--trainer.micro-batch-tokens"))
-    assert first.endswith("fits")
-    tokens = first.split()[1].rstrip(":")
-    mended = memory(rl("--trainer.micro-batch-tokens", tokens), shape, card, 1, lengths)
-    assert mended.total <= card.memory and f"{mended.total / GIB:.1f} GiB" in first
-    assert found[-1].startswith("a card of 79 GiB")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.planning.data import Facts
+from hone.planning.arithmetic import Lengths
 from hone.planning.devices import DEVICES
-from hone.planning.lengths import Lengths
 from hone.planning.memory import weight_bytes
-from hone.planning.report import plan_of, words
 from hone.planning.shape import KNOWN
 from hone.planning.time import times
 
@@ -60,24 +56,3 @@ def test_the_price_of_the_machine_is_that_of_all_its_gpus() -> None:
     own = sft("--budget.hours", "9", "--budget.usd-per-hour", "12")
     assert times(own, SHAPE, H100, gpus=8).usd_per_hour == 12
     assert times(own, SHAPE, H100, gpus=8, usd_per_hour=20).usd_per_hour == 20
-
-
-def test_more_room_for_keys_and_values_is_named_where_it_saves_time() -> None:
-    """512 completions of 4,096 tokens go through 4 GiB in waves; all that a card has room for makes the run shorter."""
-    line = ("--orchestrator.batch-size", "512", "--seq-len", "4096", "--orchestrator.sampling.max-tokens", "3968")
-    told = plan_of(rl(*line), DEVICES["h200"], Facts(), here=False, shape=SHAPE)
-    (cached,) = [line for _, lines in words(told) for line in lines if line.startswith("kv cache")]
-    assert "inference.kv_gib = 4: 4 of 512 completions at once" in cached and "all completions" not in cached
-    (advice,) = told.faster
-    found = re.search(r"--inference.kv-gib (\d+) \((\d+) completions at once, not 4\) saves (\d+) %", advice)
-    assert found is not None and advice in dict(words(told))["Time and cost, estimated"]
-    gib, many, saved = map(int, found.groups())
-    more = plan_of(rl(*line, "--inference.kv-gib", str(gib)), DEVICES["h200"], Facts(), here=False, shape=SHAPE)
-    assert more.fits and more.memory is not None and more.usual is not None and told.usual is not None
-    assert f": {many} of 512 completions" in "".join(line for _, lines in words(more) for line in lines)
-    assert 1 - more.usual.total / told.usual.total == pytest.approx(saved / 100, abs=0.005)
-    roomy = rl("--orchestrator.batch-size", "32")
-    assert more.faster == plan_of(roomy, DEVICES["h200"], Facts(), here=False, shape=SHAPE).faster == []
-    full = plan_of(rl(*line).on_gpus(8), DEVICES["h200"], Facts(), 8, here=False, shape=KNOWN["qwen3-8b"])
-    assert full.memory is not None and full.memory.peak == "training" and full.memory.total > 0.9 * full.room
-    assert full.fits and full.faster, "the server has room, however full the trainer's GPUs are"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from hone.environments import Range, Rubric
-from hone.reproduce.attribution import Columns, Marks, Split, Window, seen, split, window, windows
-from hone.reproduce.verdict import ends, judge
+from hone.reproduce.attribution import POINT, MainPart, Split, Window, parts_seen, window, windows
+from hone.reproduce.verdict import change_between, choose_ends, judge
 from hone.types import Outcome, Score
 
 
@@ -36,20 +37,23 @@ def scored(rubric: Rubric, outcome: Outcome = Outcome.WRONG, **components: float
 
 
 def test_marks_are_the_correctness_function_or_all_if_it_has_no_weight() -> None:
-    assert Marks.of(TWO_PART) == Marks(("correctness",), 0.9)
-    assert Marks.of(SIMILAR) == Marks(("similarity", "correctness"), 1.0)
+    assert MainPart.from_rubric(TWO_PART) == MainPart(("correctness",), 0.9)
+    assert MainPart.from_rubric(SIMILAR) == MainPart(("similarity", "correctness"), 1.0)
     ranges = {"similarity": Range(right=(0.0, 5.0), wrong=(0.0, 1.0))}
-    assert Marks.of(Rubric([similarity, correctness], [0.5, 0.0], correctness=correctness, ranges=ranges)).full == 2.5
+    assert (
+        MainPart.from_rubric(Rubric([similarity, correctness], [0.5, 0.0], correctness=correctness, ranges=ranges)).full
+        == 2.5
+    )
 
 
 def test_marks_of_a_grader_that_is_gone_are_found_in_what_it_said() -> None:
     """The correctness function is the one that gave 1 to the correct completions and less to the others."""
     right = scored(TWO_PART, Outcome.CORRECT, format=1.0, correctness=1.0)
     wrong = scored(TWO_PART, format=1.0, correctness=0.0)
-    assert Marks.recorded([right, wrong]) == Marks(("correctness",), 0.9)
+    assert MainPart.from_scores([right, wrong]) == MainPart(("correctness",), 0.9)
     exact = scored(SIMILAR, Outcome.CORRECT, similarity=1.0, correctness=1.0)
     close = scored(SIMILAR, similarity=1.0, correctness=0.0)
-    assert Marks.recorded([exact, close]) == Marks(("similarity", "correctness"), 1.0)
+    assert MainPart.from_scores([exact, close]) == MainPart(("similarity", "correctness"), 1.0)
 
 
 def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:
@@ -57,16 +61,28 @@ def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_reco
     paid = scored(TWO_PART, format=1.0, correctness=0.0)
     both = scored(TWO_PART, Outcome.CORRECT, format=1.0, correctness=1.0)
     right = scored(SPARSE, Outcome.CORRECT, correctness=1.0)
-    two, sparse = Marks.of(TWO_PART), Marks.of(SPARSE)
-    assert seen(lost, both, two, two) == pytest.approx((0.9, 0.1))
-    assert seen(lost, right, two, sparse) == pytest.approx((0.9, 0.0)), "2.0 is the same full marks as 0.9"
-    assert seen(paid, right, two, sparse) == pytest.approx((0.9, 0.1))
-    assert seen(right, both, sparse, two) == pytest.approx((2.0, 0.0)), "the recorded grader had no format"
+    two, sparse = MainPart.from_rubric(TWO_PART), MainPart.from_rubric(SPARSE)
+    assert parts_seen(lost, both, two, two) == pytest.approx((0.9, 0.1))
+    assert parts_seen(lost, right, two, sparse) == pytest.approx((0.9, 0.0)), "2.0 is the same full marks as 0.9"
+    assert parts_seen(paid, right, two, sparse) == pytest.approx((0.9, 0.1))
+    assert parts_seen(right, both, sparse, two) == pytest.approx((2.0, 0.0)), "the recorded grader had no format"
 
 
 def test_a_component_that_abstained_is_worth_nothing() -> None:
-    marks = Marks.of(TWO_PART)
-    assert seen(scored(TWO_PART, format=1.0), scored(TWO_PART, correctness=1.0), marks, marks) == (0.9, 0.0)
+    marks = MainPart.from_rubric(TWO_PART)
+    assert parts_seen(scored(TWO_PART, format=1.0), scored(TWO_PART, correctness=1.0), marks, marks) == (0.9, 0.0)
+
+
+def points(step, recorded, main, extra=0.0, truncated=False, was_right=False, is_right=False, length=7) -> np.ndarray:
+    found = np.empty(len(recorded), POINT)
+    found["step"], found["recorded"], found["main"], found["extra"] = step, recorded, main, extra
+    found["regraded"], found["truncated"], found["length"] = main, truncated, length
+    found["was_right"], found["is_right"] = was_right, is_right
+    return found
+
+
+def split(recorded, main, extra, truncated) -> Split:
+    return window(points(0, recorded, main, extra, truncated), 0, 0).split
 
 
 def test_the_split_by_hand() -> None:
@@ -75,25 +91,24 @@ def test_the_split_by_hand() -> None:
     skill 1.8 / 3, truncation 1.8 / 4 - skill, format 0.3 / 4, parser (0 - 1.0) / 4; together 1.1 / 4.
     """
     recorded = np.array([1.0, 0.0, 0.0, 0.1])
-    main, extra = np.array([0.9, 0.9, 0.0, 0.0]), np.array([0.1, 0.1, 0.0, 0.1])
-    found = split(recorded, main, extra, np.array([False, False, True, False]))
-    assert found.record() == pytest.approx({"skill": 0.6, "truncation": -0.15, "format": 0.075, "parser": -0.25})
+    found = split(recorded, [0.9, 0.9, 0.0, 0.0], [0.1, 0.1, 0.0, 0.1], [False, False, True, False])
+    assert asdict(found) == pytest.approx({"skill": 0.6, "truncation": -0.15, "format": 0.075, "parser": -0.25})
     assert found.total == pytest.approx(recorded.mean())
 
 
 def test_truncated_completions_that_are_right_cost_nothing() -> None:
     ones = np.ones(4)
-    found = split(ones, ones, np.zeros(4), np.array([True, False, True, False]))
+    found = split(ones, ones, 0.0, [True, False, True, False])
     assert found == Split(skill=1.0, truncation=0.0, format=0.0, parser=0.0)
-    assert split(ones, ones / 2, np.zeros(4), np.ones(4, dtype=bool)) == Split(0.5, 0.0, 0.0, 0.5), "none is complete"
+    assert split(ones, ones / 2, 0.0, True) == Split(0.5, 0.0, 0.0, 0.5), "none is complete"
 
 
-def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> Columns:
+def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> np.ndarray:
     """`size` completions of each step; each is worth what the step's numbers say. `truncated`: share of each step."""
     steps = np.repeat(np.arange(len(recorded)), size)
     old, new = np.repeat(recorded, size), np.repeat(main, size)
     cut = np.tile(np.arange(size) < truncated * size, len(recorded))
-    return Columns(steps, old, new, new, 0 * new, old >= 1, new >= 1, cut, np.full(len(steps), 7))
+    return points(steps, old, new, truncated=cut, was_right=old >= 1, is_right=new >= 1)
 
 
 def test_a_run_of_200_steps_is_cut_into_ten_windows_of_20() -> None:
@@ -116,9 +131,9 @@ def test_shares_of_right_answers() -> None:
 
 def test_a_fall_is_measured_from_the_best_window_and_else_from_the_first() -> None:
     fell = windows(columns([0.5] * 10 + [0.9] * 10 + [0.2] * 10, [1.0] * 30))
-    assert [one.name for one in ends(fell)] == ["12-14", "27-29"]
+    assert [one.name for one in choose_ends(fell)] == ["12-14", "27-29"]
     rose = windows(columns([0.1] * 10 + [0.9] * 20, [1.0] * 30))
-    assert ends(rose) == (rose[0], rose[-1])
+    assert choose_ends(rose) == (rose[0], rose[-1])
 
 
 def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[float, float] = (0, 0)):
@@ -129,6 +144,10 @@ def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[
         assert one is not None
         made.append(one)
     return judge(*made)
+
+
+def change(found) -> dict[str, float]:
+    return asdict(change_between(found.before, found.after))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +170,7 @@ def verdict(before: tuple[float, float], after: tuple[float, float], cut: tuple[
 def test_verdicts(before, after, cause, words) -> None:
     found = verdict(before, after)
     assert found.cause == cause and words in found.sentence
-    assert found.change.total == pytest.approx(after[0] - before[0])
+    assert change_between(found.before, found.after).total == pytest.approx(after[0] - before[0])
 
 
 def test_a_fall_beside_a_grader_that_was_more_lenient_from_the_start_is_no_proof() -> None:
@@ -181,13 +200,13 @@ def test_what_was_paid_for_nothing_may_come_with_a_worse_model() -> None:
 def test_where_the_limit_stops_all_what_it_cost_is_truncation() -> None:
     """No more than those were worth that it did not stop before."""
     lost = verdict((0.9, 0.9), (0.1, 0.1), cut=(0, 1))
-    assert lost.cause == "truncation" and lost.change.record() == pytest.approx(
+    assert lost.cause == "truncation" and change(lost) == pytest.approx(
         {"skill": 0, "truncation": -0.8, "format": 0, "parser": 0}
     )
-    worse = verdict((0.8, 0.8), (0.2, 0.2), cut=(0.75, 1)).change
-    assert (worse.truncation, worse.skill) == pytest.approx((-0.2, -0.4))
-    won = verdict((0.1, 0.1), (0.9, 0.9), cut=(1, 0.5)).change
-    assert (won.truncation, won.skill) == pytest.approx((0.45, 0.35))
+    worse = change(verdict((0.8, 0.8), (0.2, 0.2), cut=(0.75, 1)))
+    assert (worse["truncation"], worse["skill"]) == pytest.approx((-0.2, -0.4))
+    won = change(verdict((0.1, 0.1), (0.9, 0.9), cut=(1, 0.5)))
+    assert (won["truncation"], won["skill"]) == pytest.approx((0.45, 0.35))
     assert verdict((0.9, 0.9), (0.1, 0.1), cut=(1, 1)).cause == "skill"
 
 
@@ -198,9 +217,8 @@ def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
     for size in (20, 120):
         for _ in range(100):
             marks = (rng.random((size, 64)) < 0.5).astype(float).ravel()
-            no = np.zeros(len(marks), dtype=bool)
-            made = Columns(np.repeat(np.arange(size), 64), marks, marks, marks, 0 * marks, no, no, no, 0 * no)
-            before, after = ends(windows(made))
+            made = points(np.repeat(np.arange(size), 64), marks, marks)
+            before, after = choose_ends(windows(made))
             fell += judge(before, after).cause != "none"
     assert fell <= 20
 
@@ -211,19 +229,16 @@ def test_the_sentence_has_the_numbers() -> None:
         "the recorded reward fell by 0.70 from steps 0-1 to 0-1: "
         "parser -0.60, skill -0.10, truncation 0.00, format 0.00. "
     )
-    assert found.shares == pytest.approx({"parser": 6 / 7, "skill": 1 / 7, "truncation": 0, "format": 0})
 
 
 def test_truncation_is_a_cause_of_its_own() -> None:
     """Right as ever where it comes to its end; cut off, it is worth nothing."""
     cut = np.array([True, True, True, False])
     before = window(columns([1.0], [1.0]), 0, 0)
-    after = window(
-        Columns(np.zeros(4, int), 1.0 - cut, 1.0 - cut, 1.0 - cut, 0.0 * cut, ~cut, ~cut, cut, 0 * cut), 0, 0
-    )
+    after = window(points(0, 1.0 - cut, 1.0 - cut, truncated=cut, was_right=~cut, is_right=~cut), 0, 0)
     assert before is not None and after is not None
     found = judge(before, after)
-    assert found.cause == "truncation" and found.change.record() == {
+    assert found.cause == "truncation" and change(found) == {
         "skill": 0.0,
         "truncation": -0.75,
         "format": 0.0,

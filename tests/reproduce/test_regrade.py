@@ -1,14 +1,12 @@
-"""Pieces of regrading: which completions are checked, tokens counted from masks, marks of a task that has changed."""
+"""Pieces of regrading: which completions are checked, the main part of a task that has changed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
-
 from hone.environments import Rubric, SingleTurnEnv
-from hone.reproduce.attribution import Marks
-from hone.reproduce.regrade import Grader, Pair, Recorded, _recorded_marks, _sampled, spread, typical
+from hone.reproduce.attribution import MainPart
+from hone.reproduce.regrade import Grader, Pair, Recorded, recorded_main_part, sort_by_typical_length, spread
 from hone.types import Example, Outcome, Reply, Score
 
 
@@ -22,12 +20,6 @@ def test_a_sample_is_spread_evenly() -> None:
     assert spread(range(10), 3) == [0, 3, 6] and spread(range(4), 9) == [0, 1, 2, 3] and spread([], 2) == []
 
 
-def test_sampled_tokens_are_counted_row_by_row_also_of_a_part_of_a_table() -> None:
-    masks = pa.chunked_array([[[False, True, True], [], [True]], [[False, False]]], pa.list_(pa.bool_()))
-    assert _sampled(masks).tolist() == [2, 0, 1, 0]
-    assert _sampled(masks.slice(1, 2)).tolist() == [0, 1]
-
-
 def test_the_own_task_says_what_decides_unless_its_weights_have_changed() -> None:
     def right(completion) -> float:
         return 0.0
@@ -38,14 +30,21 @@ def test_the_own_task_says_what_decides_unless_its_weights_have_changed() -> Non
     same = Grader(SingleTurnEnv(rubric=Rubric([format, right], [0.1, 0.9], correctness=format)))
     other = Grader(SingleTurnEnv(rubric=Rubric([right])))
     graded = [recorded(), recorded(Outcome.WRONG, 0.1)]
-    assert _recorded_marks(graded, same) == Marks(("format",), 0.1)
-    assert _recorded_marks(graded, other) == _recorded_marks(graded, None) == Marks(("right",), 0.9)
-    assert _recorded_marks([recorded(Outcome.GRADER_ERROR, float("nan"))], same) is None
+    assert recorded_main_part(graded, same) == MainPart(("format",), 0.1)
+    assert recorded_main_part(graded, other) == recorded_main_part(graded, None) == MainPart(("right",), 0.9)
+    assert recorded_main_part([recorded(Outcome.GRADER_ERROR, float("nan"))], same) is None
 
 
 def test_typical_are_those_of_usual_length() -> None:
     pairs = [Pair(replace(recorded(), text="a" * length), recorded().score) for length in (1, 9, 4, 90, 5)]
-    assert [len(pair.recorded.text) for pair in typical(pairs)] == [5, 4, 1, 9, 90] and typical([]) == []
+    assert [len(pair.recorded.text) for pair in sort_by_typical_length(pairs)] == [
+        5,
+        4,
+        1,
+        9,
+        90,
+    ]
+    assert sort_by_typical_length([]) == []
 
 
 def test_what_came_out_the_same() -> None:

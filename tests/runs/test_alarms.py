@@ -5,11 +5,11 @@ import json
 import pytest
 
 from hone.config.alarms import AlarmsConfig
-from hone.config.rl import CurriculumConfig, OrchestratorConfig, PoolConfig, RLConfig
+from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import Halt
 from hone.runs import Run
-from hone.runs.alarm_finding import Finding
+from hone.runs.alarm_rules import Finding
 from hone.runs.alarms import Alarms
 from hone.runs.writer import RunWriter
 
@@ -58,58 +58,35 @@ def test_the_strongest_action_is_asked_for_once():
     assert (alarms.asked, alarms.cause, alarms.saves) == ("stop", "no_signal", False)
     alarms.done()
     alarms.look(3, lines(0.8)[0] | {"step": 3, "groups/trained": 0})
-    assert alarms.asked == "off" and alarms.standing == ["truncation", "no_signal"]
+    assert alarms.asked == "off" and alarms.active == ["truncation", "no_signal"]
 
 
 def test_off_is_off():
     alarms = Alarms(AlarmsConfig(window=2, action="off"))
-    assert look(alarms, 0.8, 0.8, 0.8) == [] and alarms.standing == []
+    assert look(alarms, 0.8, 0.8, 0.8) == [] and alarms.active == []
     only = Alarms(AlarmsConfig(window=2, action="stop", truncation={"action": "off"}))
     assert look(only, 0.8, 0.8, 0.8) == [] and only.asked == "off"
-
-
-def test_where_a_curriculum_leaves_harder_prompts_fewer_are_solved(tmp_path):
-    falling = [{"reward/mean": 0.9, "outcome/correct": 0.8, "outcome/wrong": 0.2}] * 20
-    falling += [{"reward/mean": 0.3, "outcome/correct": 0.2, "outcome/wrong": 0.8}] * 20
-
-    def raised(folder, **settings) -> list[str]:
-        with RunWriter.start(config(folder, **settings), "rl", []) as run:
-            for step, metrics in enumerate(falling):
-                run.log_step(step, dict(metrics))
-        return [event["name"] for event in Run(folder).events() if event["kind"] == "alarm"]
-
-    pool = OrchestratorConfig(curriculum=CurriculumConfig(pool=PoolConfig()))
-    assert raised(tmp_path / "as-it-comes") == ["wrong"]
-    assert raised(tmp_path / "pool", orchestrator=pool) == []
-    assert raised(tmp_path / "asked", orchestrator=pool, alarms=AlarmsConfig(wrong={"action": "warn"})) == ["wrong"]
 
 
 def test_what_was_raised_before_a_resume_is_not_told_again():
     alarms = Alarms(AlarmsConfig(window=2, action="stop"))
     alarms.restore(lines(0.8, 0.8, 0.8))
-    assert alarms.asked == "off" and alarms.standing == ["truncation"]
+    assert alarms.asked == "off" and alarms.active == ["truncation"]
     assert alarms.look(3, lines(0.8)[0] | {"step": 3}) == ([], [])
 
 
 def found(value: float = 0.5) -> Finding:
-    return Finding(value, 0.1, "apart", "see docs/gap.md")
+    return Finding(value, 0.1, "apart", "see docs/training.md")
 
 
 def test_a_gap_that_was_told_before_a_resume_is_not_told_again():
     told = [{"kind": "alarm", "step": 1, "name": "gap"}]
     alarms = Alarms(AlarmsConfig(window=2, action="stop", truncation={"action": "off"}))
     alarms.restore(lines(0.8, 0.8, 0.8), told)
-    assert alarms.standing == ["gap"] and alarms.raised(3, "gap", found()) is None and alarms.asked == "off"
+    assert alarms.active == ["gap"] and alarms.raised(3, "gap", found()) is None and alarms.asked == "off"
     alarms = Alarms(AlarmsConfig(window=2))
     alarms.restore(lines(0.0, 0.0, 0.0), [*told, {"kind": "alarm_over", "step": 2, "name": "gap"}])
-    assert alarms.standing == [] and alarms.raised(3, "gap", found()) is not None
-
-
-def test_a_gap_that_is_off_does_not_stand_either():
-    alarms = Alarms(AlarmsConfig(window=2, gap={"action": "off"}))
-    assert alarms.raised(0, "gap", found()) is None and alarms.standing == []
-    with pytest.raises(ValueError, match="the alarm gap has no threshold: set gap"):
-        AlarmsConfig(gap={"threshold": 0.1})
+    assert alarms.active == [] and alarms.raised(3, "gap", found()) is not None
 
 
 def config(folder, **settings) -> RLConfig:
@@ -142,17 +119,6 @@ def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):
         log(run, 0, 0.8, 0.8)
     hashed = [json.loads(line)["step"] for line in (tmp_path / "hashes.jsonl").read_text().splitlines()]
     assert hashed == [0, 1] and [line["step"] for line in Run(tmp_path).metrics().to_pylist()] == [0, 1]
-
-
-def test_only_a_step_is_stopped_at(tmp_path):
-    """What is written down at the end of a run, or when something else has ended it, is written."""
-    run = RunWriter.start(config(tmp_path, alarms=AlarmsConfig(gap={"action": "stop"})), "rl", [])
-    with run:
-        log(run, 0, 0.0)
-        run.alarms.raised(1, "gap", found())
-        run.log_step(1, {"eval/x/reward/mean": 0.5})
-        with pytest.raises(Halt, match="stopped at step 2 by the alarm gap"):
-            run.log_step(2, {"reward/mean": 0.5})
 
 
 def test_the_log_is_the_same_with_and_without_alarms(tmp_path):

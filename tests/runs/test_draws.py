@@ -32,14 +32,6 @@ def test_from_the_newest_checkpoint_and_then_from_rollouts(run: Path) -> None:
     assert ledger[4] == entry(4, 2, "e", "trained", 10) | {"source": "rollouts"}
 
 
-def test_a_damaged_checkpoint_is_passed_over(run: Path) -> None:
-    state = run / "checkpoints" / "step_2" / "state.json"
-    state.write_text(state.read_text().replace('"c"', '"x"'))
-    ledger = Run(run).ledger()
-    assert [draw["source"] for draw in ledger] == ["checkpoint"] * 2 + ["rollouts"] * 6
-    assert ledger[2]["example_id"] == "c"
-
-
 def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "failed")
     rollouts(run, 0, (0, "a", ["failed", "filtered", "failed"]), (1, "b", ["failed", "failed"]), (2, "c", ["trained"]))
@@ -48,10 +40,6 @@ def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path)
         ("failed", 10),
         ("trained", 5),
     ]
-
-
-def test_a_run_without_any_draw(tmp_path: Path) -> None:
-    assert Run(make_run(tmp_path / "run", "failed", steps=0)).ledger() == []
 
 
 def seen(names: str, pool: int | None = None) -> Epochs:

@@ -10,12 +10,9 @@ from run_folders import held, make_run, metrics, write_lines
 
 from hone.errors import UserError
 from hone.runs import follow as module
-from hone.runs.display import PlainDisplay
-from hone.runs.files import write_file
+from hone.runs.files import Rewound, Tail, write_file
 from hone.runs.follow import Steps, follow
-from hone.runs.progress import Progress
 from hone.runs.summary import summarize
-from hone.runs.tail import Rewound, Tail
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
@@ -99,42 +96,3 @@ def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(
     assert sum("checkpoint at step 2" in line for line in lines) == 1 and "weights" not in out.getvalue()
     assert sum(line.startswith("step 4/4  reward 0.300  0.25 s/step") for line in lines) == 1
     assert "step 1/4" not in out.getvalue()
-
-
-def test_the_pace_of_a_resumed_run_is_that_of_its_last_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resumes = [{"step": 2, "time": "2026-01-02T03:04:05+00:00"}]
-    run = make_run(tmp_path / "run", "running", steps=3, max_steps=9, resumes=resumes)
-    write_lines(run / "timings.jsonl", [{"step": step, "time/step": 2.0} for step in range(3)])
-    shown = []
-
-    class Display:
-        def start(self, step: int) -> None:
-            shown.append(("start", step))
-
-        def step(self, step: int, metrics: dict, timings: dict) -> None:
-            shown.append(("step", step))
-
-        def message(self, text: str) -> None: ...
-        def close(self) -> None:
-            shown.append(("close", None))
-
-    monkeypatch.setattr(module, "make_display", lambda *_, progress: shown.append(progress) or Display())
-    follow(summarize(run), "auto")  # nobody holds it: what is there is shown, and that is all
-    progress, *rest = shown
-    assert rest == [("start", 2), ("step", 2), ("close", None)]
-    assert progress.history == [0.0, 0.1]  # the reward before the resume is drawn as well
-
-
-def test_what_was_no_step_is_left_out_of_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run began long ago, and waited since: what is left is five steps of 1,000 s."""
-    run = make_run(tmp_path / "run", "running", steps=4, max_steps=9)
-    write_lines(run / "timings.jsonl", [{"step": step, "time/step": 1000.0} for step in range(4)])
-    shown: list[Progress] = []
-
-    def display(*_: object, progress: Progress) -> PlainDisplay:
-        shown.append(progress)
-        return PlainDisplay(progress, io.StringIO())
-
-    monkeypatch.setattr(module, "make_display", display)
-    follow(summarize(run), "plain")
-    assert shown[0].left == pytest.approx(5000.0, rel=0.2)

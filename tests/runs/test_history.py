@@ -18,14 +18,14 @@ def test_windows_are_means_of_the_last_steps_with_their_standard_error():
     made = history([1.0, 3.0, 2.0, 2.0])
     assert not made.at("m", 0) and made.at("m", 1) == Window(2.0, pytest.approx(1.0))
     assert made.first("m").mean == 2.0 and made.now("m").mean == 2.0
-    assert (made.lowest("m"), made.highest("m")) == (1, 2) and made.values("m") == [1.0, 3.0, 2.0, 2.0]
+    assert (made.series("m").lowest, made.series("m").highest) == (1, 2) and made.values("m") == [1.0, 3.0, 2.0, 2.0]
 
 
 def test_what_a_step_does_not_have_is_unknown_and_half_a_window_is_enough():
     made = history(["missing", 4.0, None, 6.0, "missing", "missing"])
     assert [made.at("m", i).mean for i in range(1, 5)] == [4.0, 4.0, 6.0, 6.0] and not made.now("m")
-    assert math.isnan(made.latest("m")) and not made.now("never") and made.highest("never") == -1
-    assert made.lowest("m") == 1 and made.highest("m") == 3
+    assert math.isnan(made.latest("m")) and not made.now("never") and made.series("never").highest == -1
+    assert made.series("m").lowest == 1 and made.series("m").highest == 3
 
 
 def test_windows_differ_by_more_than_their_steps_scatter():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from run_folders import held, make_run, snapshot
 
-from hone.runs.liveness import holder
+from hone.runs.outputs import holder
 
 
 def test_the_holder_is_named_while_it_lives(tmp_path: Path) -> None:
@@ -42,9 +42,3 @@ def test_the_launcher_stands_for_the_processes_of_its_run(tmp_path: Path) -> Non
             launcher.kill()
         launcher.wait()
         assert holder(run) is None
-
-
-def test_another_runs_holder_does_not_count(tmp_path: Path) -> None:
-    one, other = make_run(tmp_path / "a", "running"), make_run(tmp_path / "b", "running")
-    with held(one):
-        assert holder(other) is None

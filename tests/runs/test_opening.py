@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from hone.cli import main
 from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
@@ -59,20 +58,6 @@ def test_a_checkpoint_of_another_model_changes_nothing(tmp_path, parameters, pro
     RunWriter.start(config(tmp_path, resume=ResumeConfig()), "rl", [], parameters={"w": torch.zeros(2)}).finish("done")
 
 
-def test_resume_past_max_steps_changes_nothing(tmp_path):
-    with start(tmp_path) as run:
-        steps(run, 0, 6)
-    before = state_of(tmp_path)
-    with pytest.raises(
-        UserError, match=r"checkpoint step_4 is past max_steps = 1: set --max-steps above 4, or --resume\.step"
-    ):
-        start(tmp_path, resume=ResumeConfig(), max_steps=1)
-    assert state_of(tmp_path) == before
-    with start(tmp_path, resume=ResumeConfig(), max_steps=4) as run:
-        assert run.start_step == 4 and not run.nothing_left
-    assert [r["step"] for r in Run(tmp_path).metrics().to_pylist()] == [0, 1, 2, 3]
-
-
 def finished(folder):
     with start(folder) as run:
         steps(run, 0, 8)
@@ -90,14 +75,6 @@ def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
     assert state_of(tmp_path) == before
     with start(tmp_path, resume=ResumeConfig(), max_steps=9) as run:
         assert not run.nothing_left and run.start_step == 8
-
-
-def test_a_finished_run_with_another_evaluation_or_an_earlier_step_goes_on(tmp_path):
-    finished(tmp_path)
-    with start(tmp_path, resume=ResumeConfig(), seed=1, allow_drift=True) as run:
-        assert not run.nothing_left
-    with start(tmp_path, resume=ResumeConfig(step=6)) as run:
-        assert not run.nothing_left and run.start_step == 6 and run.info["exact"], "the other seed is rolled back"
 
 
 def test_a_resume_that_restores_nothing_is_a_fresh_run(tmp_path):
@@ -140,34 +117,3 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(tmp_path, damage, messag
     with pytest.raises(UserError, match=message):
         start(tmp_path, resume=ResumeConfig(step=2))
     assert state_of(tmp_path) == before
-
-
-def test_a_damaged_plan_of_a_roll_back_is_named(tmp_path):
-    with start(tmp_path) as run:
-        steps(run, 0, 6)
-    start(tmp_path, resume=ResumeConfig(step=2)).finish("stopped")
-    for text in ("{", "{}"):
-        (tmp_path / "superseded" / "1" / "rollback.json").write_text(text)
-        with pytest.raises(UserError, match=r"1/rollback\.json is damaged"):
-            start(tmp_path, resume=ResumeConfig())
-
-
-@pytest.mark.parametrize("command", ["sft", "rl"])
-def test_the_commands_refuse_another_model_and_leave_a_finished_run(tmp_path, tiny_model_dir, capsys, command):
-    flags = [command, "--max-steps", "2", "--output-dir", str(tmp_path / "out"), "--ckpt", "--display", "plain"]
-    if command == "sft":
-        flags += ["--data.env.id", "reverse-text", "--data.batch-size", "1", "--data.seq-len", "64", "--no-data.pack"]
-    else:
-        flags += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--seq-len", "64"]
-        flags += ["--orchestrator.sampling.max-tokens", "4"]
-    assert main([*flags, "--model.name", str(tiny_model_dir)]) == 0
-    before = state_of(tmp_path / "out")
-    small = ["--model.name", "hone/tiny", "--model.init.layers", "1"]
-    capsys.readouterr()
-    assert main([*flags, *small, "--resume"]) == 2
-    error = capsys.readouterr().err
-    assert "checkpoint step_2 is of another model (it has layers.1." in error and error.count("\n") == 1
-    assert state_of(tmp_path / "out") == before
-    assert main([*flags, "--model.name", str(tiny_model_dir), "--resume"]) == 0
-    assert "Nothing left to do" in capsys.readouterr().out
-    assert state_of(tmp_path / "out") == before

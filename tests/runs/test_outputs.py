@@ -1,15 +1,11 @@
 """A fresh start moves hone's own earlier run aside, and touches nothing else."""
 
-import errno
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hone.config.rl import RLConfig
-from hone.config.shared import ResumeConfig
 from hone.errors import UserError
 from hone.model.card import model_card
 from hone.runs import Run, outputs
@@ -96,59 +92,6 @@ def test_a_foreign_directory_is_left_untouched(tmp_path, name):
     assert snapshot(tmp_path) == before
 
 
-MODEL = ("config.json", "x.safetensors", "MINE")
-
-
-@pytest.mark.parametrize("place", ["weights/step_1", "weights", "bert"])
-def test_a_model_of_someone_else_is_foreign(tmp_path, place):
-    (tmp_path / place).mkdir(parents=True)
-    for name in MODEL:
-        (tmp_path / place / name).write_text("years of work")
-    before = snapshot(tmp_path)
-    with pytest.raises(UserError, match=rf"not a run of hone \({place.split('/')[0]}\)"):
-        start(tmp_path)
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("name", outputs.NAMES[:-1])
-def test_without_a_run_json_hones_own_names_are_foreign(tmp_path, name):
-    card = model_card(title="t", method="rl", seed=0, command="hone")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "README.md").write_text(card)
-    with pytest.raises(UserError, match="holds files that are not a run of hone"):
-        start(tmp_path)
-    (tmp_path / name).rename(tmp_path / "model")
-    start(tmp_path).finish("done")
-    assert (tmp_path / "model" / "README.md").read_text() == card
-
-
-def test_evaluations_by_hand_stay_beside_those_of_the_run(tmp_path):
-    """`hone eval` writes below outputs/evals, where the run in outputs has the samples of its own."""
-    first = finished_run(tmp_path)
-    info = {"format": outputs.FORMAT, "id": "e1", "kind": "eval", "status": "done"}
-    (tmp_path / "evals" / "reverse-text--step_3" / "e1").mkdir(parents=True)
-    (tmp_path / "evals" / "reverse-text--step_3" / "e1" / "run.json").write_text(json.dumps(info))
-    with pytest.raises(UserError, match=r"a\.jsonl lies in the run"):
-        outputs.check_target(tmp_path / "a.jsonl", "--output")
-    outputs.check(tmp_path / "evals" / "reverse-text--step_3" / "e2", [])
-    finished_run(tmp_path)
-    assert Run(tmp_path / ".previous" / first).eval_rows(0) == [{"example": 0}]
-    assert sorted(path.name for path in (tmp_path / "evals").iterdir()) == ["reverse-text--step_3", "step_000000.jsonl"]
-    source = tmp_path / "evals" / "step_000000.jsonl"
-    with pytest.raises(UserError, match=r"step_000000\.jsonl is needed by this run, but lies in the output directory"):
-        start(tmp_path, [source])
-
-
-def test_an_evaluation_moves_to_previous_as_a_whole(tmp_path):
-    info = {"format": outputs.FORMAT, "id": "e1", "kind": "eval", "status": "done"}
-    files = {"run.json": json.dumps(info), "results.jsonl": "{}\n", "metadata.json": "{}", "config.toml": ""}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    finished_run(tmp_path)
-    assert {p.name: p.read_text() for p in (tmp_path / ".previous" / "e1").iterdir()} == files
-    assert not (tmp_path / "results.jsonl").exists() and not (tmp_path / "metadata.json").exists()
-
-
 @pytest.mark.parametrize("inner", ["weights/x", "weights/step_1", "logs", "superseded/1/deep"])
 def test_a_run_inside_another_runs_own_folders(tmp_path, inner):
     finished_run(tmp_path / "out")
@@ -157,37 +100,6 @@ def test_a_run_inside_another_runs_own_folders(tmp_path, inner):
         start(tmp_path / "out" / inner)
     assert snapshot(tmp_path) == before
     finished_run(tmp_path / "out" / "beside")
-
-
-def test_an_output_dir_that_cannot_be_made(tmp_path):
-    (tmp_path / "f").write_text("x")
-    for folder in (tmp_path / "f" / "out", tmp_path / "f" / "a" / "b", Path("/proc/nowhere/out")):
-        for settings in ({}, {"resume": ResumeConfig()}):
-            with pytest.raises(UserError, match=r"can't be written \(.+\): choose another --output-dir"):
-                start(folder, **settings)
-    assert (tmp_path / "f").read_text() == "x"
-
-
-def test_an_output_dir_without_permission(tmp_path, monkeypatch):
-    """By a refusal of the system call, for root may write anywhere."""
-
-    def refuse(path, *_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    finished_run(tmp_path)
-    before = snapshot(tmp_path)
-    monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(UserError, match=r"\.hone\.lock can't be written \(Permission denied\): choose another"):
-        start(tmp_path)
-    monkeypatch.undo()
-    assert snapshot(tmp_path) == before
-
-
-def test_output_dir_that_is_a_file(tmp_path):
-    (tmp_path / "f").write_text("x")
-    with pytest.raises(UserError, match="is a file, not a directory: choose another --output-dir"):
-        start(tmp_path / "f")
-    assert (tmp_path / "f").read_text() == "x"
 
 
 def test_what_hone_made_inside_outputs_is_no_obstacle_and_stays(tmp_path):
@@ -217,13 +129,6 @@ def test_a_run_never_clears_its_own_sources(tmp_path, source):
     with pytest.raises(UserError, match=r"is needed by this run, but lies in .*choose another, such as --output-dir"):
         start(tmp_path / "outputs", [tmp_path / "outputs" / source])
     assert snapshot(tmp_path) == before
-
-
-def test_sources_beside_what_is_moved_are_fine(tmp_path):
-    finished_run(tmp_path)
-    finished_run(tmp_path / "sft")
-    start(tmp_path, [tmp_path / "sft" / "weights" / "step_1"]).finish("done")
-    assert (tmp_path / "sft" / "weights" / "step_1" / "model.safetensors").read_text() == "w"
 
 
 def test_a_run_that_is_being_written_is_not_moved(tmp_path):

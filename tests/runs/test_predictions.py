@@ -3,20 +3,16 @@ how they are scored.
 """
 
 import json
-import math
 
 import pytest
 
-from hone.cli import main
-from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, LossConfig, OnlineEvalConfig, OrchestratorConfig, PoolConfig, RLConfig
 from hone.config.rl import TrainerConfig as Trainer
-from hone.config.sft import SFTConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
 from hone.runs import Run, predictions
-from hone.runs.metric_names import Written
-from hone.runs.prediction import read
+from hone.runs.metrics import Written
+from hone.runs.predictions import read
 from hone.runs.writer import RunWriter
 
 EVAL = OrchestratorConfig(eval=OnlineEvalConfig(interval=3, rollouts_per_example=4))
@@ -50,27 +46,6 @@ def refused(*texts: str, **settings) -> str:
 
 def state_of(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["reward/mean@7 > 0.6 p=0.8", "reward/mean@7>.6p=.8", "  reward/mean @ end  >  6e-1   p = 0.80 "],
-)
-def test_spaces_are_free(text):
-    (one,) = read(config("unused", text))
-    assert (one.metric, one.step, one.op, one.number, one.p) == ("reward/mean", 7, ">", 0.6, 0.8)
-    assert str(one) == f"reward/mean@{'end' if one.end else 7} > 0.6 p=0.8"
-
-
-def test_a_metric_with_an_at_sign_and_the_end_of_each_kind():
-    texts = ["eval/reverse-text/pass@4@6 <= 1 p=0.5", "eval/reverse-text/exact@end >= -1e-3 p=0.5"]
-    texts.append("canary/gap/max@end<1 p=.9")
-    first, second, third = read(config("unused", *texts), "reverse-text")
-    assert (first.metric, first.step, first.op) == ("eval/reverse-text/pass@4", 6, "<=")
-    assert (second.step, second.number, third.step) == (8, -0.001, 8)
-    sft = SFTConfig(data={"env": {"id": "reverse-text"}}, val={"interval": 5}, max_steps=12)
-    sft = sft.model_copy(update={"predict": ["val/loss@end < 1 p=0.5", "loss@end < 1 p=0.5", "val/loss@10 < 2 p=0.5"]})
-    assert [one.step for one in read(sft)] == [12, 11, 10]
 
 
 @pytest.mark.parametrize(
@@ -116,24 +91,9 @@ def test_what_depends_on_settings():
     assert len(read(config("unused", *texts), "reverse-text")) == 2
 
 
-def test_the_same_statement_twice():
-    twice = refused("reward/mean@7 > 0.6 p=0.8", "reward/mean@end > .60 p=0.3")
-    assert twice.endswith("reward/mean@end > 0.6 is predicted twice: leave one out")
-
-
 def test_the_step_that_is_nearest():
     steps = {0: 0, 14: 0, 15: 0, 16: 30, 94: 90, 96: 100, 99: 100, 400: 100}
     assert {step: Written(100, 30).nearest(step) for step in steps} == steps
-
-
-def test_flags_add_up_and_replace_a_files(tmp_path):
-    file = tmp_path / "a.toml"
-    file.write_text('predict = ["loss@3 < 5 p=0.5"]\nmax_steps = 4\n')
-    assert parse(RLConfig, ["@", str(file)], "rl").predict == ["loss@3 < 5 p=0.5"]
-    flags = ["--predict", "reward/mean@1 > 0 p=.5", "--seed", "1", "--predict", "reward/mean@2 > 0 p=.5"]
-    given = parse(RLConfig, ["@", str(file), *flags], "rl").predict
-    assert given == ["reward/mean@1 > 0 p=.5", "reward/mean@2 > 0 p=.5"]
-    assert parse(RLConfig, ["--wandb.tags", "a", "b", "--wandb.tags", "c"], "rl").wandb.tags == ["a", "b", "c"]
 
 
 def test_nothing_is_moved_for_a_bad_one(tmp_path):
@@ -170,16 +130,6 @@ def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):
     assert lines[2].split() == ["false", "reward/mean@5", ">=", "0.6", "p=0.9", "was", "0.5"]
 
 
-def test_what_is_not_finite_is_compared_as_it_was(tmp_path):
-    with start(tmp_path, "loss@0 > 5 p=0.5", "loss@1 > 5 p=0.5", "loss@1 <= 5 p=0.5", "entropy@1 > 0 p=0.5") as run:
-        run.log_step(0, {"loss": math.inf})
-        run.log_step(1, {"loss": math.nan})
-    scored = predictions.score(Run(tmp_path).info, tmp_path)
-    assert [one.outcome for one in scored] == [True, False, False, None]
-    assert scored[3].why == "not written at step 1"
-    assert [o["value"] for o in Run(tmp_path).info["predictions"]["outcomes"]] == [None] * 4
-
-
 def test_a_resume_goes_on_with_them(tmp_path):
     texts = ["reward/mean@2 > 0.1 p=0.8", "reward/mean@end > 0.6 p=0.6"]
     run = start(tmp_path, *texts)
@@ -214,49 +164,6 @@ def test_others_after_the_first_step_are_refused(tmp_path, begun):
         f"{tmp_path} was begun {words}, and predictions are made before step 0: leave out --predict, or give the same"
     )
     assert state_of(tmp_path) == before
-
-
-def test_a_run_without_a_step_takes_others(tmp_path):
-    start(tmp_path, "reward/mean@2 > 0.1 p=0.8").finish("interrupted")
-    with start(tmp_path, "reward/mean@2 > 0.1 p=0.9", resume=ResumeConfig()) as run:
-        take(run, 0, 8)
-    info = Run(tmp_path).info
-    assert [entry["p"] for entry in info["predictions"]["entries"]] == [0.9]
-    assert predictions.problem(info, tmp_path) == ""
-
-
-def test_a_step_that_is_taken_again_with_other_settings_counts_as_it_was_first(tmp_path):
-    run = start(tmp_path, "reward/mean@4 > 0.5 p=0.9", "loss@4 < inf p=.5".replace("inf", "9"))
-    take(run, 0, 4, save=3)
-    run.log_step(4, {"reward/mean": 0.4, "loss": math.inf})
-    run.finish("interrupted")  # not scored yet
-    with start(tmp_path, resume=ResumeConfig(), allow_drift=True, seed=7) as run:
-        take(run, 3, 4)
-        run.log_step(4, {"reward/mean": 0.8, "loss": 1.0})
-    assert [one.outcome for one in predictions.score(Run(tmp_path).info, tmp_path)] == [False, False]
-    assert [(o["outcome"], o["value"]) for o in Run(tmp_path).info["predictions"]["outcomes"]] == [
-        (False, 0.4),
-        (False, None),
-    ]
-
-
-def test_steps_that_were_rolled_back_were_taken(tmp_path):
-    run = start(tmp_path)
-    take(run, 0, 5)
-    run.finish("interrupted")
-    start(tmp_path, resume=ResumeConfig()).finish("interrupted")  # at step 0, for there is no checkpoint
-    assert not (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(UserError, match="was begun without any, and predictions are made before step 0"):
-        start(tmp_path, "reward/mean@4 > 0.3 p=0.99", resume=ResumeConfig())
-
-
-def test_predictions_that_are_put_into_a_finished_run_show(tmp_path):
-    with start(tmp_path) as run:
-        take(run, 0, 8)
-    info = Run(tmp_path).info
-    late = predictions.record(config(tmp_path, "reward/mean@7 > 0.6 p=0.99"), "rl", info["id"])
-    (tmp_path / "run.json").write_text(json.dumps(info | late))
-    assert predictions.problem(info | late, tmp_path).startswith("its predictions were not made before step 0")
 
 
 def test_a_branch_starts_without(tmp_path):
@@ -301,21 +208,3 @@ def test_a_later_edit_shows(tmp_path, edit):
     assert predictions.problem(info, tmp_path).startswith("its predictions ")
     with pytest.raises(UserError, match=r"run\.json: its predictions .*: restore it, or begin a new run"):
         start(tmp_path, resume=ResumeConfig())
-
-
-def test_a_run_without_predictions_says_nothing_of_them(tmp_path):
-    with start(tmp_path) as run:
-        take(run, 0, 8)
-    assert "predictions" not in Run(tmp_path).info
-    assert [e["kind"] for e in Run(tmp_path).events()] == ["start"]
-    assert list(predictions.in_words(Run(tmp_path).info, tmp_path)) == []
-
-
-def test_the_command_line_refuses_before_the_model_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    flags = ["--model.name", "no/such", "--predict", "reward/mean@200 > 0 p=.5"]
-    assert main(["rl", "--orchestrator.env.id", "reverse-text", *flags]) == 2
-    assert "the run has max_steps = 100, and reward/mean is written at steps 0 to 99" in capsys.readouterr().err
-    assert main(["sft", "--data.env.id", "reverse-text", *flags]) == 2
-    assert "reward/mean is no metric of `sft`" in capsys.readouterr().err
-    assert not (tmp_path / "outputs").exists()

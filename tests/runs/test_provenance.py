@@ -3,9 +3,7 @@
 import ast
 import subprocess
 import sys
-import warnings
 
-from hone.environments import task_files
 from hone.runs import provenance
 
 
@@ -31,34 +29,9 @@ def test_git_revision_and_dirty_flag(tmp_path, monkeypatch):
     assert provenance.git() == found | {"dirty": True}
 
 
-def test_files_of_a_command_and_of_its_task_that_git_does_not_track(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    for name in ("kept.toml", "new.toml", "also.toml", "environments/made.py", "lib/site-packages/installed.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    tasks = [str(tmp_path / name) for name in ("environments/made.py", "lib/site-packages/installed.py")]
-    monkeypatch.setattr(task_files, "sources", lambda: dict.fromkeys(tasks, "digest"))
-    command = ["rl", "@", "kept.toml", "@also.toml", "--trainer", "@", "new.toml", "--name", "@nothing", "@"]
-    assert provenance.untracked(command) == []
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for args in (["init", "-q"], ["add", "kept.toml"], [*identity, "commit", "-qm", "first"]):
-        subprocess.run(["git", *args], check=True)
-    assert provenance.untracked(command) == ["also.toml", "new.toml", "environments/made.py"]
-    subprocess.run(["git", "add", "."], check=True)
-    assert provenance.untracked(command) == []
-
-
-def test_a_machine_without_git(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert provenance.git() is None
-
-
 def test_importing_the_room_is_cheap():
     code = (
-        "import sys, hone.runs, hone.runs.writer, hone.runs.curve, hone.runs.signals\n"
+        "import sys, hone.runs, hone.runs.writer, hone.runs.signals\n"
         "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'wandb', 'matplotlib', 'scipy', 'rich'}\n"
         "print(sorted(heavy & sys.modules.keys()), sorted(n for n in sys.modules if n.startswith('hone.')))"
     )

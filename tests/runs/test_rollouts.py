@@ -83,22 +83,6 @@ def test_the_messages_of_several_turns_are_kept_and_those_of_one_follow_from_its
     assert other["completion"] is None and other["text"] == "ba 0 é"
 
 
-def test_files_of_older_runs_are_read_without_the_column(tmp_path, group):
-    write_rollouts(tmp_path / "new.parquet", group_rows(7, 2, group, "trained"))
-    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["completion"]), tmp_path / "old.parquet")
-    assert read_rollouts(tmp_path / "old.parquet").equals(read_rollouts(tmp_path / "new.parquet"))
-
-
-def test_some_columns_may_be_read_alone(tmp_path, group):
-    write_rollouts(tmp_path / "new.parquet", group_rows(7, 2, group, "trained"))
-    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["completion"]), tmp_path / "old.parquet")
-    for name in ("new", "old"):
-        table = read_rollouts(tmp_path / f"{name}.parquet", ["text", "completion"])
-        assert table.column_names == ["text", "completion"] and table["completion"].null_count == 3
-        assert table["text"].to_pylist() == ["ba 0 é", "ba 1 é", "ba 2 é"]
-        assert read_rollouts(tmp_path / f"{name}.parquet", ["text"]).column_names == ["text"]
-
-
 def test_equal_rows_give_equal_bytes(tmp_path, group):
     for name in ("a", "b"):
         write_rollouts(tmp_path / name, group_rows(7, 2, group, "trained"))
@@ -108,13 +92,6 @@ def test_equal_rows_give_equal_bytes(tmp_path, group):
     assert pq.ParquetFile(tmp_path / "a").metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def test_clocks_stay_out(tmp_path, group):
-    slow = replace(group, scores=[replace(score, seconds=9.9) for score in group.scores])
-    write_rollouts(tmp_path / "a", group_rows(7, 2, group, "trained"))
-    write_rollouts(tmp_path / "b", group_rows(7, 2, slow, "trained"))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_files_of_all_steps_are_one_table(tmp_path, group):
     write_rollouts(tmp_path / "0.parquet", [])
     write_rollouts(tmp_path / "1.parquet", [{"step": 1, "text": "x", "components": {"a": 1.0}}])
@@ -122,32 +99,3 @@ def test_files_of_all_steps_are_one_table(tmp_path, group):
     table = pq.read_table(tmp_path)
     assert table.num_rows == 4 and table.schema.names == schema().names
     assert table["components"].to_pylist()[0] == [("a", 1.0)]
-
-
-def test_files_with_other_options_are_read_alongside(tmp_path, group):
-    """A file with dictionaries, statistics and Arrow's own schema in it is the same table."""
-    write_rollouts(tmp_path / "1.parquet", group_rows(1, 0, group, "trained"))
-    pq.write_table(read_rollouts(tmp_path / "1.parquet"), tmp_path / "0.parquet", compression="zstd")
-    assert read_rollouts(tmp_path / "0.parquet").equals(read_rollouts(tmp_path / "1.parquet"))
-    assert pq.read_table(tmp_path).num_rows == 6
-
-
-def test_a_token_takes_at_most_8_bytes(tmp_path):
-    """At the quickstart's shape, with what compresses worst: ids and logprobs without any pattern. 12 is promised."""
-    tokens = 0
-    rows = []
-    for index in range(16):
-        members = [trajectory(8 * index + i, 40) for i in range(8)]
-        scores = [
-            Score(i / 7, {"similarity": i / 7, "exact": 0.0}, {"similarity": 1.0}, Outcome.WRONG) for i in range(8)
-        ]
-        example = Example([{"role": "user", "content": f"phrase {index}"}], answer=f"{index}")
-        rows += group_rows(0, index, Group(example, index, members, scores, np.ones(8, np.float32)), "trained")
-        tokens += sum(len(member.token_ids) for member in members)
-    write_rollouts(tmp_path / "r.parquet", rows)
-    assert (tmp_path / "r.parquet").stat().st_size <= 8 * tokens
-
-
-def test_an_unknown_column_is_a_bug(tmp_path):
-    with pytest.raises(AssertionError, match="unknown rollout columns \\['rewrd'\\]"):
-        write_rollouts(tmp_path / "r", [{"rewrd": 1.0}])

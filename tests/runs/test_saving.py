@@ -8,7 +8,7 @@ import torch
 from hone.config.rl import RLConfig
 from hone.config.shared import BudgetConfig, CkptConfig
 from hone.runs import Run
-from hone.runs.alarm_finding import Finding
+from hone.runs.alarm_rules import Finding
 from hone.runs.saving import Saver, Snapshot
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
@@ -71,16 +71,6 @@ def test_one_version_is_written_at_a_time_and_the_last_before_it_returns(tmp_pat
     loop.run.finish("done")
 
 
-def test_in_the_foreground_nothing_is_copied(tmp_path):
-    loop = Loop(tmp_path, CkptConfig(interval=1, background=False))
-    loop.advance(0)
-    seen = []
-    loop.saver.export = lambda folder, step, parameters: seen.append(parameters["w"] is loop.weights)
-    loop.saver.save(1)
-    assert seen == [True] and loop.run.checkpoints.steps() == [1]
-    loop.run.finish("done")
-
-
 def test_an_error_of_the_thread_reaches_the_loop(tmp_path):
     loop = Loop(tmp_path, CkptConfig(interval=1))
     loop.advance(0)
@@ -118,7 +108,7 @@ def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_version_that_was_p
     for name, versions in (("promised", [3]), ("end", [4])):
         loop = Loop(tmp_path / name, None, alarms={"action": "checkpoint"})
         loop.saver.planned = True
-        loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/gap.md"))
+        loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/training.md"))
         loop.saver.save(2)
         if name == "promised":
             assert loop.saver.wants_checkpoint(3) and not loop.saver.wants_checkpoint(4)
@@ -126,13 +116,3 @@ def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_version_that_was_p
         loop.saver.save(4, last=True)
         assert Run(tmp_path / name).checkpoints.steps() == versions and loop.run.alarms.asked == "off"
         loop.run.finish("done")
-
-
-def test_the_version_a_resume_began_with_is_not_saved_again(tmp_path):
-    loop = Loop(tmp_path, CkptConfig(interval=1))
-    loop.saver.save(0)
-    assert loop.exported == [] and loop.run.checkpoints.steps() == []
-    loop.saver.save(0, last=True)
-    loop.saver.save(0, last=True)
-    assert loop.exported == [0] and loop.run.checkpoints.steps() == [0]
-    loop.run.finish("done")

@@ -1,6 +1,5 @@
 """How a run stands, from its files and its lock."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -37,23 +36,6 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     assert summarize(run).seconds == 99.5
 
 
-def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", "running", steps=0)
-    for name in ("config.toml", "metrics.jsonl", "timings.jsonl"):
-        (run / name).unlink()
-    one = summarize(run)
-    assert (one.status, one.progress.done, one.progress.max_steps, one.seconds, one.task) == ("killed", 0, 0, 0, None)
-
-
-def test_an_evaluation(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", "done", kind="eval", steps=0)
-    facts = {"metrics": {"eval/t/reward/mean": 0.5}, "seconds": {"sample": 1.5, "grade": 0.5}}
-    (run / "metadata.json").write_text(json.dumps(facts))
-    (run / "config.toml").write_text('env = "t"\n')
-    one = summarize(run)
-    assert (one.task, one.seconds, one.progress.evals) == ("t", 2.0, {"eval/t/reward/mean": 0.5})
-
-
 def test_what_is_not_a_run_or_is_damaged_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run of hone"):
         summarize(tmp_path)
@@ -65,16 +47,6 @@ def test_what_is_not_a_run_or_is_damaged_is_told(tmp_path: Path) -> None:
         (run / name).write_text("{")
         with pytest.raises(UserError, match=rf"{name} is damaged \(.+\): mend it, or restore it from a copy"):
             summarize(run)
-
-
-@pytest.mark.parametrize("name", ["status", "exact", "hardware"])
-def test_a_run_json_without_what_it_must_say_is_damaged(tmp_path: Path, name: str) -> None:
-    run = make_run(tmp_path / "a")
-    info = json.loads((run / "run.json").read_text())
-    del info[name]
-    (run / "run.json").write_text(json.dumps(info))
-    with pytest.raises(UserError, match=rf"run\.json is damaged \({name} is missing\): mend it, or rest"):
-        summarize(run)
 
 
 def test_an_event_in_words() -> None:

@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import HOLD, Run, draws, free_port, records, until
+from split_runs import HOLD, Run, draws, free_port, records
 
 pytestmark = pytest.mark.split
 
@@ -120,33 +118,3 @@ def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, ahead, tm
     again = begin("@", "out/config.toml", "--resume")
     assert again.ended() == 0, again.said
     consumed_once(run.out, "failed")
-
-
-def test_who_is_slow_shows_as_idle_time_of_the_others(begin, ahead, tmp_path):
-    (tmp_path / "slow").touch()
-    run = begin(*ahead, "--transport.max-tokens", "1", "--orchestrator.grading.workers", "2")
-    run.hold()
-    run.at_step(4)
-    (trainer,) = run.pids("trainer")
-    os.kill(trainer, signal.SIGSTOP)
-    (tmp_path / "slow").unlink()
-    run.let_go()
-
-    def orders() -> int:
-        return len(list((run.out / ".transport").glob("*/orders/step_*")))
-
-    until(orders)
-    waiting, end = set(), time.monotonic() + 3
-    while time.monotonic() < end:
-        waiting.add(orders())
-        time.sleep(0.02)
-    os.kill(trainer, signal.SIGCONT)
-    assert run.ended() == 0, run.said
-    assert max(waiting) == 1, "a batch that there is no room for waits where it was made"
-    consumed_once(run.out)
-    lines = records(run.out / "timings.jsonl")[:STEPS]
-    assert all(line["queue/batches"] <= 1 for line in lines)
-    assert sum(line.get("time/grade", 0) for line in lines) > 4
-    assert sum(line["idle/trainer"] for line in lines[:4]) > 1
-    assert sum(line["idle/orchestrator"] for line in lines[3:]) > 1
-    assert sum(line["idle/inference"] for line in lines[3:]) > 1

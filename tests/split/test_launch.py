@@ -111,11 +111,6 @@ def test_the_orchestrators_end_ends_all_with_its_exit_code(launch):
     assert not list((run.folder / "scratch").iterdir()), "the logs are in the run"
 
 
-def test_an_error_of_the_user_is_shown_and_nothing_is_started_again(launch):
-    code, out, err = launch(orchestrator=[{"after": 0.3, "end": 2}]).ended()
-    assert (code, err) == (2, "error: set --this to that\n") and "again" not in out
-
-
 def test_the_server_is_started_again_alone(launch):
     first = {"ready": 1, "after": 0.2, "end": "SIGKILL"}
     driver = {"starts": {"inference": 2}, "ready": 2, "after": 0.2, "end": 0}
@@ -130,14 +125,14 @@ def test_the_server_is_started_again_alone(launch):
 
 
 def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
-    run = launch(orchestrator=[{"after": 0.5, "end": 1}, {"after": 0.5, "end": 0}])
+    run = launch(orchestrator=[{"after": 0.5, "end": 1}, {"starts": {"trainer": 2}, "after": 0.5, "end": 0}])
     code, out, _ = run.ended()
     first, second = run.starts("orchestrator")
-    assert code == 0 and len(run.starts("trainer")) == len(run.starts("inference")) == 1
+    assert code == 0 and (len(run.starts("trainer")), len(run.starts("inference"))) == (2, 1)
     assert (first["words"], second["words"]) == (["--first"], ["--resume"])
     cause = "exited with code 1 (RuntimeError: no more)"
     assert second["told"] == [{"role": "orchestrator", "rank": None, "pid": first["pid"], "cause": cause}]
-    assert f"{cause}: starting orchestrator again from the last checkpoint, step 4 (restart 1 of 3)." in out
+    assert f"{cause}: starting trainer and orchestrator again from the last checkpoint, step 4 (restart 1 of 3)." in out
 
 
 def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
@@ -206,13 +201,6 @@ def test_a_second_ctrl_c_ends_all_at_once(launch):
     assert run.ended()[0] == 130
 
 
-def test_sigterm_is_passed_on(launch):
-    run = launch()
-    run.at_work()
-    run.process.terminate()
-    assert run.ended()[0] == 143 and "orchestrator got SIGTERM\n" in run.log("orchestrator")
-
-
 def test_a_signal_before_the_run_has_begun_ends_it(launch):
     run = launch(orchestrator=[{"open": False}])
     run.until(lambda: run.starts("orchestrator") and run.starts("inference") and run.starts("trainer"))
@@ -268,7 +256,7 @@ def test_a_server_and_another_that_die_in_the_same_moment_are_both_started_again
     run.at_work()
     (server,), (role,) = run.starts("inference"), run.starts(other)
     both_at_once(run, server["pid"], role["pid"])
-    starts = {"inference": 2, "trainer": 2 if other == "trainer" else 1, "orchestrator": 2}
+    starts = {"inference": 2, "trainer": 2, "orchestrator": 2}
     run.until(lambda: all(len(run.starts(role)) == count for role, count in starts.items()))
     told = [entry["role"] for entry in run.starts("orchestrator")[1]["told"]]
     assert told == (["trainer"] if other == "trainer" else ["inference", "orchestrator"]), "the server's it saw itself"
@@ -276,43 +264,3 @@ def test_a_server_and_another_that_die_in_the_same_moment_are_both_started_again
     run.process.send_signal(signal.SIGINT)
     code, out, _ = run.ended()
     assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" in out
-
-
-def test_what_a_user_has_to_mend_is_told_though_another_role_died_in_the_same_moment(launch):
-    run = launch(trainer=[{"end": 2}])
-    run.at_work()
-    (server,), (trainer,) = run.starts("inference"), run.starts("trainer")
-    run.stop()
-    os.kill(server["pid"], signal.SIGKILL)
-    os.kill(trainer["pid"], signal.SIGUSR1)
-    run.until(lambda: all(state(pid) == "Z" for pid in (server["pid"], trainer["pid"])))
-    run.process.send_signal(signal.SIGCONT)
-    code, _, err = run.ended()
-    assert code == 2 and "ended: set --this to that. Its log:" in err
-
-
-def test_a_trainer_that_ends_with_an_orchestrator_that_died_is_started_for_the_next_one(launch):
-    """The orchestrator had told it of the run's end; the one that goes on from the last checkpoint needs a trainer."""
-    run = launch(orchestrator=[{}, {"open": False}, {}], restarts=1)
-    run.at_work()
-    (first,), (trainer,) = run.starts("orchestrator"), run.starts("trainer")
-    os.kill(first["pid"], signal.SIGKILL)
-    run.again("orchestrator", 2)
-    os.kill(trainer["pid"], signal.SIGTERM)  # the stand-in exits with 0
-    run.again("trainer", 2)
-    run.again("orchestrator", 3)
-    (told,) = run.starts("orchestrator")[2]["told"]
-    assert told["pid"] == first["pid"], "the second one ended before it could note that"
-    run.process.send_signal(signal.SIGINT)
-    code, out, _ = run.ended()
-    assert code == 130 and out.count("(restart 1 of 1)") == 1
-    assert f"The trainer (pid {trainer['pid']}) has ended with the orchestrator before: starting both again.\n" in out
-
-
-def test_a_second_ctrl_c_does_not_wait_for_what_is_given_up(launch):
-    run = launch(restarts=0, grace=600.0, orchestrator=[{"deaf": True}], trainer=[{"deaf": True}])
-    run.at_work()
-    os.kill(run.starts("inference")[0]["pid"], signal.SIGKILL)
-    run.until(lambda: "got SIGTERM" in run.log("orchestrator"))
-    run.until(lambda: run.process.poll() is not None or run.process.send_signal(signal.SIGINT))
-    run.ended()

@@ -81,12 +81,6 @@ def test_lock_step_is_the_run_of_one_process_to_the_byte(invariant: tuple[Path, 
     )
 
 
-def test_what_is_exact_about_it_is_said(invariant: tuple[Path, Path], ahead: Path) -> None:
-    _, three = invariant
-    assert Run(three).info["exact"] and not Run(ahead).info["exact"]
-    assert set(Run(ahead).info["exactness"]) == {"examples", "tokens", "training"}
-
-
 def test_up_to_two_versions_apart_the_draws_are_the_same(invariant: tuple[Path, Path], ahead: Path) -> None:
     one, _ = invariant
     assert examples(ahead) == examples(one) and len(examples(one)) == STEPS
@@ -106,24 +100,6 @@ def test_every_token_carries_a_version_that_is_not_too_old(ahead: Path) -> None:
     lines = records(ahead / "metrics.jsonl")[:STEPS]
     assert max(line["staleness/mean"] for line in lines) > 0
     assert all(line["staleness/returned"] == 0 for line in lines)
-
-
-def test_tokens_come_with_the_step_that_they_were_trained_in(ahead: Path) -> None:
-    run = Run(ahead)
-    lines = records(ahead / "metrics.jsonl")
-    for step in run.rollout_steps():
-        rows, told = run.rollouts(step).to_pylist(), run.token_stats(step).to_pylist()
-        assert [row["sample_id"] for row in rows] == [row["sample_id"] for row in told]
-        assert [row["state"] == "trained" for row in rows] == [row["entropies"] is not None for row in told]
-        entropies = [value for row in told for value in row["entropies"] or ()]
-        assert np.mean(entropies) == pytest.approx(lines[step]["entropy"], rel=1e-3)
-    assert not list(ahead.rglob("version_*.safetensors"))
-
-
-def test_timings_say_who_waits(ahead: Path) -> None:
-    for line in records(ahead / "timings.jsonl")[:STEPS]:
-        assert {"idle/orchestrator", "idle/trainer", "idle/inference", "queue/batches", "queue/tokens"} <= line.keys()
-        assert line["queue/batches"] <= 3 and line["time/train"] > 0 and line["time/update"] > 0
 
 
 def test_evaluations_are_of_one_version(invariant: tuple[Path, Path], ahead: Path) -> None:
@@ -163,16 +139,3 @@ def test_an_alarm_pauses_all_processes_at_a_checkpoint(recipe: list[str], folder
     finally:
         command.kill()
     assert Run(command.out).info["status"] == "done" and sum(draws(command.out).values()) == STEPS * PROMPTS
-
-
-def test_an_alarm_that_stops_leaves_a_run_that_goes_on(recipe: list[str], folder: Path) -> None:
-    flags = [*recipe, *CUT, "--inference.port", str(free_port())]
-    command = Started([*flags, "--alarms.truncation.action", "stop"], folder / "stopped")
-    try:
-        assert command.ended() == 2, command.said
-    finally:
-        command.kill()
-    said = "by the alarm truncation (--alarms.truncation warn goes on). Saved: stopped/checkpoints/step_"
-    assert said in command.said
-    assert Run(begin(flags, folder / "stopped", "--resume")).info["status"] == "done"
-    assert sum(draws(folder / "stopped").values()) == STEPS * PROMPTS

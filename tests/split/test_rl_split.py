@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,12 +104,17 @@ def test_an_orchestrator_that_is_killed_goes_on_from_the_last_checkpoint(begin, 
     os.kill(pid, signal.SIGKILL)
     run.let_go()
     assert run.ended() == 0, run.said
-    assert f"The orchestrator (pid {pid}) was ended by SIGKILL: starting orchestrator again from the last" in run.said
+    assert (
+        f"The orchestrator (pid {pid}) was ended by SIGKILL: starting trainer and orchestrator again from the"
+        in run.said
+    )
     consumed_once(run.out)
     (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
     assert (event["role"], event["cause"]) == ("orchestrator", "was ended by SIGKILL")
     trainer = (run.out / "logs" / "trainer.log").read_text()
-    assert trainer.count("Waiting for the orchestrator") == 1 and trainer.count("\nSession ") == 2, trainer
+    assert trainer.count("Waiting for the orchestrator") == 2, trainer
+    last = trainer.rpartition("\nSession ")[2]  # it may have met the first session again before
+    assert "at version 2, from" in last and "The session has ended at version 8" in last, trainer
 
 
 def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):
@@ -167,45 +171,6 @@ def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_pa
     assert watch.ended() == 0 and "stopped by a signal" in watch.said
     until(lambda: not alive(run.mark))
     assert not (run.out / ".hone.launcher.lock").exists()
-
-
-def test_a_run_that_is_stopped_now_leaves_nothing(begin, small, tmp_path):
-    run = begin(*small, "--max-steps", 2000)
-    run.at_step(3)
-    assert "killed after" in hone(tmp_path, "runs", "stop", "out", "--now")
-    assert run.ended() == -signal.SIGKILL
-
-
-def test_a_launcher_that_is_killed_leaves_nothing_and_the_run_goes_on(begin, small):
-    run = begin(*small)
-    run.hold()
-    run.at_step(3)
-    assert len(alive(run.mark)) >= 4
-    run.signal(signal.SIGKILL)
-    run.let_go()
-    assert run.ended() == -signal.SIGKILL
-    again = begin("@", "out/config.toml", "--resume")
-    assert again.ended() == 0, again.said
-    consumed_once(run.out)
-
-
-def test_a_port_that_is_taken(begin, small):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        run = begin(*small, "--inference.port", port)
-        assert run.ended() == 2
-    assert f"error: port {port} is in use, by another server maybe" in run.said
-    assert f"--inference.port {port + 1}" in run.said and not run.out.exists()
-
-
-def test_what_the_server_says_against_its_start(begin, small, tmp_path):
-    run = begin(*small, "--model.name", "none/such")
-    assert run.ended() == 2
-    # A server that is slow to start has its last words repeated in a line about the wait.
-    assert len([line for line in run.said.splitlines() if line.startswith("error: ")]) == 1, run.said
-    assert not run.out.exists() or not (run.out / "run.json").exists()
 
 
 def sections(folder: Path, warm: Path, port: int) -> list[str]:

@@ -35,6 +35,7 @@ def on_ranks(world: int, function: str, folder: Path, timeout: float = 900) -> N
         "try:\n"
         "    with joined('cpu') as ranks: getattr(rank_worker, sys.argv[1])(ranks, Path(sys.argv[2]))\n"
         "except BaseException: traceback.print_exc(); os._exit(1)\n"
+        "sys.stdout.flush(); os._exit(0)\n"
     )
     command = [sys.executable, "-c", code, function, str(folder), str(Path(__file__).parent)]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT / "environments"), os.environ.get("PYTHONPATH")]))

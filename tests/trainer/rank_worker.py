@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from hone.composition.machine import configure
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
@@ -178,37 +176,3 @@ def full_disk(ranks: Ranks, folder: Path) -> None:
 
 def _no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def peak_mib() -> float:
-    """Largest memory of this process since the last `forget_peak`, in MiB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def memory(ranks: Ranks, folder: Path) -> None:
-    """Peak memory in MiB of a rank while it trains a model of 30M parameters, and while it saves and exports it."""
-    import_module("torch.distributed.fsdp")  # on one rank too, to compare like with like
-
-    configure(1, 10**7, ranks=ranks)
-    start = peak_mib()
-    size = InitConfig(layers=10, hidden=512, heads=8, kv_heads=8, head_dim=64, intermediate=1280)
-    model = random_decoder(tiny_config(size), precision="bf16_linear")
-    shard(model, ranks)
-    trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 10, sft_objective, ranks=ranks)
-    peaks = {"parameters": model.num_parameters / 1e6, "start": start}
-    forget_peak()
-    for step in (0, 3):
-        trainer.step(deal(sequences(step), None, "cpu", False, ranks))
-    peaks["train"] = peak_mib()
-    forget_peak()
-    save_part(folder, trainer)
-    peaks["save"] = peak_mib()
-    forget_peak()
-    save_policy(folder / "hf", trainer)
-    peaks["export"] = peak_mib()
-    (folder / f"memory.{ranks.world}.{ranks.rank}.json").write_text(json.dumps(peaks))

@@ -1,7 +1,6 @@
 """Packing keeps every token, every per-token value and the order, and the step's denominator is global."""
 
 import numpy as np
-import pytest
 import torch
 
 from hone.trainer.packing import RowPacker, Sequence, pack, split_micro_batches
@@ -56,11 +55,6 @@ def test_rows_are_filled_first_fit_and_say_when_they_are_full():
     assert rows.free == [0, 0]
 
 
-def test_a_first_token_cannot_carry_loss():
-    with pytest.raises(AssertionError, match="first token"):
-        Sequence(np.array([1, 2]), np.array([True, True]))
-
-
 def completion(prompt: list[int], ids: list[int], **values) -> Sequence:
     mask = np.arange(len(prompt) + len(ids)) >= len(prompt)
     return Sequence(np.array(prompt + ids), mask, np.where(mask, -1.0, 0.0).astype(np.float32), **values)
@@ -109,8 +103,3 @@ def test_micro_batches_keep_a_group_together_if_it_fits_and_count_its_prompt_onc
         assert {batch.num_loss_tokens for batch in batches} == {18}
         samples = [t for b in batches for t in b.token_ids[b.loss_mask].tolist()]
         assert samples == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1]
-
-
-def test_the_default_micro_batch_depends_on_the_device():
-    sequences = [sequence(1024) for _ in range(5)]
-    assert [len(batch) for batch in split_micro_batches(sequences, None)] == [4096, 1024]

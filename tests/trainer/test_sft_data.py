@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from chat_templates import QWEN3
 
 from hone.config.sft import SFTDataConfig
-from hone.environments.data import Rows, load_rows
-from hone.environments.order import epoch_order
+from hone.environments.data import Rows, epoch_order
 from hone.errors import UserError
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import CHAT_TEMPLATE
@@ -23,9 +18,7 @@ from hone.trainer.sft_data import (
     next_batch,
     prepare,
     row_messages,
-    row_tools,
     tokenize,
-    validation_demonstrations,
     validation_set,
 )
 from hone.types import Example
@@ -104,67 +97,6 @@ def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(ren
         tokenize(mute, messages, 1, "row 0", tools)
 
 
-def test_the_tools_of_a_row_are_listed_in_its_prompt(renderer):
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    schema = {"type": "object", "properties": {"a": {"type": "integer", "enum": None}, "b": None}}
-    tools = [{"type": "function", "function": {"name": "add", "description": None, "parameters": schema}}]
-    user, said = {"role": "user", "content": "1?"}, {"role": "assistant", "content": None, "tool_calls": [call]}
-    bare = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-    bare[0]["function"]["parameters"]["properties"] = {"a": {"type": "integer"}}
-    for given in (tools, json.dumps(tools)):
-        source, _ = source_of(table([{"messages": [user, said], "tools": given}]), renderer)
-        sequence = source.sequence(0, 0, 0)
-        assert sequence is not None
-        prompt = renderer.prompt_ids([user], bare)
-        assert sequence.token_ids[: len(prompt)].tolist() == prompt
-        assert text(renderer, sequence, True).startswith('<tool_call>\n{"name": "add"')
-    assert row_tools({"tools": []}, "row 0") is row_tools({"tools": None}, "") is row_tools({"tools": ""}, "") is None
-    for wrong in ("add", ["add"]):
-        with pytest.raises(UserError, match="row 0: the tool_calls of message 1 of column `messages` must be a list"):
-            row_messages({"messages": [user, said | {"tool_calls": wrong}]}, "row 0")
-    for wrong in ("add(a)", [{"name": "add"}], {"add": {}}, ["add"], "{}["):
-        with pytest.raises(UserError, match=r"row 0: column `tools` must be a list of .*, or such a list as JSON"):
-            row_tools({"tools": wrong}, "row 0")
-
-
-@pytest.mark.parametrize("thought", ["", "<think>\nhm\n</think>\n\n"])
-def test_a_turn_that_tools_answer_stays_as_it_was_learned(thought, renderer):
-    """Qwen3's template writes an empty thought into the last turn only, and keeps others until a user speaks."""
-    qwen = load_renderer("hone/tiny", QWEN3)
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-    tool = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
-    messages = [
-        {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": thought, "tool_calls": [call]},
-        tool,
-        {"role": "assistant", "content": thought, "tool_calls": [call]},
-        tool,
-        {"role": "assistant", "content": "It is 2."},
-    ]
-    sequence = tokenize(qwen, messages, 1, "row 0", tools)
-    empty = "<think>\n\n</think>\n\n"
-    said = f'{thought or empty}<tool_call>\n{{"name": "add", "arguments": {{"a": 1}}}}\n</tool_call><|im_end|>'
-    assert text(qwen, sequence, True) == said + said + f"{empty}It is 2.<|im_end|>"
-    between = "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    prompt = qwen.tokenizer.decode(qwen.prompt_ids(messages[:1], tools), skip_special_tokens=False)
-    assert text(qwen, sequence, False) == prompt + between + between
-    told = [*messages[:3], {"role": "user", "content": "Sure?"}, messages[-1]]
-    with pytest.raises(UserError, match=r"row 0: the chat template rewrites earlier assistant messages"):
-        tokenize(qwen, told, 1, "row 0", tools)
-
-
-def test_assistant_messages_of_the_prompt_carry_no_loss(renderer):
-    shots = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "b"},
-    ]
-    row = {"prompt": shots, "completion": [{"role": "assistant", "content": "B"}]}
-    sequence = tokenize(renderer, *row_messages(row, "row 0"), "row 0")
-    assert text(renderer, sequence, True) == "B<|im_end|>"
-
-
 class RewritingRenderer:
     """A template that shortens earlier answers, as reasoning models' templates do."""
 
@@ -208,14 +140,6 @@ def test_a_row_that_cannot_be_learned_from_is_named(renderer, row, problem):
         next_batch(source, 0, 0, config)
 
 
-def test_a_bad_row_of_a_file_is_named_by_its_line(renderer, tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps(pair(0)) + "\n" + json.dumps({"prompt": "a"}) + "\n")
-    source, config = source_of(load_rows(path), renderer, batch_size=1)
-    with pytest.raises(UserError, match=r"data\.jsonl, line 2 has no column 'completion'"):
-        prepare(source, config, 5, lambda done: None)
-
-
 def test_an_example_longer_than_the_limit_is_an_error_dropped_or_truncated(renderer):
     rows = table([pair(0), pair(1, length=60), pair(2)])
     full = len(tokenize(renderer, *row_messages(rows[1], ""), ""))
@@ -235,19 +159,6 @@ def test_an_example_longer_than_the_limit_is_an_error_dropped_or_truncated(rende
     cut = max(sequences, key=len)
     assert len(cut) == full - 3 and text(renderer, cut, True) == rows[1]["completion"][:-2]
     assert source.limit.truncated == {"data.jsonl, line 2"} and not source.limit.dropped
-
-
-def test_the_model_s_context_limits_an_example_too(renderer):
-    config = SFTDataConfig(path="data.jsonl", seq_len=4096)
-    source = DatasetSource(table([pair(0, length=60)]), renderer, Limit(config, max_positions=32), 0)
-    with pytest.raises(UserError, match="more than the model's 32: use a model with a longer context"):
-        next_batch(source, 0, 0, config)
-
-
-def test_data_of_which_everything_is_dropped_is_an_error_not_an_endless_loop(renderer):
-    source, config = source_of(table([pair(i, 60) for i in range(3)]), renderer, seq_len=16, too_long="drop")
-    with pytest.raises(UserError, match=r"every example .* was dropped"):
-        next_batch(source, 0, 0, config)
 
 
 # ---- order, epochs, positions ---------------------------------------------------------------------------------------
@@ -297,16 +208,6 @@ def test_packing_fills_the_rows_within_their_budget_and_skips_nothing(renderer):
     assert total > 4 * (80 - len(following)), "the next example would not have fitted in any row"
 
 
-def test_prepare_tokenizes_what_the_run_will_use_and_no_more(renderer):
-    rows = table([pair(i) for i in range(50)])
-    source, config = source_of(rows, renderer, batch_size=4, pack=False)
-    done = []
-    prepare(source, config, 3, done.append)
-    assert set(source.cache) == set(epoch_order(50, 0, 0)[:12].tolist()) and done == [4, 8, 12]
-    prepare(source, config, 1000, done.append)
-    assert set(source.cache) == set(range(50)) and done[-1] == 50
-
-
 # ---- demonstrations -------------------------------------------------------------------------------------------------
 
 
@@ -342,22 +243,6 @@ def test_demonstrations_are_fresh_each_time_and_repeatable(renderer):
     assert not {text(renderer, s, True) for s in next_batch(other, 1, position, config)[0]} & set(texts)
 
 
-def test_a_second_draw_of_an_example_within_a_step_is_another_demonstration(renderer):
-    config = SFTDataConfig(env={"id": "echo"}, batch_size=4, pack=False)
-    source = DemonstrationSource(Echo(n=1), renderer, Limit(config, 1024), seed=1)
-    sequences, _ = next_batch(source, 0, 0, config)
-    assert len({text(renderer, s, True) for s in sequences}) == 4
-
-
-def test_validation_demonstrations_are_fixed_and_come_from_the_eval_split(renderer):
-    config = SFTDataConfig(env={"id": "echo"})
-    source = DemonstrationSource(Echo(), renderer, Limit(config, 1024), seed=1)
-    sequences = validation_demonstrations(source, 3)
-    again = validation_demonstrations(source, 3)
-    assert [s.token_ids.tolist() for s in sequences] == [s.token_ids.tolist() for s in again]
-    assert len(sequences) == 3 and all("eval" in text(renderer, s, False) for s in sequences)
-
-
 # ---- validation split -----------------------------------------------------------------------------------------------
 
 
@@ -374,21 +259,3 @@ def test_the_validation_split_is_seeded_and_disjoint_in_content(renderer):
     config = SFTDataConfig(path="data.jsonl")
     sequences = validation_set(held_out, renderer, Limit(config, 1024), max_examples=4)
     assert [text(renderer, s, True)[:2] for s in sequences] == [held_out[i]["completion"][:2] for i in range(4)]
-
-
-def test_one_row_cannot_be_split(renderer):
-    with pytest.raises(UserError, match="fewer than two different rows"):
-        hold_out_rows(table([pair(0), pair(0)]), 0.5, seed=0)
-
-
-def test_a_rounding_fraction_still_leaves_both_sides_something():
-    rows = table([pair(i) for i in range(3)])
-    assert [len(part) for part in hold_out_rows(rows, 0.01, seed=0)] == [2, 1]
-    assert [len(part) for part in hold_out_rows(rows, 0.99, seed=0)] == [1, 2]
-
-
-def test_an_environment_without_eval_examples_says_so(renderer):
-    config = SFTDataConfig(env={"id": "echo"})
-    source = SimpleNamespace(env=Echo(n=0), seed=0, renderer=renderer, limit=Limit(config, 1024))
-    with pytest.raises(UserError, match="no validation example is left"):
-        validation_demonstrations(source, 3)

@@ -18,9 +18,7 @@ from graders import gone
 from rank_launcher import ROOT, TORCHRUN
 
 from hone.cli import main
-from hone.model.hf import load_model
 from hone.runs.checkpoint import Checkpoints
-from hone.trainer.fingerprint import fingerprint
 
 pytestmark = pytest.mark.split
 
@@ -89,16 +87,6 @@ def test_two_ranks_read_and_learn_what_one_does(one: Path, two: Path) -> None:
     assert not list((two / "logs").iterdir()), "no warning of any rank"
 
 
-def test_the_weights_are_those_of_the_checkpoint_and_load_in_transformers(two: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    tensors, state = Checkpoints(two / "checkpoints").load(4)
-    exported = dict(load_model(two / "weights" / "step_4").named_parameters())
-    assert fingerprint(exported) == fingerprint(tensors["model"]) == lines(two, "hashes.jsonl")[-1]["weights"]
-    assert state["progress"]["examples"] == 24 and tensors["optimizer"]
-    AutoModelForCausalLM.from_pretrained(two / "weights" / "step_4")
-
-
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (2, 3)])
 def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(
     first: int, then: int, one: Path, two: Path, tiny_model_dir: Path, tmp_path: Path
@@ -122,26 +110,6 @@ def test_a_resume_on_as_many_ranks_is_the_unbroken_run_byte_for_byte(
     for name in names:
         assert (tmp_path / "out" / name).read_bytes() == (two / name).read_bytes(), name
     assert info(tmp_path / "out")["exact"] is True
-
-
-def test_what_a_user_can_mend_is_said_once_and_touches_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
-    for words in (["--bogus", "1"], ["--data.env.id", "reverse-txt"]):
-        done = torchrun(2, *flags(tiny_model_dir, tmp_path / "out", *words))
-        assert done.returncode != 0 and done.stderr.count("error: ") == 1, done.stderr
-        assert "Traceback" not in done.stderr.split("torch/distributed")[0] and not (tmp_path / "out").exists()
-    assert "exitcode  : 2" in done.stderr
-
-
-def test_a_finished_run_has_nothing_left_to_do(two: Path, tiny_model_dir: Path) -> None:
-    before = (two / "run.json").read_bytes()
-    assert "Nothing left to do" in trained(2, *flags(tiny_model_dir, two, "--resume"))
-    assert (two / "run.json").read_bytes() == before
-
-
-def test_another_model_is_refused_before_anything_moves(two: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
-    wanted = ["--resume.dir", str(two), "--precision", "bf16", "--allow-drift"]
-    done = torchrun(2, *flags(tiny_model_dir, tmp_path / "out", *wanted))
-    assert done.returncode != 0 and "is of another model (embed is torch.float32, not torch.bfloat16)" in done.stderr
 
 
 class Started:
@@ -178,17 +146,6 @@ class Started:
         assert self.process.returncode != 0
         assert all(map(gone, self.pids.values()))
         return said
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_ranks_with_the_state_saved(signum: int, tiny_model_dir: Path, tmp_path: Path) -> None:
-    run = Started(tiny_model_dir, tmp_path / "out")
-    os.killpg(run.process.pid, signum)  # as a terminal does, or a scheduler
-    said = run.ended()
-    step = max(Checkpoints(run.out / "checkpoints").steps())
-    assert said.count(f"Stopped after {step} of 2000 steps") == 1
-    assert f"torchrun --nproc-per-node 2 -m hone.trainer.sft @ {run.out}/config.toml --resume" in said
-    assert info(run.out)["status"] == "stopped" and not Checkpoints(run.out / "checkpoints").problems(step)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,7 +13,6 @@ from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.objectives import policy_objective
 from hone.trainer.packing import Sequence, split_micro_batches
 from hone.trainer.step import Trainer
-from hone.trainer.token_stats import TokenStats
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48))
 TEMPERATURE = 0.7
@@ -73,32 +72,3 @@ def test_recording_changes_no_bit_of_a_step():
         assert with_it.step(batch) == without.step(batch)
         assert with_it.fingerprint() == without.fingerprint()
     assert without.token_stats() is None
-
-
-def test_each_step_has_its_own_and_one_without_signal_has_none():
-    made = trainer()
-    first = split_micro_batches(sequences()[:4], 60, share_prompts=True)
-    made.step(first)
-    assert len(made.token_stats().draws) == 4
-
-    def give_up() -> None:
-        if len(made._tokens) == 1:
-            raise KeyboardInterrupt
-
-    made.interrupt = give_up
-    with pytest.raises(KeyboardInterrupt):
-        made.step(split_micro_batches(sequences(), 40, share_prompts=True))
-    made.interrupt = lambda: None
-    made.step(first)
-    assert list(made.token_stats().by_completion()) == [(s.group, s.sample) for s in sequences()[:4]]
-    made.step([])
-    assert made.token_stats().by_completion() == {}
-
-
-def test_arrays_are_all_of_it():
-    made = trainer()
-    made.step(split_micro_batches(sequences(), 60))
-    stats = made.token_stats()
-    again = TokenStats(**stats.arrays())
-    assert all(np.array_equal(one, again.arrays()[name]) for name, one in stats.arrays().items())
-    assert stats.lengths.tolist() == [s.num_loss_tokens for s in sequences()]

@@ -54,17 +54,6 @@ def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count):
             assert a is b or a == b if not hasattr(a, "dtype") else (a.dtype == b.dtype and a.equal(b)), field.name
 
 
-def test_sequences_of_supervised_training_have_no_logprobs():
-    made = [Sequence(np.array([5, 6]), np.array([False, True])), Sequence(np.array([7]), np.array([False]))]
-    assert all(map(equal, made, from_arrays(to_arrays(made))))
-
-
-def test_logprobs_that_are_nan_or_infinite_stay_what_they_are():
-    logprobs = np.array([0.0, np.nan, -np.inf], dtype=np.float32)
-    made = [Sequence(np.arange(3), np.array([False, True, True]), logprobs, np.zeros(3, np.int32))]
-    assert equal(made[0], from_arrays(to_arrays(made))[0])
-
-
 def test_what_does_not_fit_is_no_silent_loss():
     with pytest.raises(AssertionError, match="int32"):
         to_arrays([Sequence(np.array([1, 2**31]), np.array([False, True]))])

@@ -2,22 +2,21 @@
 
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hone.errors import UserError
 from hone.transport import FileTransport, Hello, Order, Result, Session, spool
-from hone.transport.files import PATIENCE, Reader
 from hone.transport.records import from_json, to_json, write_order
+from hone.transport.spool import PATIENCE
 
 
 def session(name: str = "s1", start: int = 0) -> Session:
@@ -98,26 +97,6 @@ def test_what_a_step_told_of_its_tokens_comes_with_its_result_and_goes_when_it_i
         np.array_equal(found[name], array) and found[name].dtype == array.dtype for name, array in arrays.items()
     )
     assert list((ours.path / "s1" / "results").iterdir()) == []
-
-
-def test_tokens_that_are_torn_are_waited_for_and_those_that_are_gone_are_gone(ends, monkeypatch):
-    ours, theirs = ends
-    theirs.put_result(replace(result(1), tokens=True), {"lengths": np.arange(9)})
-    file = ours.path / "s1" / "results" / "version_1.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    looks = []
-
-    def mend() -> None:
-        looks.append(file.exists())
-        if len(looks) == 3:
-            file.write_bytes(whole)
-
-    ours.interrupt = mend
-    assert ours.token_stats(1)["lengths"].tolist() == list(range(9)) and len(looks) == 3
-    ours.interrupt = lambda: None
-    monkeypatch.setattr(spool, "PATIENCE", 0.01)
-    assert ours.token_stats(1) is None
 
 
 def test_a_run_from_hello_to_its_end(tmp_path):
@@ -261,22 +240,18 @@ def test_a_torn_order_is_not_taken_before_it_is_whole(ends):
     assert trainer.order(0).tokens == 10
 
 
-def test_what_stays_damaged_is_told(tmp_path):
+def test_what_stays_damaged_is_told(tmp_path, monkeypatch):
     now = [0.0]
-    reader = Reader(clock=lambda: now[0])
-    (tmp_path / "session.json").write_bytes(to_json(session())[:20])
-
-    def parse(path: Path) -> Session:
-        return from_json(Session, path.read_bytes())
-
-    assert reader.read(tmp_path / "session.json", parse) is None
-    now[0] = PATIENCE
-    assert reader.read(tmp_path / "session.json", parse) is None
+    monkeypatch.setattr(spool, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    end = FileTransport(tmp_path / "t")
+    (end.path / "session.json").write_bytes(to_json(session())[:20])
+    for now[0] in (0.0, PATIENCE):
+        assert end.session(wait=False) is None
     now[0] = PATIENCE + 1
     with pytest.raises(UserError, match=r"session.json is damaged .* start the run's processes again"):
-        reader.read(tmp_path / "session.json", parse)
-    (tmp_path / "session.json").write_bytes(to_json(session()))
-    assert reader.read(tmp_path / "session.json", parse) == session()
+        end.session(wait=False)
+    (end.path / "session.json").write_bytes(to_json(session()))
+    assert end.session(wait=False) == session()
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(ends):
@@ -292,17 +267,6 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(ends):
     assert os.listdir(trainer.weights_root / "s1") == ["hone-session.json"]
     orchestrator.put(batch(0))  # once there is space
     assert trainer.order(0)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, ends):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
-        with pytest.raises(UserError, match=r"the transport folder .* can't be used, .*--transport.path"):
-            FileTransport(path)
-    orchestrator, _ = ends
-    subprocess.run(["rm", "-r", str(orchestrator.path)], check=True)
-    with pytest.raises(UserError, match="can't be used, No such file"):
-        orchestrator.put(batch(0))
 
 
 def test_a_trainer_that_was_killed_is_not_there(tmp_path):
@@ -334,45 +298,6 @@ def test_a_trainer_says_hello_again_where_it_was_removed_and_gives_way_to_none(e
         trainer.order(0)
     trainer.leave()
     assert orchestrator.hello(0).id == "h2"
-
-
-WRITER = """
-import sys, numpy as np
-from pathlib import Path
-from hone.transport import FileTransport, Order, Session
-transport = FileTransport(Path(sys.argv[1]), max_tokens=3 * 10**6)
-transport.open(Session("s1", 0, None, "outputs", {}, 1.0, ()))
-for step in range(10**6):
-    transport.put(Order(step, "batch", {"x": np.full(10**6, step, dtype=np.int32)}, tokens=10**6))
-"""
-
-
-def test_an_orchestrator_that_is_killed_while_it_writes(tmp_path):
-    """Whenever it is killed, every batch that is taken is whole, and the next session finds a clean folder."""
-    for kills in range(3):
-        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
-        trainer = FileTransport(tmp_path)
-        assert trainer.session(other_than=f"next{kills - 1}").id == "s1"
-        for step in range(3 + kills):
-            order = trainer.order(step)
-            assert (order.arrays["x"] == step).all() and len(order.arrays["x"]) == 10**6
-        threading.Timer(0.01 * kills, os.kill, (child.pid, signal.SIGKILL)).start()
-        assert child.wait() == -signal.SIGKILL
-        nothing_comes = time.monotonic() + 0.3
-
-        def interrupt(deadline: float = nothing_comes) -> None:
-            if time.monotonic() > deadline:
-                raise Stop
-
-        trainer.interrupt = interrupt
-        with pytest.raises(Stop):
-            for step in range(3 + kills, 10**6):
-                assert (trainer.order(step).arrays["x"] == step).all()
-        again = FileTransport(tmp_path)
-        again.open(session(f"next{kills}"))
-        assert set(os.listdir(tmp_path)) == {"session.json", f"next{kills}", "weights"}
-    again.close()
-    assert not tmp_path.exists()
 
 
 def test_the_transport_needs_no_torch():

@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 
 from starlette.testclient import TestClient
 
-import hone.runs.tokens
+import hone.runs.rollouts
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer
 from hone.runs.files import write_json
 from hone.runs.rollouts import rollouts_path, write_rollouts
@@ -86,7 +86,7 @@ def write_run(folder: Path, steps: Mapping[int, Sequence[dict[str, Any]]], with_
 def write_tokens(folder: Path, step: int, rows: Sequence[tuple[str, Any, Any]]) -> None:
     """What the train step noted: of each completion of the step sample id, entropies, trainer logprobs."""
     names = ("sample_id", "entropies", "trainer_logprobs")
-    hone.runs.tokens.write_tokens(folder, step, [dict(zip(names, row, strict=True)) for row in rows])
+    hone.runs.rollouts.write_tokens(folder, step, [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def client(root: Path) -> TestClient:

@@ -11,7 +11,7 @@ import pytest
 
 from hone.viewer.site import ASSETS
 
-NUMBERS = ("columns.js", "traces.js")
+NUMBERS = ("charts.js",)
 
 
 def node(*arguments: str, text: str = "") -> str:
@@ -40,8 +40,8 @@ def test_there_are_scripts() -> None:
 
 
 def test_smoothing_is_over_steps_whether_all_of_them_have_a_value() -> None:
-    assert value("columns.smoothed([0, 3, 6, null, 12], 3, [0, 1, 2, 3, 4])") == [1.5, 3, 4.5, None, 12]
-    assert value("columns.smoothed([0, 3, 6, 9], 5, [0, 2, 10, 12])") == [1.5, 1.5, 7.5, 7.5]
+    assert value("charts.smoothed([0, 3, 6, null, 12], 3, [0, 1, 2, 3, 4])") == [1.5, 3, 4.5, None, 12]
+    assert value("charts.smoothed([0, 3, 6, 9], 5, [0, 2, 10, 12])") == [1.5, 1.5, 7.5, 7.5]
 
 
 def test_what_is_held_out_stands_where_its_step_began() -> None:
@@ -49,7 +49,7 @@ def test_what_is_held_out_stands_where_its_step_began() -> None:
         "x": {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "tokens_before": [0, 10], "hours_before": [0, 1]},
         "series": {"loss": {"y": [3, 2]}, "eval/t/reward/mean": {"rows": [1], "y": [0.5]}},
     }
-    assert value(f"[...columns.expand({json.dumps(payload)})]") == [
+    assert value(f"[...charts.expand({json.dumps(payload)})]") == [
         ["loss", {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "y": [3, 2]}],
         ["eval/t/reward/mean", {"step": [1], "tokens": [10], "hours": [1], "y": [0.5]}],
     ]
@@ -62,7 +62,7 @@ def test_an_interval_belongs_to_the_evaluation_of_its_step() -> None:
         f"['low', {{step: [9], y: [0.6], {rest}}}], ['high', {{step: [9], y: [0.9], {rest}}}]])"
     )
     line = "{metric: 'm', label: 'm', css: '#000000', scale: 1, points: true, low: 'low', high: 'high'}"
-    (trace,) = value(f"traces.line({line}, {data}, {{axis: 'step', smooth: 1}})")
+    (trace,) = value(f"charts.line({line}, {data}, {{axis: 'step', smooth: 1}})")
     assert trace["error_y"]["array"] == pytest.approx([0, 0, 0.2])
     assert trace["error_y"]["arrayminus"] == pytest.approx([0, 0, 0.1])
     assert trace["connectgaps"], "steps between two evaluations do not part the line"
@@ -72,72 +72,8 @@ def test_an_interval_belongs_to_the_evaluation_of_its_step() -> None:
 
 def test_the_step_is_told_where_the_axis_has_tokens_or_hours() -> None:
     data = "new Map([['m', {step: [0, 5], tokens: [10, 20], hours: [0, 1], y: [0, 0.5]}]])"
-    for points in ("points: true", "points: false", "dots: true"):
+    for points in ("points: true", "points: false"):
         line = f"{{metric: 'm', label: 'm', css: '#000000', scale: 1, {points}}}"
         for axis, told in (("step", False), ("tokens", True), ("hours", True)):
-            (trace,) = value(f"traces.line({line}, {data}, {{axis: '{axis}', smooth: 1}})")
+            (trace,) = value(f"charts.line({line}, {data}, {{axis: '{axis}', smooth: 1}})")
             assert trace["hovertemplate"].endswith(", step %{customdata}") == told
-
-
-def test_what_is_0_at_most_steps_is_dots() -> None:
-    data = "new Map([['m', {step: [0, 1], tokens: [1, 2], hours: [0, 0], y: [0, 1e-6]}]])"
-    line = "{metric: 'm', label: 'm', css: '#000000', scale: 1, dots: true}"
-    (trace,) = value(f"traces.line({line}, {data}, {{axis: 'step', smooth: 9}})")
-    assert trace["mode"] == "markers" and trace["y"] == [0, 1e-6]
-
-
-def test_lines_that_come_again_take_the_place_of_the_old() -> None:
-    known = "new Map([['m', {step: [0, 1, 2], tokens: [1, 2, 3], hours: [0, 0, 0], y: [1, 2, 3]}]])"
-    more = "new Map([['m', {step: [2, 3], tokens: [3, 4], hours: [0, 0], y: [7, 8]}]])"
-    assert value(f"(() => {{ const k = {known}; columns.merge(k, {more}, 2); return k.get('m').y; }})()") == [
-        1,
-        2,
-        7,
-        8,
-    ]
-
-
-def polled(answers: str, working: str = "false") -> list[list[Any]]:
-    """What `live.poll` does with `live.watch` while the server gives these answers, null for none: of each turn the
-    milliseconds before it, whether it looked further, and what the header said then.
-    """
-    script = (ASSETS / "live.js").read_text()
-    return json.loads(
-        node(
-            text=f"""
-const turns = [], answers = {answers};
-let waiting = null, said = "", looked = false;
-const document = {{ hidden: false, addEventListener() {{}} }};
-const hone = {{ live(text) {{ said = text; }} }};
-setTimeout = (turn, wait) => {{ waiting = [turn, wait]; }};
-clearTimeout = () => {{}};
-fetch = async () => {{
-  const answer = answers.shift();
-  if (answer === null) throw new Error("nobody answers");
-  return {{ ok: true, json: async () => answer }};
-}};
-{script}
-const look = async (facts) => {{ looked = true; return facts.live; }};
-live.poll(live.watch("state.json", (facts) => facts.live, look), {working});
-(async () => {{
-  while (answers.length) {{
-    const [turn, wait] = waiting;
-    looked = false;
-    await turn();
-    turns.push([wait, looked, said]);
-  }}
-  console.log(JSON.stringify(turns));
-}})();
-"""
-        )
-    )
-
-
-def test_a_page_where_nothing_runs_wakes_up_when_a_run_begins_and_tells_when_nobody_answers() -> None:
-    idle, on, done = "{live: false, steps: 0}", "{live: true, steps: 1}", "{live: false, steps: 2}"
-    gone = "hone view does not answer: start it again; this page goes on by itself"
-    assert polled(f"[{idle}, {idle}, {on}, {on}, {done}, {done}, null, {done}]") == [
-        [15000, True, ""], [15000, False, ""], [15000, True, "live"], [2000, True, "live"], [2000, True, ""],
-        [15000, False, ""], [15000, False, gone], [15000, False, ""],
-    ]  # fmt: skip
-    assert polled(f"[{on}, null, {on}]", "true") == [[2000, True, "live"], [2000, False, gone], [4000, True, "live"]]

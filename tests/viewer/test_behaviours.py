@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_runs import row, write_run
 
 from hone.errors import UserError
-from hone.viewer.behaviours import behaviours, turning_points
+from hone.viewer.behaviours import behaviours
 from hone.viewer.store import Store
 
 
@@ -52,10 +51,10 @@ def test_only_files_that_changed_are_read_again(store: Store, monkeypatch: pytes
     read: list[list[int]] = []
     scan = Store.scan
 
-    def counted(self, sql, values, stamps=None, **kind):
+    def counted(self, sql, values, stamps, *kind):
         if "GROUP BY" in sql:
             read.append(list(stamps))
-        return scan(self, sql, values, stamps, **kind)
+        return scan(self, sql, values, stamps, *kind)
 
     monkeypatch.setattr(Store, "scan", counted)
     behaviours(store)
@@ -80,16 +79,4 @@ def test_damaged_files_and_expressions_cost_a_sentence(store: Store) -> None:
 
 def test_a_run_without_completions(tmp_path: Path) -> None:
     found = behaviours(Store(write_run(tmp_path / "run", {})))
-    assert found.completions == 0 and found.turning == [] and all(one.begins is None for one in found.found)
-
-
-def test_turning_points_of_the_length() -> None:
-    lengths = np.concatenate([np.linspace(80, 35, 126), np.linspace(35, 90, 100)])
-    (s0, v0), (s1, v1), (s2, v2) = turning_points(np.arange(226), lengths)
-    assert (s0, s2) == (0, 225) and abs(s1 - 125) <= 5 and v1 == pytest.approx(35, abs=3)
-    assert v0 == pytest.approx(80, abs=3) and v2 == pytest.approx(90, abs=3)
-    wobbling = 50 + 3 * np.sin(np.arange(300))
-    assert [s for s, _ in turning_points(np.arange(300), wobbling)] == [0, 299], "small waves are no turns"
-    assert (
-        turning_points(np.array([4]), np.array([7.0])) == [(4, 7.0)] and turning_points(np.zeros(0), np.zeros(0)) == []
-    )
+    assert found.completions == 0 and all(one.begins is None for one in found.found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hone.viewer.conversation import Call, completion_of, messages_of, text_of, turns
+from hone.viewer.conversation import Call, messages_of, text_of, turns, turns_of_row
 
 
 def call(name, arguments) -> dict:
@@ -37,7 +37,7 @@ def test_calls_that_cannot_be_read_are_shown_as_they_are() -> None:
     assert of(call("", '{"a": 1}')) == Call("", [], '{"a": 1}')
     assert of(call("f", "[1]")) == Call("f", [], "[1]") and of(call("f", None)) == Call("f", [])
     assert of(call("f", {"x": {"y": [1]}})) == Call("f", [("x", '{"y": [1]}')])
-    assert of("nonsense") == Call("", [], '"nonsense"') and of({"function": 3}).raw
+    assert of("nonsense") == Call("", [], "nonsense") and of({"function": 3}).raw
     assert turns([{"role": "assistant", "tool_calls": 5}])[0].calls == ()
 
 
@@ -49,6 +49,6 @@ def test_texts_of_messages() -> None:
 def test_a_column_that_is_no_list_of_messages_is_shown() -> None:
     assert messages_of(None) == [] and messages_of("") == []
     assert messages_of("{torn") == [{"role": "?", "content": "{torn"}] and messages_of("[1]")[0]["content"] == "[1]"
-    assert completion_of({"completion": None, "text": "a"}) == [{"role": "assistant", "content": "a"}]
+    assert [turn.text for turn in turns_of_row({"completion": None, "text": "a"})] == ["a"]
     two = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
-    assert completion_of({"completion": json.dumps(two), "text": "a"}) == two
+    assert [turn.role for turn in turns_of_row({"completion": json.dumps(two), "text": "a"})] == ["assistant", "user"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from made_runs import INFO, client, links_of, row, text_of, write_run
 
-from hone.runs.evaluations import write_evaluation
 from hone.runs.files import write_json
-from hone.viewer.pages_eval import paired, read_eval
+from hone.runs.rollouts import write_evaluation
+from hone.viewer.evals import paired, read_eval
 
 
 def sample(index: int, text: str, outcome: str, reward: float | None, rollout: int = 0, **changes) -> dict:
@@ -138,7 +138,7 @@ def test_what_was_expected_is_said_once(root: Path) -> None:
 
 
 def test_long_lists_have_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.viewer.pages_eval.PAGE", 2)
+    monkeypatch.setattr("hone.viewer.evals.PAGE", 2)
     for path, second in {"eval/25/": "eval/25/?page=2", "change/0/25/?diff=1": "change/0/25/?diff=1&page=2"}.items():
         page = client(root).get(f"/run/a/{path}").text
         assert f"/run/a/{second}" in links_of(f"/run/a/{path}", page), path

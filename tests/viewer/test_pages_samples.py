@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import PROMPT, client, encode, links_of, row, text_of, write_run, write_tokens
+from made_runs import client, encode, links_of, row, text_of, write_run, write_tokens
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -72,7 +72,7 @@ def test_filters_narrow_a_step(root: Path) -> None:
 
 
 def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.viewer.pages_samples.ON_A_PAGE", 1)
+    monkeypatch.setattr("hone.viewer.samples.ON_A_PAGE", 1)
     ask = client(root)
     page = ask.get(f"{RUN}/step/0/?state=trained").text
     assert f"{RUN}/step/0/?state=trained&page=2" not in links_of(f"{RUN}/step/0/", page), "one group is trained on"
@@ -81,20 +81,6 @@ def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: p
     (second,) = {link for link in links_of(f"{RUN}/step/0/", page) if "page=2" in link}
     assert second == f"{RUN}/step/0/?stop=stop&page=2" and "no idea" in ask.get(second).text
     assert f"{RUN}/step/2/?stop=stop" in links_of(f"{RUN}/step/0/", page, "next")
-    monkeypatch.setattr("hone.viewer.pieces.TABLE", 3)
-    page = ask.get(f"{RUN}/sample/0/0/?tokens=1").text
-    assert f"{RUN}/sample/0/0/?tokens=2#tokens" in links_of(f"{RUN}/sample/0/0/", page)
-    assert "page 2 of 2" in ask.get(f"{RUN}/sample/0/0/?tokens=9").text
-
-
-def test_a_completion_unfolds_by_a_link_that_needs_no_script(root: Path) -> None:
-    ask = client(root)
-    page = ask.get(f"{RUN}/step/0/").text
-    assert "long " * 60 not in page
-    (link,) = re.findall(r'class="fold unfold" href="([^"]*)" data-text="([^"]*)"', page)
-    assert "long " * 100 in ask.get(f"{RUN}/step/0/{html.unescape(link[0]).split('#')[0]}").text
-    turns = ask.get(f"{RUN}/step/0/{link[1]}").json()["turns"]
-    assert turns == [{"role": "assistant", "name": "", "text": "long " * 100}]
 
 
 def test_steps_and_completions_that_are_not_there(root: Path) -> None:
@@ -140,13 +126,10 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
         ("0-1-2", None, None), ("0-1-3", None, None),
     ])  # fmt: skip
     ask = client(root)
-    page = ask.get(f"{RUN}/sample/0/0/?color=entropy").text
-    assert (
-        '<pre class="said tokens by-entropy" data-from="0" data-to="4">&lt;answer&gt;<span class="l4">4</span>' in page
-    )
-    assert '<span class="l5">&lt;/answer&gt;</span><span class="sp">&lt;|im_end|&gt;</span></pre>' in page
     page = ask.get(f"{RUN}/sample/0/0/?color=gap").text
-    assert '<span class="m2">4</span><span class="m4">&lt;/answer&gt;</span>' in page, "-0.01 and -0.2"
+    text = "&lt;answer&gt;4&lt;/answer&gt;&lt;|im_end|&gt;"
+    assert f'<pre class="said tokens" data-from="0" data-to="4">{text}</pre>' in page
+    assert '<a class="chip on" data-color="gap"' in page
     found = re.search(r'<script type="application/json" id="token-data">(.*?)</script>', page)
     assert found is not None
     data = json.loads(found[1])
@@ -157,18 +140,13 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
     assert wrong.status_code == 400 and "<b>" not in wrong.text
 
 
-def test_tokens_as_a_table(root: Path) -> None:
-    said = text_of(client(root).get(f"{RUN}/sample/0/0/?tokens=1").text)
-    assert re.search(r"4 \d+ -0.0500 0.951 – – policy", said) and "</answer>" in said
-
-
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
 def test_hostile_text_is_only_text(root: Path, index: int) -> None:
     ask = client(root)
     pages = [
         f"step/9/?open={index}",
         f"sample/9/{index}/",
-        f"sample/9/{index}/?ws=1&tokens=1",
+        f"sample/9/{index}/?all=1",
         "search/?q=",
         f"compare/e0/0/9/?j={index}",
     ]
@@ -188,11 +166,6 @@ def test_hostile_text_is_there_to_be_read(root: Path) -> None:
     assert r"a\x00b\x1b[31mred\x07" in text_of(ask.get(f"{RUN}/sample/9/2/").text)
     assert r"abc\u202edcba \u2066x\u2069" in text_of(ask.get(f"{RUN}/step/9/").text)
     assert ask.get("/data/odd%20%27n%27%20%3Ci%3E/sample/9/2.json").json()["text"] == HOSTILE[2]
-
-
-def test_white_space_is_shown_on_demand(root: Path) -> None:
-    page = client(root).get(f"{RUN}/sample/0/2/?ws=1&color=none").text
-    assert "no·idea" in page and "no idea" not in page
 
 
 def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None:
@@ -244,7 +217,7 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
     said = text_of(page)
     assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60 a call that cannot be read" in said
-    assert '<span class="l3">let me see</span>' in page and '<span class="l3">2760</span>' in page
+    assert '<pre class="said tokens" data-from="0" data-to="10">let me see</pre>' in page
     assert (
         '<section class="turn other">\n<h3>tool <code>multiply</code></h3>\n<pre class="said">2760 &lt;script&gt;</pre>'
         in page
@@ -313,28 +286,8 @@ def test_a_run_without_completions_says_what_would_fill_the_pages(tmp_path: Path
     assert "an RL run has them" in ask.get("/run/a/step/0/").text
 
 
-def test_the_prompt_of_the_rows_is_that_of_the_made_run() -> None:
-    assert json.loads(row("x")["prompt"]) == PROMPT
-
-
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     broken = row("x", reward=None, outcome="grader_error", components=[("ratio", float("nan"))])
     write_run(tmp_path / "a", {0: [broken]})
     assert client(tmp_path).get("/data/a/sample/0/0.json").json()["components"] == {"ratio": None}
     assert client(tmp_path).get("/run/a/sample/0/0/").status_code == 200
-
-
-def test_what_is_chosen_stays_on_the_page_of_tokens(root: Path) -> None:
-    path = f"{RUN}/sample/0/1/"
-    links = links_of(path, client(root).get(f"{path}?color=entropy").text)
-    assert f"{path}?tokens=1&color=entropy#tokens" in links and f"{path}?tokens=1#tokens" not in links
-    british = client(root).get(f"{path}?colour=advantage").text
-    assert '<a class="chip on" data-color="advantage"' in british
-    assert client(root).get(f"{path}?colour=zzz").status_code == 400
-
-
-def test_a_torn_phrase_is_told_and_search_is_one_key_away(root: Path) -> None:
-    ask = client(root)
-    assert "without a second one" in ask.get(f'{RUN}/search/?q="no such').text
-    assert "without a second one" not in ask.get(f'{RUN}/search/?q="no such"').text
-    assert links_of(f"{RUN}/step/0/", ask.get(f"{RUN}/step/0/").text, "search") == [f"{RUN}/search/"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hone.runs.prediction import Prediction
-from hone.runs.predictions import Scored
+from hone.runs.predictions import Prediction, Scored
 from hone.viewer.predictions import calibration, overall
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from run_folders import write_lines
 
+from hone.errors import UserError
 from hone.runs.files import write_file
 from hone.viewer.series import Series, SeriesStore, axes, extremes, to_json
 
@@ -44,7 +45,7 @@ def test_both_logs_are_one_table_with_what_is_missing_as_nan(tmp_path: Path) -> 
     assert np.isnan(series.column("entropy")).tolist() == [True, True, False]
     assert series.column("time/step").tolist()[:2] == [36.0, 36.0] and math.isnan(series.column("time/step")[2])
     assert np.isnan(series.column("nothing")).all() and "nothing" not in series.names
-    assert (series.first("reward/mean"), series.latest("entropy"), series.latest("nothing")) == (0.0, 0.5, None)
+    assert (series.latest("entropy"), series.latest("nothing")) == (0.5, None)
     steps, values = series.points("eval/t/reward/mean")
     assert (steps.tolist(), values.tolist()) == ([0], [0.25])
 
@@ -84,15 +85,14 @@ def test_a_roll_back_begins_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{torn}\n", '{"loss": 1}\n'])
-def test_a_damaged_line_is_left_out_until_it_is_mended(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_line_costs_a_sentence_until_it_is_mended(tmp_path: Path, damage: str) -> None:
     folder = folder_of(tmp_path / "a", [line(0)], [])
     first, last = (json.dumps(line(step)) + "\n" for step in (0, 2))
     write_file(folder / "metrics.jsonl", first + damage + last)
-    series = series_of(folder)
-    for _ in range(2):
+    series = Series(folder)
+    with pytest.raises(UserError, match=r"metrics\.jsonl.* is damaged"):
         series.refresh()
-        assert series.steps().tolist() == [0, 2]
-    (folder / "metrics.jsonl").write_text(first + json.dumps(line(1)) + "\n" + last)
+    write_file(folder / "metrics.jsonl", first + json.dumps(line(1)) + "\n" + last)
     series.refresh()
     assert series.steps().tolist() == [0, 1, 2]
 
@@ -146,11 +146,14 @@ def test_many_points_are_thinned_out_to_their_extremes() -> None:
     assert extremes(values[:150], 200).tolist() == list(range(1, 150))
 
 
-def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(tmp_path: Path) -> None:
+def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = [line(step, a=step % 7, b=-(step % 5)) | ({"c": 1.0} if step % 1000 == 0 else {}) for step in range(5000)]
     metrics[1234]["reward/mean"] = 1e6
     series = series_of(folder_of(tmp_path / "a", metrics, []))
-    made = to_json(series, ["reward/mean", "a", "b", "c"], points=300, stacks=[["a", "b"]])
+    monkeypatch.setattr("hone.viewer.series.POINTS", 300)
+    made = to_json(series, ["reward/mean", "a", "b", "c"], stacks=[["a", "b"]])
     one, steps = made["series"]["reward/mean"], made["x"]["step"]
     assert len(one["y"]) <= 300 and len(steps) < 900
     at = {steps[row]: y for row, y in zip(one["rows"], one["y"], strict=True)}

@@ -11,9 +11,8 @@ import pytest
 from made_runs import row, write_run
 
 from hone.errors import UserError
-from hone.viewer.duck import TooSlow, duck, literal_path
 from hone.viewer.query import PAGE, Query
-from hone.viewer.store import Store, matches
+from hone.viewer.store import Store, TooSlow, duck, literal_path
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 
@@ -46,8 +45,8 @@ def found(store: Store, **asked) -> list[tuple[int, int]]:
 def test_a_step_has_its_rows_with_counts_of_sampled_tokens(store: Store) -> None:
     rows = store.rows(0)
     assert [one["row"] for one in rows] == [0, 1, 2] and rows[1]["tokens"] == len("waiting room") + 1
-    assert rows[0]["components"] == {"format": 1.0, "correctness": 1.0} and "sampled_mask" not in rows[0]
-    assert store.steps() == [0, 3, 7]
+    assert rows[0]["components"] == {"format": 1.0, "correctness": 1.0}
+    assert list(store.stamps()) == [0, 3, 7]
     one = store.sample(3, 1)
     assert (
         one["text"] == "ÄPFEL und wait\nlet me check"
@@ -68,7 +67,6 @@ def test_all_words_must_occur_in_any_case(store: Store) -> None:
     assert found(store, q=r"/\bwait\b/") == [(3, 1), (0, 0)]
     assert found(store, q=r"/^it .*ke$/") == [(3, 2)]
     assert found(store, q="nowhere") == [] and found(store, q="")[0] == (7, 0)
-    assert found(store, q="what is", column="prompt", last=0) == [(0, 0), (0, 1), (0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +81,6 @@ def test_filters_choose_by_value(store: Store) -> None:
     assert found(store, outcome="truncated") == [(3, 0)]
     assert found(store, advantage="positive") == [(0, 0)] and found(store, advantage="zero") == [(7, 0), (0, 2)]
     assert found(store, stop="length") == [(3, 0)] and found(store, state="failed") == [(3, 2)]
-    assert found(store, component="correctness", component_min=0.5) == [(0, 0)]
-    assert found(store, component="correctness", last=0) == [(0, 0), (0, 1)], "where it abstained it is not"
-    assert found(store, component="format' OR '1'='1") == []
     assert found(store, reward_max=0.05) == [(0, 2)] and found(store, reward_min=0.5) == [(0, 0)]
     assert found(store, length_min=200) == [(3, 0)] and found(store, length_max=10) == [(3, 2)]
     assert found(store, first=1, last=3) == [(3, 0), (3, 1), (3, 2)]
@@ -95,7 +90,7 @@ def test_results_are_sorted(store: Store) -> None:
     assert found(store, sort="oldest")[:2] == [(0, 0), (0, 1)]
     assert found(store, sort="-reward")[0] == (0, 0) and found(store, sort="-reward")[-1] == (3, 2), "none is last"
     assert found(store, sort="reward")[0] == (0, 2) and found(store, sort="reward")[-1] == (3, 2)
-    assert found(store, sort="-length")[0] == (3, 0) and found(store, sort="-advantage")[0] == (0, 0)
+    assert found(store, sort="-length")[0] == (3, 0)
 
 
 def test_results_have_pages_and_a_count(tmp_path: Path) -> None:
@@ -112,8 +107,8 @@ def test_an_expression_that_is_none_costs_a_sentence(store: Store) -> None:
 
 
 def test_what_was_found_is_told(store: Store) -> None:
-    assert matches(Query(q="WAIT"), ["So Wait, then", "nothing"]) == ["Wait", ""]
-    assert matches(Query(), ["a"]) == [""]
+    assert store.search(Query(q="WAIT", sort="oldest")).found == ["Wait", "wait", "wait"]
+    assert set(store.search(Query()).found) == {""}
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1" + b"x" * 100, None])
@@ -141,17 +136,17 @@ def test_a_file_damaged_in_its_middle_is_left_out(store: Store) -> None:
 def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store) -> None:
     stamps = store.stamps()
     (store.folder / "step_000000.parquet").unlink()
-    sql = "SELECT step, count(*) FROM read_parquet($files) GROUP BY step ORDER BY step"
+    sql = "SELECT step, count(*) AS n FROM read_parquet($files) GROUP BY step ORDER BY step"
     rows, skipped = store.scan(sql, {}, stamps)
-    assert rows == [(3, 3), (7, 2)] and "it has gone meanwhile" in skipped[0]
+    assert rows["step"].tolist() == [3, 7] and rows["n"].tolist() == [3, 2] and "it has gone meanwhile" in skipped[0]
     for path in store.folder.iterdir():
         path.unlink()
-    assert store.scan(sql, {}, stamps)[0] == [] and store.search(Query(q="a")).total == 0
+    assert store.scan(sql, {}, stamps)[0] == {} and store.search(Query(q="a")).total == 0
 
 
 def test_what_has_gone_since_it_was_found_is_told(store: Store) -> None:
     query = Query(q="wait")
-    steps, rows, _ = store._hits(query)
+    steps, rows, _ = store._search(query)
     (store.folder / "step_000000.parquet").unlink()
     shown, gone = store._at(steps, rows)
     assert [(one["step"], one["row"]) for one in shown] == [(3, 1)] and "no rollouts of step 0" in gone[0]
@@ -196,15 +191,16 @@ def test_steps_at_which_an_example_was_seen(store: Store) -> None:
 
 def test_a_question_that_takes_too_long_is_ended() -> None:
     with pytest.raises(TooSlow, match=r"more than 0\.2 s"):
-        duck().rows(
+        duck().columns(
             "SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2
         )
-    assert duck().rows("SELECT $n + 1", {"n": 1}) == [(2,)], "others are answered after it"
+    assert duck().columns("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
 
 
 def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     settings = "'temp_directory', 'autoinstall_known_extensions', 'lock_configuration', 'memory_limit'"
-    said = dict(duck().rows(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {}))
+    columns = duck().columns(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
+    said = dict(zip(*columns.values(), strict=True))
     assert said["temp_directory"] == "" and said["autoinstall_known_extensions"] == "false"
     assert said["lock_configuration"] == "true" and "MiB" in said["memory_limit"]
 

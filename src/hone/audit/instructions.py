@@ -1,34 +1,27 @@
-"""Whether the prompts ask for what the parser reads, and for no more than a completion has room for."""
+r"""Whether the prompts ask for what the parser reads, and for no more than a completion has room for.
+
+Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence, the last line.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from hone.audit.forms import Form, asked_for, forms_in, snippet
-from hone.audit.kinds import answer_of
+from hone.audit.answers import answer_of, answer_span
+from hone.audit.conversations import REASONING
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
-from hone.audit.statement import answer_span
-from hone.audit.trajectories import REASONING
+from hone.environments.parsers import message_text
 
 SUBJECTS = 4
 NEARLY = 0.8
 """The share of max_tokens above which a length is worth a warning."""
 _TOKENS = {"word": 1.3, "token": 1.0, "sentence": 25.0, "paragraph": 100.0, "line": 15.0, "character": 0.3}
 """Tokens per unit, of English."""
-_NUMBERS = {
-    word: number
-    for number, words in {
-        1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten",
-        12: "twelve", 15: "fifteen", 20: "twenty", 30: "thirty", 40: "forty", 50: "fifty", 100: "hundred|a hundred",
-        200: "two hundred", 300: "three hundred", 500: "five hundred", 1000: "thousand|a thousand|one thousand",
-        2000: "two thousand", 5000: "five thousand",
-    }.items()
-    for word in words.split("|")
-}  # fmt: skip
-_COUNT = r"\d[\d,]*k?|" + "|".join(sorted(_NUMBERS, key=len, reverse=True))
+_COUNT = r"\d[\d,]*k?"
 _LENGTH = re.compile(
     r"(?P<how>at least|no(?:t)? (?:less|fewer) than|(?:a )?minimum of|more than|over|about|around|approximately|"
     r"roughly|exactly|at most|no(?:t)? (?:more|longer) than|up to|within|under|(?:fewer|less) than|"
@@ -40,76 +33,170 @@ _LENGTH = re.compile(
 _LIMIT = re.compile(r"at most|more than|longer than|up to|within|under|fewer|less|maximum", re.IGNORECASE)
 _LEAST = re.compile(r"at least|no(t)? (less|fewer)|minimum|^(more than|over)", re.IGNORECASE)
 _VERB = re.compile(r"\b(write|use|answer|respond|reply|think|explain|reason|give|produce|describe|solve)\w*\b", re.I)
+_AUXILIARY = re.compile(
+    "think|thinking|thoughts?|reason|reasoning|scratchpad|reflection|analysis|plan|planning|work|steps?|explanation|"
+    "working_out|draft|tools?|tool_calls?|tool_response|function|call|code|output|result|query|search|information|"
+    "context|documents?|data|input|question|problem|passage|text|image|examples?|instructions?|system|user|name|"
+    "a|b|body|br|div|em|hr|html|i|li|ol|p|pre|span|strong|sub|sup|ul"
+)
+"""Tags that do not hold the answer: of thoughts, tools, data, HTML."""
+_TAG = re.compile(r"<([A-Za-z_][\w-]{0,40})>")
+_PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
+_MARKER = re.compile(r"\b((?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)", re.IGNORECASE)
+_KEY = re.compile(r"\{\s*\"(\w+)\"\s*:|\bJSON\b[^.\n]{0,80}?\b(?:key|field)s?\s+[\"'`](\w+)[\"'`]")
+_FENCE = re.compile(r"```|\bcode (?:block|fence)\b", re.IGNORECASE)
+_LAST_LINE = re.compile(r"\b(?:last|final) line\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class AskedForm:
+    """A form of an answer: its name ("<answer>"), what a prompt says of it (`snippet`), and the ways to write it, each
+    as what comes before and after the answer.
+    """
+
+    name: str
+    snippet: str
+    ways: tuple[tuple[str, str], ...]
+
+    def texts(self, answer: str) -> list[str]:
+        """Return the answer in this form, in each way to write it."""
+        given = json.dumps(answer, ensure_ascii=False)[1:-1] if self.name.startswith("JSON") else answer
+        return [f"{before}{given}{after}" for before, after in self.ways]
 
 
 def check_instructions(
     prober: Prober, max_tokens: int | None = None, count_tokens: Callable[[str], int] | None = None
 ) -> Check:
-    """Grades right answers in the forms that the prompts ask for, and compares lengths with `max_tokens`.
-
-    `count_tokens` counts the tokens of a text as the model has them.
-    """
-    forms, common = asked_for(prober.subjects)
+    """Grade right answers in the forms that the prompts ask for, and compare lengths with `max_tokens`."""
+    prompts = [
+        "\n".join(message_text(m) for m in s.example.prompt if m["role"] != "assistant") for s in prober.subjects
+    ]
+    common = constant_part(prompts)
+    forms = forms_in(common, data_tags(prompts))
     subjects = [subject for subject in prober.subjects[:SUBJECTS] if answer_span(subject)]
     probes = prober.grade([Text(s, "reference", s.reference) for s in subjects if s.reference is not None])
     subjects = [probe.text.subject for probe in probes if probe.correct]
-    findings: list[Finding] = []
-    unread: list[str] = []
-    if subjects:
-        found, unread = _forms(prober, forms, common, subjects)
-        findings += found
-    lengths = list(_asked_lengths(common, count_tokens))
+    findings = list(_form_findings(prober, forms, common, subjects)) if subjects else []
+    unread = {what for finding in findings for what in finding.what}
+    longest = max(_reference_lengths(prober.subjects, count_tokens), default=None) if count_tokens else None
     if max_tokens is not None:
-        findings += _too_long(lengths, max_tokens)
-    longest = _reference_lengths(prober.subjects, count_tokens)
-    if max_tokens is not None and longest:
-        findings += _references_too_long(longest, max_tokens)
-    figures: dict[str, Any] = {
+        findings += _too_long(common, max_tokens, longest)
+    figures = {
         "instruction": common,
         "forms": [{"form": form.name, "snippet": form.snippet, "read": form.name not in unread} for form in forms],
-        "lengths": [{"snippet": words, "tokens": tokens, "kind": kind} for words, tokens, kind in lengths],
         "max_tokens": max_tokens,
-        "longest_reference": max(longest, default=None),
+        "longest_reference": longest,
     }
-    return Check("instructions", _summary(forms, subjects, max_tokens, longest), tuple(findings), figures)
+    names = ", ".join(form.name for form in forms) or "no form"
+    untried = "" if subjects else " (not tried: no right answer is known word for word)"
+    lengths = f"the longest reference has {longest} of {max_tokens} tokens"
+    if max_tokens is None or longest is None:
+        missing = "max_tokens" if max_tokens is None else "the tokenizer"
+        lengths = f"lengths were not compared, for {missing} is not known"
+    return Check("instructions", f"the prompts ask for {names}{untried}; {lengths}", tuple(findings), figures)
 
 
-def _forms(
-    prober: Prober, forms: Sequence[Form], common: str, subjects: Sequence[Subject]
-) -> tuple[list[Finding], list[str]]:
-    """What is found of the forms that the prompts ask for, and the names of those that are not read."""
+def forms_in(text: str, ignored: frozenset[str] = frozenset()) -> list[AskedForm]:
+    """Return the forms of an answer that a text names, in the order of their kinds."""
+    found: dict[str, AskedForm] = {}
+
+    def add(name: str, start: int, *ways: tuple[str, str]) -> None:
+        found.setdefault(name, AskedForm(name, _snippet(text, start), ways))
+
+    for match in _TAG.finditer(text):
+        tag = match[1]
+        if not _AUXILIARY.fullmatch(tag.lower()) and tag not in ignored:
+            add(f"<{tag}>", match.start(), (f"<{tag}>", f"</{tag}>"), (f"<{tag}>\n", f"\n</{tag}>"))
+    if (start := text.find(r"\boxed")) >= 0:
+        add(r"\boxed{}", start, (r"\boxed{", "}"), (r"$\boxed{", "}$"))
+    for match in _MARKER.finditer(text):
+        if text[match.end() :].strip():  # a prompt that ends so is to be gone on with
+            mark = re.sub(r"\s+", " ", match[1])
+            add(mark, match.start(), (f"{mark} ", ""), (f"{mark}\n", ""))
+    if (start := text.find("####")) >= 0:
+        add("####", start, ("#### ", ""))
+    for match in _KEY.finditer(text):
+        key = match[1] or match[2]
+        if key not in ("name", "type", "role", "function", "arguments"):  # of a tool and its calls
+            ways = ((f'{{"{key}": "', '"}'), (f'{{"{key}": ', "}"))
+            fenced = tuple((f"```json\n{before}", f"{after}\n```") for before, after in ways)
+            add(f'JSON with "{key}"', match.start(), *ways, *fenced)
+    if match := _FENCE.search(text):
+        add("a code fence", match.start(), ("```\n", "\n```"), ("```python\n", "\n```"))
+    if (match := _LAST_LINE.search(text)) and not found:  # else it says where the form stands
+        add("the last line", match.start(), ("", ""))
+    return list(found.values())
+
+
+def constant_part(prompts: Sequence[str]) -> str:
+    """Return what all prompts share: how they begin, the lines that are in each, and how they end, with … between."""
+    if len(set(prompts)) <= 1:
+        return prompts[0] if prompts else ""
+    start = re.sub(r"\S+\Z", "", _common_start(prompts))  # whole words
+    end = re.sub(r"\A\S+", "", _common_start([prompt[::-1] for prompt in prompts])[::-1])
+    shared = set(prompts[0].splitlines()).intersection(*(prompt.splitlines() for prompt in prompts[1:]))
+    lines = [line for line in prompts[0].splitlines() if line in shared and line not in start and line not in end]
+    return "\n…\n".join(part for part in (start, "\n".join(lines), end) if part.strip())
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    low, high = min(texts), max(texts)
+    same = next((i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
+    return low if same is None else low[:same]
+
+
+def data_tags(prompts: Sequence[str]) -> frozenset[str]:
+    """Return the tags that hold data: what stands between them differs from prompt to prompt."""
+    pairs = [_PAIR.findall(prompt) for prompt in prompts]
+    tags = {tag for found in pairs for tag, _ in found}
+    inner = {tag: {tuple(text for t, text in found if t == tag) for found in pairs} - {()} for tag in tags}
+    return frozenset(tag for tag, texts in inner.items() if len(texts) > 1)
+
+
+def _snippet(text: str, start: int, around: int = 60) -> str:
+    """Return the words around a place, in one line."""
+    left, right = max(0, start - around), min(len(text), start + around)
+    while 0 < left < start and not text[left - 1].isspace():
+        left += 1
+    while start < right < len(text) and not text[right].isspace():
+        right -= 1
+    cut = " ".join(text[left:right].split())
+    return f"{'… ' * (left > 0)}{cut}{' …' * (right < len(text))}"
+
+
+def _form_findings(
+    prober: Prober, forms: Sequence[AskedForm], common: str, subjects: Sequence[Subject]
+) -> Iterator[Finding]:
+    """Yield the forms that the prompts ask for and no way of writing is read, or one that is needed and not named."""
     if not forms:
-        return list(_nothing_asked(prober, common, subjects)), []
-    read: list[Form] = []
-    unread: list[tuple[Form, Probe]] = []
+        yield from _nothing_asked(prober, common, subjects)
+        return
+    lost: dict[str, Probe] = {}
     for form in forms:
-        written = _in_references(form, subjects)
-        lost = None if written else _lost(prober, subjects, form.name, form.texts)
-        if lost is None:
-            read.append(form)
-        else:
-            unread.append((form, lost))
+        before = form.ways[0][0].strip()
+        in_references = before and any(before in subject.text for subject in subjects)
+        if not in_references and (probe := _lost(prober, subjects, form.name, form.texts)) is not None:
+            lost[form.name] = probe
+    read = [form for form in forms if form.name not in lost]
+    if not read and len(forms) > 1 and _lost(prober, subjects, "all forms", lambda a: _nested(forms, a)) is None:
+        return
+    # What holds no answer may stand beside what does.
+    unread = [form for form in forms if form.name in lost and (not read or _states_answer(form))]
     if not unread:
-        return [], []
-    names = [form.name for form, _ in unread]
-    if not read and (together := _together(forms)) and _lost(prober, subjects, "all forms", together) is None:
-        return [], []
-    if read:  # what holds no answer may stand beside what does
-        unread = [(form, lost) for form, lost in unread if _states_answer(form)]
-        if not unread:
-            return [], names
-    words = "; ".join(f'{form.name} ("{form.snippet}")' for form, _ in unread)
-    shown = tuple(lost.shown("full marks: it is right, in the form that the prompt asks for") for _, lost in unread[:3])
+        return
+    words = "; ".join(f'{form.name} ("{form.snippet}")' for form in unread)
     title = f"the prompt asks for an answer in a form that the parser does not read: {words}"
     if read:
         title = f"the prompt names a form that the parser does not read: {words}; it reads {read[0].name}"
     remedy = f"ask for what the parser reads ({prober.env.parser.expects}), or let it read what is asked for"
+    expected = "full marks: it is right, in the form that the prompt asks for"
+    shown = tuple(lost[form.name].shown(expected) for form in unread[:3])
     verdict = Verdict.WARN if read else Verdict.FAIL
-    return [Finding("instructions", verdict, title, remedy, tuple(form.name for form, _ in unread), shown)], names
+    yield Finding("instructions", verdict, title, remedy, tuple(form.name for form in unread), shown)
 
 
 def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callable[[str], list[str]]) -> Probe | None:
-    """A probe of a right answer that was lost, if no way to write the form is read; None if one is."""
+    """Return a right answer that was lost, if no way to write the form is read; None if one is."""
     probes = prober.grade(
         [
             Text(subject, name, subject.saying(said))
@@ -118,134 +205,71 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
             for said in (text, f"{REASONING.strip()}\n{text}")
         ]
     )
-    right = {probe.text.subject.example.id for probe in probes if probe.correct}
+    right = {probe.example_id for probe in probes if probe.correct}
     if 2 * len(right) >= len({subject.example.id for subject in subjects}):
         return None
     return next((probe for probe in probes if not probe.correct), None)
 
 
-def _together(forms: Sequence[Form]) -> Callable[[str], list[str]] | None:
-    """All forms inside each other, either way around; None if there is but one."""
-    if len(forms) < 2:
-        return None
-
-    def texts(answer: str) -> list[str]:
-        nested = []
-        for order in (forms, list(reversed(forms))):
-            text = answer
-            for form in order:
-                text = form.texts(text)[0]
-            nested.append(text)
-        return nested
-
-    return texts
+def _nested(forms: Sequence[AskedForm], answer: str) -> list[str]:
+    """Return the answer in all forms inside each other, either way around."""
+    inner = outer = answer
+    for form, last in zip(forms, reversed(forms), strict=True):
+        inner, outer = form.texts(inner)[0], last.texts(outer)[0]
+    return [inner, outer]
 
 
-def _states_answer(form: Form) -> bool:
-    """Whether a form must hold the answer, beside another that does. A fence may stand around an example of it."""
+def _states_answer(form: AskedForm) -> bool:
+    """Return True if a form must hold the answer, beside another that does. A fence may stand around an example."""
     if form.name == "a code fence":
         return False
     return not form.name.startswith("<") or bool(re.search("answer|final|solution|result|response", form.name, re.I))
 
 
-def _in_references(form: Form, subjects: Sequence[Subject]) -> bool:
-    """Whether references, which are correct, have this form."""
-    before = form.ways[0][0].strip()
-    return any(before and before in subject.text for subject in subjects)
-
-
 def _nothing_asked(prober: Prober, common: str, subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """A form that the parser needs, and that no prompt names."""
+    """Yield a form that the parser needs, and that no prompt names."""
     needed = [form for form in forms_in(f"{subjects[0].text}\n.") if form.name != "the last line"]
     needed = [form for form in needed if form.name.strip("<>{}\\: ").split()[-1].lower() not in common.lower()]
-    if not needed:
-        return
-    lost = _lost(prober, subjects, "the bare answer", lambda answer: [answer, f"The answer is {answer}."])
+    lost = _lost(prober, subjects, "the bare answer", lambda a: [a, f"The answer is {a}."]) if needed else None
     if lost is None:
         return
-    taught = len(common.replace("…", "").split()) < 3
-    yield Finding(
-        "instructions",
-        Verdict.NOTE if taught else Verdict.WARN,
-        f"nothing in the prompt tells the model to write {needed[0].name}, which the parser needs",
-        "say so in the system prompt or after the question, or teach it by SFT first",
-        (needed[0].name,),
-        (lost.shown("full marks: it is right, and the prompt asks for no form"),),
-    )
+    verdict = Verdict.NOTE if len(common.replace("…", "").split()) < 3 else Verdict.WARN
+    title = f"nothing in the prompt tells the model to write {needed[0].name}, which the parser needs"
+    remedy = "say so in the system prompt or after the question, or teach it by SFT first"
+    shown = lost.shown("full marks: it is right, and the prompt asks for no form")
+    yield Finding("instructions", verdict, title, remedy, (needed[0].name,), (shown,))
 
 
-def _asked_lengths(text: str, count_tokens: Callable[[str], int] | None) -> Iterator[tuple[str, int, str]]:
-    """Lengths that a prompt asks for: the words, tokens, and whether it is the `least` or the `most`."""
-    per_word = _TOKENS["word"]
-    if count_tokens is not None:
-        per_word = count_tokens(REASONING * 10) / len((REASONING * 10).split())
+def asked_lengths(text: str) -> Iterator[tuple[str, int, bool]]:
+    """Yield the lengths that a prompt asks for: the words, tokens, and True if it is the most that is allowed."""
     for match in _LENGTH.finditer(text):
         how = (match["how"] or "").lower()
         if how in ("", "in", "with", "a", "an") and not _VERB.search(text[max(0, match.start() - 80) : match.start()]):
             continue
-        unit = match["unit"].lower()
-        scale = _TOKENS[unit] * (1.0 if unit in ("token", "character") else per_word / _TOKENS["word"])
         most = bool(_LIMIT.search(how)) and not _LEAST.search(how)
-        count = _number(match["high"] if most and match["high"] else match["low"])
-        yield snippet(text, match.start()), round(count * scale), "most" if most else "least"
+        words = match["high"] if most and match["high"] else match["low"]
+        count = int(words.lower().rstrip("k").replace(",", "")) * (1000 if words.lower().endswith("k") else 1)
+        yield _snippet(text, match.start()), round(count * _TOKENS[match["unit"].lower()]), most
 
 
-def _number(words: str) -> int:
-    words = words.lower()
-    if words in _NUMBERS:
-        return _NUMBERS[words]
-    number = int(words.rstrip("k").replace(",", ""))
-    return number * 1000 if words.endswith("k") else number
+def _too_long(common: str, max_tokens: int, longest: int | None) -> Iterator[Finding]:
+    """Yield lengths that are asked for, or that references have, and that do not fit."""
+    for words, tokens, most in asked_lengths(common):
+        if tokens > (max_tokens if most else NEARLY * max_tokens):
+            verb = "allows" if most else "asks for"
+            title = f'the prompt {verb} about {tokens} tokens ("{words}"), but max_tokens is {max_tokens}'
+            verdict = Verdict.FAIL if tokens > max_tokens and not most else Verdict.WARN
+            remedy = f"raise max_tokens above {tokens}, or ask for less"
+            yield Finding("length", verdict, title, remedy, ("prompt",))
+    if longest is not None and longest > NEARLY * max_tokens:
+        title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
+        verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
+        yield Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",))
 
 
-def _too_long(lengths: Sequence[tuple[str, int, str]], max_tokens: int) -> Iterator[Finding]:
-    """Lengths that are asked for and do not fit."""
-    for words, tokens, kind in lengths:
-        if tokens <= NEARLY * max_tokens:
-            continue
-        remedy = f"raise max_tokens above {tokens}, or ask for less"
-        if kind == "most":
-            if tokens > max_tokens:
-                title = f'the prompt allows about {tokens} tokens ("{words}"), but max_tokens is {max_tokens}'
-                yield Finding("length", Verdict.WARN, title, remedy, ("prompt",))
-        else:
-            fails = tokens > max_tokens
-            title = f'the prompt asks for about {tokens} tokens ("{words}"), but max_tokens is {max_tokens}'
-            yield Finding("length", Verdict.FAIL if fails else Verdict.WARN, title, remedy, ("prompt",))
-
-
-def _reference_lengths(subjects: Sequence[Subject], count_tokens: Callable[[str], int] | None) -> list[int]:
-    """Tokens of the references, of several turns of the longest message; empty without a tokenizer."""
-    if count_tokens is None:
-        return []
-    lengths = []
+def _reference_lengths(subjects: Sequence[Subject], count_tokens: Callable[[str], int]) -> Iterator[int]:
+    """Yield the tokens of the references, of several turns of each message."""
     for subject in subjects:
-        if isinstance(subject.reference, str):
-            lengths.append(count_tokens(subject.reference))
-        elif subject.reference is not None:
-            said = [str(m.get("content") or "") for m in subject.reference if m.get("role") == "assistant"]
-            lengths.append(max(map(count_tokens, said)))
-    return lengths
-
-
-def _references_too_long(lengths: Sequence[int], max_tokens: int) -> Iterator[Finding]:
-    over = sum(length > max_tokens for length in lengths)
-    longest = max(lengths)
-    remedy = f"raise max_tokens above {longest}"
-    if over:
-        title = f"{over} of {len(lengths)} references are longer than max_tokens = {max_tokens}: up to {longest} tokens"
-        yield Finding("length", Verdict.FAIL, title, remedy, ("reference",))
-    elif longest > NEARLY * max_tokens:
-        title = f"the longest of {len(lengths)} references has {longest} tokens, close to max_tokens = {max_tokens}"
-        yield Finding("length", Verdict.NOTE, title, remedy, ("reference",))
-
-
-def _summary(forms: Sequence[Form], subjects: Sequence[Subject], max_tokens: int | None, longest: Sequence[int]) -> str:
-    asked = f"the prompts ask for {', '.join(form.name for form in forms)}" if forms else "the prompts ask for no form"
-    if not subjects:
-        asked += " (not tried: no right answer is known word for word)"
-    if max_tokens is None:
-        return f"{asked}; lengths were not compared, for max_tokens is not known"
-    if not longest:
-        return f"{asked}; references were not measured, for no tokenizer is known"
-    return f"{asked}; the longest reference has {max(longest)} of {max_tokens} tokens"
+        reference = subject.reference or []
+        turns = [{"role": "assistant", "content": reference}] if isinstance(reference, str) else reference
+        yield from (count_tokens(str(m.get("content") or "")) for m in turns if m["role"] == "assistant")

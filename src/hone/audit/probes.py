@@ -6,22 +6,29 @@ probes = prober.grade([Text(subject, "empty", "") for subject in prober.subjects
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hone import rng
-from hone.audit.playing import Script, play_many
-from hone.audit.report import Shown
+from hone.audit.report import Finding, Shown, Verdict, listed
 from hone.environments import Environment, MultiTurnEnv
+from hone.environments.multi_turn import settled
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
-from hone.types import Example, Message, Outcome, Score
+from hone.grading import last_line
+from hone.types import Example, Message, Outcome, Reply, Score
 
+Script = str | Sequence[Message]
+"""What the model says: a text, or messages, of which only those of the assistant count."""
 AT_ONCE = 8
 """Names of texts that are tried at a time."""
 MOST_HUNG = 4
 """Names of texts at which a grader may hang before no more are tried."""
+_SHOWN = 3
+"""Texts that a finding keeps."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Subject:
     answer: str | None = None
 
     def saying(self, text: str) -> Script:
-        """The reference with another last message."""
+        """Return the reference with another last message."""
         if self.reference is None or isinstance(self.reference, str):
             return text
         last = max(i for i, message in enumerate(self.reference) if message.get("role") == "assistant")
@@ -66,30 +73,38 @@ class Probe:
         return self.text.name
 
     @property
+    def example_id(self) -> str:
+        return self.text.subject.example.id
+
+    @property
     def correct(self) -> bool:
         return self.score.outcome is Outcome.CORRECT
 
     @property
     def failed(self) -> bool:
-        """Whether the grader failed, so that there is no reward."""
+        """True if the grader failed, so that there is no reward."""
         return self.score.outcome.is_failure
+
+    @property
+    def said(self) -> list[str]:
+        """The texts of the model's messages."""
+        completion = self.text.completion
+        if isinstance(completion, str):
+            return [completion]
+        return [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
 
     def shown(self, expected: str) -> Shown:
         completion = self.text.completion
-        return Shown(
-            example_id=self.text.subject.example.id,
-            completion=completion if isinstance(completion, str) else [dict(message) for message in completion],
-            outcome=str(self.score.outcome),
-            reward=None if self.failed else self.score.reward,
-            expected=expected,
-            detail=self.score.detail,
-        )
+        completion = completion if isinstance(completion, str) else [dict(message) for message in completion]
+        reward = None if self.failed else self.score.reward
+        return Shown(self.example_id, completion, str(self.score.outcome), reward, expected, self.score.detail)
 
 
 @dataclass
 class Prober:
-    """Grades texts by the task's real path. `hung` are the names of texts at which the grader was ended; `unsteady`:
-    a text was found to be graded in two ways.
+    """Grades texts by the task's real path.
+
+    `hung`: names of texts at which the grader was ended. `unsteady`: a text was graded in two ways.
     """
 
     env: Environment
@@ -100,13 +115,14 @@ class Prober:
 
     @property
     def distinct(self) -> list[Subject]:
-        """The subjects, each example once: a data set may repeat one, and says nothing more by it."""
+        """The subjects, each example once: a data set may repeat one."""
         return list({subject.example.id: subject for subject in self.subjects}.values())
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
-        """The probes of the texts, in order. One at which the grader hangs costs its whole deadline: texts of its name
-        are tried with one example first, and left out for the others if that hangs. A grader that has hung at
-        `MOST_HUNG` names is known well enough: what was not tried by then is left out.
+        """Grade the texts; return their probes in order.
+
+        A text at which the grader hangs costs its whole deadline. So the first text of each name is tried first; if it
+        hangs, the others of its name are left out, and after `MOST_HUNG` such names all the rest.
         """
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
@@ -121,30 +137,45 @@ class Prober:
         return [probes[i] for i in sorted(probes)]
 
     def _try(self, texts: Sequence[Text], indices: Sequence[int], probes: dict[int, Probe]) -> None:
-        """Adds the probes of these texts."""
-        made = self._grade([texts[i] for i in indices])
-        probes |= zip(indices, made, strict=True)
-        self.hung |= {probe.name for probe in made if probe.score.outcome is Outcome.GRADER_TIMEOUT}
-
-    def _grade(self, texts: Sequence[Text]) -> list[Probe]:
-        scripts = [(text.subject.example, text.completion) for text in texts]
+        scripts = [(texts[i].subject.example, texts[i].completion) for i in indices]
         pairs: list[tuple[Example, Any]] = list(scripts)
         if isinstance(self.env, MultiTurnEnv):
             replies = play_many(self.env, scripts)
             pairs = [(example, reply) for (example, _), reply in zip(scripts, replies, strict=True)]
-        scores = self.env.grade_many(pairs, self.seed)
-        return [Probe(text, score) for text, score in zip(texts, scores, strict=True)]
+        for index, score in zip(indices, self.env.grade_many(pairs, self.seed), strict=True):
+            probes[index] = Probe(texts[index], score)
+            if score.outcome is Outcome.GRADER_TIMEOUT:
+                self.hung.add(texts[index].name)
+
+    def is_steady(self, probes: Sequence[Probe], most: int = 8) -> bool:
+        """Return True if texts get the same score again: the first of each name, up to `most`."""
+        firsts = {probe.name: probe for probe in reversed([probe for probe in probes if not probe.failed])}
+        before = list(firsts.values())[-most:]
+        again = self.grade([probe.text for probe in before])
+        return all(
+            (old.score.outcome, old.score.reward) == (new.score.outcome, new.score.reward)
+            for old, new in zip(before, again, strict=False)
+        )
+
+    def unsteady_findings(self, probes: Sequence[Probe]) -> list[Finding]:
+        """Return the finding that texts are graded in two ways; once for all that this prober grades."""
+        if self.unsteady:
+            return []
+        self.unsteady = True
+        title = "the same text was graded in two ways, so that nothing can be said about what is paid for what"
+        remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
+        return [Finding("unsteady", Verdict.WARN, title, remedy, (), examples_of(probes, "the same reward each time"))]
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
-    """`count` examples of a split, drawn by the seed, each with its reference if the task declares one."""
+    """Draw `count` examples of a split by the seed, each with its reference if the task declares one."""
     examples = env.split(split)
     chosen = rng.stream(seed, "audit", split).permutation(len(examples))[:count]
     return [subject_of(env, examples[int(index)]) for index in sorted(chosen)]
 
 
 def subject_of(env: Environment, example: Example) -> Subject:
-    """The example with its reference, if the task declares one."""
+    """Return the example with its reference, if the task declares one."""
     try:
         reference = env.reference(example)
     except UserError:
@@ -153,3 +184,89 @@ def subject_of(env: Environment, example: Example) -> Subject:
     text = reference if isinstance(reference, str) else completion_text(messages)
     answer = env.parser.parse_answer(text)
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
+
+
+def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Shown, ...]:
+    """Return up to three of the probes to show: short texts first, of different names where there are."""
+    ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))
+    firsts: dict[str, Probe] = {}
+    for probe in ordered:
+        firsts.setdefault(probe.name, probe)
+    rest = [probe for probe in ordered if firsts[probe.name] is not probe]
+    return tuple(probe.shown(expected) for probe in [*firsts.values(), *rest][:_SHOWN])
+
+
+def failures(probes: Sequence[Probe]) -> list[Finding]:
+    """Return at most one finding `raises` and one `hangs` for all of the probes."""
+    found = []
+    raised = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_ERROR]
+    hung = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT]
+    if raised:
+        names = tuple(dict.fromkeys(probe.name for probe in raised))
+        reason = last_line(raised[0].score.detail)
+        title = f"the grader fails on {len(raised)} of {len(probes)} texts ({listed(names)}): {reason}"
+        remedy = "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost"
+        found.append(Finding("raises", Verdict.FAIL, title, remedy, names, examples_of(raised, "a reward, be it 0")))
+    if hung:
+        names = tuple(dict.fromkeys(probe.name for probe in hung))
+        seconds = max(probe.score.seconds for probe in hung)
+        took = f", after {seconds:.1f} s" if seconds else ""
+        texts = "text" if len(names) == 1 else "texts"
+        reason = last_line(hung[0].score.detail)
+        title = f"the grader was stopped at {len(names)} {texts}{took}: {listed(names)}; {reason}"
+        remedy = (
+            "limit what the grader computes: no eval of a model's text, no powers of powers, no regular expression "
+            "that tries all ways to split a text"
+        )
+        expected = "a reward within milliseconds"
+        found.append(Finding("hangs", Verdict.FAIL, title, remedy, names, examples_of(hung, expected)))
+    return found
+
+
+def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> list[Reply]:
+    """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends.
+
+    Of a task of one turn, the first message is the completion.
+    """
+    played = [_Played(env, example, script) for example, script in scripts]
+    live = [one for one in played if one.say()]
+    while live:
+        assert isinstance(env, MultiTurnEnv)
+        # Conversations that are the same so far are asked about once: a tool may be slow.
+        turns = [(one.messages, one.state or {}) for one in live]
+        keys = [json.dumps(turn, sort_keys=True, default=str) for turn in turns]
+        asked = dict(zip(keys, turns, strict=True))
+        answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True))
+        for one, key in zip(live, keys, strict=True):
+            answer = copy.deepcopy(answers[key])
+            one.answered, one.state, one.failure = settled(answer, env, one.messages, one.state or {})
+        live = [one for one in live if one.failure is None and one.answered and one.say()]
+    return [one.reply() for one in played]
+
+
+class _Played:
+    """A conversation in which the model's part is written beforehand."""
+
+    def __init__(self, env: Environment, example: Example, script: Script) -> None:
+        several = isinstance(env, MultiTurnEnv)
+        turns = [{"role": "assistant", "content": script}] if isinstance(script, str) else script
+        self.turns = [dict(turn) for turn in turns if turn.get("role") == "assistant"]
+        self.most = env.max_turns if isinstance(env, MultiTurnEnv) else 1
+        self.messages: list[Message] = [dict(message) for message in example.prompt]
+        self.state = env.initial_state(example, seed=0) if isinstance(env, MultiTurnEnv) else None
+        self.answered: list[Message] = []
+        self.failure: tuple[Outcome, str] | None = None
+        self.taken = 0
+        assert self.turns and (several or len(self.turns) == 1), "a task of one turn takes one message"
+
+    def say(self) -> bool:
+        """Say the next turn, if there is one; return True if the environment may answer it."""
+        if self.taken == len(self.turns):
+            return False
+        self.messages += [*self.answered, self.turns[self.taken]]
+        self.answered = []
+        self.taken += 1
+        return self.taken < self.most
+
+    def reply(self) -> Reply:
+        return Reply(self.messages, "stop", "audit", turns=self.taken, state=self.state, failure=self.failure)

@@ -1,15 +1,22 @@
-"""What an audit says: checks, each with its findings, figures and texts to look at."""
+"""An audit's report: checks with their findings, figures and texts to look at; as JSON, on a terminal, as a page."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hone.types import Message
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hone.grading import printable
+from hone.types import Message, Outcome
 
 
 class Verdict(StrEnum):
@@ -22,14 +29,14 @@ class Verdict(StrEnum):
 
 
 _ORDER = list(Verdict)
+_STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow", Verdict.NOTE: "cyan", Verdict.PASS: "green"}
+_LONGEST, _LONGEST_ON_PAGE = 400, 4000
+"""Characters of a text that are shown; `--json` has all."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A completion that shows what a finding says, and what grading made of it. `reward` None: it could not be graded.
-
-    `expected` is what it should have been worth, in words.
-    """
+    """A completion that shows a finding. `reward` None: it could not be graded. `expected`: its worth, in words."""
 
     example_id: str
     completion: str | list[Message]
@@ -40,7 +47,7 @@ class Shown:
 
     @property
     def text(self) -> str:
-        """The completion as text: of several turns each message in a paragraph, with its role."""
+        """The completion as text; of several turns, each message in a paragraph with its role."""
         return self.completion if isinstance(self.completion, str) else conversation_text(self.completion)
 
 
@@ -48,9 +55,8 @@ class Shown:
 class Finding:
     """One thing that an audit found.
 
-    `name` is stable and says which kind it is: "false-negative", "inversion", "hangs" (docs/audit.md lists them);
-    `what` names the texts that showed it, such as the restylings that lost a right answer, so that each can be allowed
-    by `NAME` or `NAME:WHAT`. `title` is one sentence with the numbers; `remedy` says what to change.
+    `name` is stable (docs/rewards.md lists those that fail). `what` names the texts that showed it, such as restylings;
+    each can be allowed by `NAME` or `NAME:WHAT`. `title` is one sentence with numbers; `remedy` says what to change.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One part of an audit: what it looked at (`summary`, one line), what it found, and its numbers (JSON)."""
+    """One part of an audit: what it looked at (one line), what it found, and its numbers (JSON)."""
 
     name: str
     summary: str
@@ -101,36 +107,29 @@ class Report:
         return [finding for finding in self.findings if finding.verdict is Verdict.FAIL]
 
     def names(self, verdict: Verdict = Verdict.FAIL) -> set[str]:
-        """The names of the findings of this verdict."""
+        """Return the names of the findings of this verdict."""
         return {finding.name for finding in self.findings if finding.verdict is verdict}
 
     def record(self) -> dict[str, Any]:
-        """The report as JSON. NaN and infinity are null."""
-        return {
-            "subject": self.subject,
-            "verdict": str(self.verdict),
-            **self.facts,
-            "seconds": round(self.seconds, 3),
-            "checks": [
-                {
-                    "name": check.name,
-                    "verdict": str(check.verdict),
-                    "summary": check.summary,
-                    "figures": _finite(check.figures),
-                    "findings": [_finding(finding) for finding in check.findings],
-                }
-                for check in self.checks
-            ],
-        }
+        """Return the report as JSON. NaN and infinity are null."""
+        checks = [{"verdict": check.verdict, **asdict(check)} for check in self.checks]
+        record = {"subject": self.subject, "verdict": self.verdict, **self.facts, "seconds": round(self.seconds, 3)}
+        return _jsonable({**record, "checks": checks})
 
 
-def worst(verdicts: Any) -> Verdict:
-    """The worst of the verdicts; `pass` if there are none."""
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst of the verdicts; `pass` if there are none."""
     return min(verdicts, key=_ORDER.index, default=Verdict.PASS)
 
 
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def conversation_text(messages: Sequence[Message]) -> str:
-    """Messages as text to read: each with its role, calls of tools as JSON."""
+    """Return messages as text to read: each with its role, calls of tools as JSON."""
     paragraphs = []
     for message in messages:
         calls = [call.get("function") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
@@ -139,31 +138,106 @@ def conversation_text(messages: Sequence[Message]) -> str:
     return "\n".join(paragraphs)
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "name": finding.name,
-        "verdict": str(finding.verdict),
-        "title": finding.title,
-        "remedy": finding.remedy,
-        "what": list(finding.what),
-        "allowed": finding.allowed,
-        "shown": [
-            {
-                "example_id": shown.example_id,
-                "completion": shown.completion,
-                "outcome": shown.outcome,
-                "reward": _finite(shown.reward),
-                "expected": shown.expected,
-                "detail": shown.detail,
-            }
-            for shown in finding.shown
-        ],
-    }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_jsonable(item) for item in value]
+    if isinstance(value, StrEnum):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def report_page(report: Report) -> str:
+    """Return the report as one HTML file. Texts of models and data are escaped."""
+    console = Console(record=True, file=io.StringIO(), width=140, highlight=False)
+    show_report(console, report, longest=_LONGEST_ON_PAGE)
+    return console.export_html()
+
+
+def show_report(console: Console, report: Report, longest: int = _LONGEST) -> None:
+    """Print each check in a line, the tables, then the findings with texts that show them, the worst last."""
+    counts = [f"{report.facts[name]:,} {name}" for name in ("examples", "texts") if name in report.facts]
+    console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=4)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for check in report.checks:
+        # Text, for in a plain string rich takes "[/b]" for markup and ":x:" for an emoji.
+        words = Text(check.name), Text(printable(check.summary))
+        table.add_row(Text(str(check.verdict), _STYLES[check.verdict]), *words)
+    console.print(table)
+    for check in report.checks:
+        if check.name == "inversion" or check.verdict in (Verdict.FAIL, Verdict.WARN):
+            for records in _tables(check):
+                console.print()
+                console.print(records)
+    for finding in reversed(report.findings):
+        _show_finding(console, finding, longest)
+    failing = list(dict.fromkeys(finding.name for finding in report.failures))
+    words = f"fails: {', '.join(failing)}" if failing else "nothing fails"
+    if not failing and "no-reference" in report.names(Verdict.WARN):
+        words += ", but nothing right could be tried: the task declares no reference"
+    console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
+
+
+def _tables(check: Check) -> Iterator[Table]:
+    """Yield a table for each list of records among the figures."""
+    for name, rows in check.figures.items():
+        if not (isinstance(rows, list) and rows and isinstance(rows[0], Mapping)):
+            continue
+        title = Text(f"{check.name}: {name.replace('_', ' ')}", "bold")
+        table = Table(title=title, title_justify="left", pad_edge=False)
+        for column in rows[0]:
+            table.add_column(Text(column.replace("_", " ")), overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(_cell(row.get(column))) for column in rows[0]))
+        yield table
+
+
+def _cell(value: Any) -> str:
+    """Format a figure: numbers to three digits, the range of a component with its source."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        low, high = _cell(value["low"]), _cell(value["high"])
+        return f"{low if low == high else f'{low} to {high}'} ({value['source']})"
+    return printable(str(value))
+
+
+def _show_finding(console: Console, finding: Finding, longest: int) -> None:
+    console.print()
+    head = Text(f"{finding.verdict}  ", _STYLES[finding.verdict]).append(f"{finding.name}: ", "bold")
+    console.print(head.append(printable(finding.title), "default"))
+    if finding.allowed is not None:
+        console.print(Padding(Text(f"allowed: {printable(finding.allowed)}"), (0, 0, 0, 6)))
+    elif finding.remedy:
+        console.print(Padding(Text(printable(finding.remedy), "italic"), (0, 0, 0, 6)))
+    if finding.verdict not in (Verdict.FAIL, Verdict.WARN):
+        return
+    for shown in finding.shown[: 2 if longest == _LONGEST else None]:
+        console.print(Padding(Text(f"{_shortened(shown.text, longest)!r}"), (0, 0, 0, 6)))
+        console.print(Padding(Text(printable(f"-> {_in_words(shown)}"), "dim"), (0, 0, 0, 9)))
+        if shown.detail:
+            console.print(Padding(Text(printable(_shortened(shown.detail, 3000)), "dim"), (0, 0, 0, 9)))
+
+
+def _in_words(shown: Shown) -> str:
+    """Say what a completion got and should have got; of a template's conversation, the rule that does not hold."""
+    if shown.reward is not None:
+        return f"reward {shown.reward:.3g} ({shown.outcome}); expected {shown.expected}"
+    if shown.outcome in set(Outcome):
+        return f"no reward ({shown.outcome}); expected {shown.expected}"
+    return f"{shown.outcome}: it should hold that {shown.expected}" if shown.expected else str(shown.outcome)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """Return both ends of a long text, and how much is left out."""
+    half = limit // 2
+    between = f" … {len(text) - 2 * half:,} characters … "
+    return text if len(text) <= 2 * half + len(between) else f"{text[:half]}{between}{text[-half:]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hone.config.rl import RLConfig
-from hone.config.transport import transport_weights
+from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
 from hone.model.files import TINY
 from hone.runs.outputs import SPOOL
@@ -37,8 +37,7 @@ def check_server(config: RLConfig) -> None:
             f"no server answers at {url} ({error.strerror or error}): start one with `{_command(config, port)}`, or "
             f"{split if config.mode == 'split' else here}"
         ) from None
-    from hone.inference.api_key import api_key
-    from hone.inference.endpoint import Endpoint
+    from hone.inference.endpoint import Endpoint, api_key
     from hone.orchestrator.reach import reach
 
     client = config.orchestrator.client

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hone.audit.environment import allowing, audit_environment
-from hone.audit.report import Check, Report, Verdict
-from hone.audit.table import show_report
+from hone.audit.report import Check, Report, Verdict, report_page, show_report
 from hone.commands.status import Status
 from hone.config.audit import AuditConfig
 from hone.config.eval import MAX_TOKENS
@@ -28,12 +27,9 @@ from hone.environments.loading import configured
 from hone.runs.files import write_file
 from hone.runs.outputs import check_target
 
-LEAST_CONVERSATIONS = 200
-"""That the audit of a template makes up."""
-
 
 def run(config: AuditConfig) -> int:
-    """Audits and reports. Returns 0 if nothing fails, else 1."""
+    """Audit and report. Return 0 if nothing fails, else 1."""
     if config.html is not None:
         check_target(config.html, "--html")
     status = Status(sys.stderr)
@@ -44,13 +40,11 @@ def run(config: AuditConfig) -> int:
         finally:
             status.clear()
     if config.html is not None:
-        from hone.audit.page import report_page
-
         write_file(config.html, report_page(report))
     if config.as_json:
         print(json.dumps(report.record(), ensure_ascii=False, indent=2))
     else:
-        _tell(config, report)
+        _print(config, report)
     return int(report.verdict is Verdict.FAIL)
 
 
@@ -80,13 +74,13 @@ def _task(config: AuditConfig, status: Status) -> Report:
 def _policy(
     config: AuditConfig, env: Environment, model: str, status: Status
 ) -> tuple[Callable[[str], int], Callable[[], Check]]:
-    """How many tokens a text has for the model, and the check that samples from it."""
+    """Return what counts the tokens of a text for the model, and the check that samples from it."""
     from hone.audit.policy import policy_check
     from hone.composition.evaluating import evaluate_weights, load_weights
     from hone.inference.types import SamplingParams
 
     env.check_rollouts()
-    env.split("eval")  # a task without one is told before the model is loaded
+    env.split("eval")  # a task without one is refused before the model is loaded
     policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
     most = config.max_tokens or MAX_TOKENS
 
@@ -113,43 +107,27 @@ def _template(config: AuditConfig, status: Status) -> Report:
     report = audit_template(
         config.template,
         config.chat_template,
-        examples=max(LEAST_CONVERSATIONS, config.num_examples),
-        seed=config.seed,
-        progress=lambda what, done, of: status(
-            f"auditing the chat template of {config.template}: {what}" + (f" ({done} of {of})" if of > 1 else "")
-        ),
+        progress=lambda check: status(f"auditing the chat template of {config.template}: {check}"),
     )
     return allowing(report, config.allow)
 
 
-def _tell(config: AuditConfig, report: Report) -> None:
+def _print(config: AuditConfig, report: Report) -> None:
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
-    counts = [
-        f"{report.facts[name]:,} {name}" for name in ("examples", "texts", "conversations") if name in report.facts
-    ]
-    console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
     show_report(console, report)
-    failing = list(dict.fromkeys(finding.name for finding in report.failures))
-    words = f"fails: {', '.join(failing)}" if failing else "nothing fails"
-    unknown = "no-reference" in report.names(Verdict.WARN)
-    if unknown and not failing:
-        words += ", but nothing right could be tried: the task declares no reference"
-    console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
     if config.html is not None:
         console.print(Text(f"page        {config.html}"), soft_wrap=True)
-    if hint := _next(config, failing, unknown):
+    if hint := _next(config, report):
         console.print(Text(f"next        {hint}"), soft_wrap=True)
 
 
-def _next(config: AuditConfig, failing: list[str], unknown: bool) -> str:
-    """What to do now; `unknown`: the task has no reference."""
-    if unknown:
-        return (
-            "define `reference(example) -> str` in the task, a completion that deserves full marks, and audit it again"
-        )
-    if failing:
+def _next(config: AuditConfig, report: Report) -> str:
+    """Return what to do now."""
+    if report.failures:
         page = "" if config.html else "; more texts: --html audit.html"
-        return f"mend what fails, or say that it is meant so: --allow.{failing[0]} REASON{page}"
+        return f"mend what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON{page}"
+    if "no-reference" in report.names(Verdict.WARN):
+        return "define `reference(example) -> str`, a completion that deserves full marks, and audit the task again"
     if config.env is None:
         return ""
     words = ["hone", "audit", config.env] if config.model is None else ["rl", "--orchestrator.env.id", config.env]

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import Progress
@@ -18,12 +17,12 @@ from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
 
-_SILENCE_SECONDS = 5.0
+SILENCE_SECONDS = 5.0
 """Least time between two lines that say how far grading is."""
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluates and reports. Returns 0, or 1 if rollouts failed or too many completions could not be graded."""
+    """Evaluate and report. Return 0, or 1 if rollouts failed or too many completions could not be graded."""
     evaluation = Evaluation(config)
     config, available = evaluation.config, evaluation.available
     console = _console()
@@ -44,20 +43,20 @@ def run(config: EvalConfig) -> int:
 
 
 def _exit_code(result: EvalResult, max_failed: float) -> int:
-    failed, total = len(result.failed), len(result.failed) + len(result.samples)
+    failed, graded = len(result.failed), len(result.samples)
+    total, problem = failed + graded, ""
     if failed == total:
-        print(f"error: all {total} rollouts failed, so there is no result", file=sys.stderr)
+        problem = f"all {total} rollouts failed, so there is no result"
     elif not len(result.rewards):
-        print("error: no completion could be graded, so there is no result", file=sys.stderr)
+        problem = "no completion could be graded, so there is no result"
     elif failed:
-        words = f"{failed} of {total} rollouts failed: the averages are over the other {total - failed}"
-        print(f"error: {words}", file=sys.stderr)
+        problem = f"{failed} of {total} rollouts failed: the averages are over the other {graded}"
     elif len(result.failures) > max_failed * total:
-        words = f"{len(result.failures)} of {total} completions could not be graded, more than {max_failed:.0%}"
-        print(f"error: {words} (--grading.max-failed): the averages are over the others", file=sys.stderr)
-    else:
-        return 0
-    return 1
+        problem = f"{len(result.failures)} of {total} completions could not be graded, more than {max_failed:.0%} "
+        problem += "(--grading.max-failed): the averages are over the others"
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problem else 0
 
 
 def with_progress(evaluation: Evaluation) -> EvalResult:
@@ -68,37 +67,32 @@ def with_progress(evaluation: Evaluation) -> EvalResult:
         where = f" at {config.base_url}" if config.base_url else ""
         title = f"evaluating {config.model}{where} on {env.id}"
         task = bar.add_task(title, total=None)
-        tell = env.progress = _teller(console, lambda words: bar.update(task, description=words or title))
+        last = time.monotonic()
+
+        def show(words: str) -> None:
+            nonlocal last
+            if console.is_terminal:
+                bar.update(task, description=words or title)
+            elif words and time.monotonic() - last >= SILENCE_SECONDS:
+                last = time.monotonic()
+                print(words, file=sys.stderr, flush=True)
 
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
             if not console.is_terminal:
-                tell(f"{title}: {done:,} of {total:,} completions")
+                show(f"{title}: {done:,} of {total:,} completions")
 
+        env.progress = show
         return evaluation.run(progress)
 
 
-def _teller(console: Console, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Where to say how far grading is: in the bar or, where there is no terminal, in a line every few seconds."""
-    if console.is_terminal:
-        return show
-    said = [time.monotonic()]
-
-    def tell(words: str) -> None:
-        if words and time.monotonic() - said[0] >= _SILENCE_SECONDS:
-            said[0] = time.monotonic()
-            print(words, file=sys.stderr, flush=True)
-
-    return tell
-
-
 def _console() -> Console:
-    """Standard output; 120 columns wide where it is not a terminal, so that no table is cut."""
+    """Return standard output; 120 columns wide where it is not a terminal, so that no table is cut."""
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
 
 
 def _next_command(config: EvalConfig, available: int, result: EvalResult) -> str:
-    """The evaluation that would say more: more examples, and several completions for pass@k; the same, if it failed."""
+    """Return the evaluation that would say more: more examples and completions; the same, if it failed."""
     words = ["hone", "eval", config.env, "-m", config.model]
     for flag, value in (("-b", config.base_url), ("-k", config.api_key_var)):
         words += [flag, value] if value is not None else []

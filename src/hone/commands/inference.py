@@ -1,66 +1,52 @@
-"""`hone inference`: serve a model over the OpenAI protocol until it is told to stop.
+"""`hone inference`: serve a model over the OpenAI protocol until it is told to stop, by the own engine or vLLM.
 
 inference --model.name outputs/weights/step_100
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import signal
 import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 from hone.commands.serving import is_local, listen, serve
 from hone.composition.machine import configure, device_of
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
-from hone.inference.api_key import api_key
+from hone.inference.endpoint import api_key
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
 from hone.model.chat import load_renderer
-from hone.model.decoder import Decoder
-from hone.model.files import TINY
-from hone.model.hf import load_model, non_finite
+from hone.model.files import TINY, resolve_model
+from hone.model.hf import load_model, non_finite, save_model
+from hone.model.rendering import read_override
+from hone.model.tokenizer import save_tokenizer
 
 GRACE = 5
 """Seconds that requests in flight have to end when the server is stopped."""
 
 
 def run(config: ServeConfig) -> int:
-    """Serves until SIGINT or SIGTERM; returns 0 then. UserError if the port is taken or the model can't be loaded."""
+    """Serve until SIGINT or SIGTERM; return 0 then. UserError if the port is taken or the model can't be loaded."""
     key = config.api_key or api_key(config.api_key_var, "--api-key-var")
     root = config.weights_folder
     if root is not None and config.weights_root is None:
         root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
     config = config.model_copy(update={"api_key": key, "weights_root": root})
+    listener = _listen(config)
     if config.backend == "vllm":
-        from hone.commands import inference_vllm
-
-        _listen(config).close()  # what is wrong with the address is said here, not in vLLM's log
-        return inference_vllm.serve(config, lambda described: _intro(config, described))
-    with _listen(config) as listener:
-        print(f"Loading {config.model.name} ...", flush=True)
-        device = device_of(config.model.device)
-        model = load_model(
-            config.model.name, device=device, precision=config.precision, seed=config.seed, init=config.model.init
-        )
-        if (found := non_finite(model)) is not None:
-            raise UserError(
-                f"{found[1]} values of {found[0]} are not finite: serve other weights than {config.model.name}"
-            )
-        threads = configure(config.threads, model.num_parameters)
-        renderer = load_renderer(config.model.name, config.model.chat_template)
-        engine = Engine(
-            model,
-            kv_bytes=int(config.kv_gib * 2**30),
-            prefill_tokens=config.prefill_tokens,
-            prefix_bytes=int(config.prefix_gib * 2**30),
-            batch_invariant=config.batch_invariant,
-            cuda_graphs=config.cuda_graphs,
-        )
-        service = Service(engine)
-        app = create_app(service, renderer, config.model.name, config.api_key, config.weights_root, config.seed)
-        serve(app, listener, _intro(config, _described(config, model, threads)), GRACE)
+        listener.close()  # what is wrong with the address was to be said here, not in vLLM's log
+        with contextlib.suppress(KeyboardInterrupt):
+            _serve_vllm(config)
+    else:
+        with listener:
+            _serve_hone(config, listener)
     print("Stopped.")
     return 0
 
@@ -77,31 +63,82 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _described(config: ServeConfig, model: Decoder, threads: int) -> str:
-    plural = "s" if threads > 1 else ""
-    return f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {model.device}, {threads} thread{plural}"
+def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
+    name = config.model.name
+    print(f"Loading {name} ...", flush=True)
+    device = device_of(config.model.device)
+    model = load_model(name, device=device, precision=config.precision, seed=config.seed, init=config.model.init)
+    if (found := non_finite(model)) is not None:
+        raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
+    threads = configure(config.threads, model.num_parameters)
+    renderer = load_renderer(name, config.model.chat_template)
+    engine = Engine(
+        model,
+        kv_bytes=int(config.kv_gib * 2**30),
+        prefill_tokens=config.prefill_tokens,
+        prefix_bytes=int(config.prefix_gib * 2**30),
+        batch_invariant=config.batch_invariant,
+        cuda_graphs=config.cuda_graphs,
+    )
+    app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)
+    place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}"
+    described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"
+    serve(app, listener, _intro(config, described), GRACE)
+
+
+def _serve_vllm(config: ServeConfig) -> None:
+    """Serve with vLLM. UserError if it is not installed, does not start, or ends by itself."""
+    from hone.inference.vllm import VllmServer
+
+    # SIGINT as well: what a shell starts in the background ignores it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with ExitStack() as stack:
+        name = config.model.name
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hone-vllm-")))
+        model = scratch / "model" if name == TINY else resolve_model(name)
+        if name == TINY:
+            save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
+            save_tokenizer(model)
+        if config.weights_root is not None and not config.weights_root.is_dir():
+            raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
+        template = scratch / "template.jinja"
+        if config.model.chat_template is not None:
+            template.write_text(read_override(config.model.chat_template))
+        fields = ("dtype", "host", "port", "max_model_len", "threads", "kv_gib", "seed", "weights_root", "api_key")
+        server = VllmServer(
+            model,
+            log=Path(f"outputs/vllm-{config.port}.log"),
+            device=config.model.device,
+            python=config.vllm_python,
+            chat_template=str(template) if template.exists() else None,
+            served_name=name,
+            progress=lambda line: print(line, flush=True),
+            **{field: getattr(config, field) for field in fields},
+        )
+        with server:
+            print(_intro(config, server.described), flush=True)
+            code = server.wait()
+            raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
 
 
 def _intro(config: ServeConfig, described: str) -> str:
-    """What is served, and two lines to try it with; `described` is what samples."""
-    name, local = (
-        config.model.name,
-        "localhost" if config.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else config.host,
-    )
-    url = f"http://{local}:{config.port}"
+    """Return what is served, and two lines to try it with; `described` is what samples."""
+    name, host = config.model.name, config.host
+    url = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{config.port}"
     body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 32, "seed": 0})
     variable = config.api_key_var or "KEY"
-    key = f' -H "Authorization: Bearer ${variable}"' if config.api_key else ""
-    lines = [f"Serving {name} ({described}) at {url}/v1"]
-    if name == TINY:
-        lines.append(f"{TINY} is a random model that was never trained; name yours with --model.name")
+    key, short_key = (f' -H "Authorization: Bearer ${variable}"', f" -k {variable}") if config.api_key else ("", "")
+    weights = "it takes none: for a run to train through it, add --weights-root outputs"
     if config.weights_root is not None:
-        lines.append(f"weights     POST /update_weights takes those under {config.weights_root}")
-    else:
-        lines.append("weights     it takes none: for a run to train through it, add --weights-root outputs")
-    lines += [
+        weights = f"POST /update_weights takes those under {config.weights_root}"
+    random = [f"{TINY} is a random model that was never trained; name yours with --model.name"]
+    lines = [
+        f"Serving {name} ({described}) at {url}/v1",
+        *(random if name == TINY else []),
+        f"weights     {weights}",
         f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{f' -k {variable}' if key else ''}",
+        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{short_key}",
         "stop        Ctrl-C",
     ]
     return "\n".join(lines)

@@ -10,46 +10,46 @@ import shlex
 import shutil
 from pathlib import Path
 
-from hone.config.init_model import InitModelConfig
+from hone.config.init import InitModelConfig
 from hone.errors import UserError
 from hone.model.card import INIT_TAG, model_card
-from hone.model.decoder import Decoder
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer
 
-FILES = {
-    "README.md",
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+FILES |= {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def run(config: InitModelConfig) -> int:
-    """Writes the model; returns the exit code. Raises UserError rather than touch a folder of anything else."""
-    out = config.out
+    """Write the model; return the exit code. Raises UserError rather than touch a folder of anything else."""
+    out, init = config.out, config.init
     _check_replaceable(out)
-    model = random_decoder(tiny_config(config.init), config.seed)
+    model = random_decoder(tiny_config(init), config.seed)
+    c = model.config
+    sizes = " ".join(f"--init.{name} {value}" for name, value in init.model_dump().items())
+    card = model_card(
+        title=f"hone/{config.preset}",
+        method="init",
+        seed=config.seed,
+        command=f"hone init-model {shlex.quote(out.name)} --preset {config.preset} --seed {config.seed} {sizes}",
+        facts={"parameters": model.num_parameters, "vocabulary": c.vocab_size},
+        from_nothing=True,
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
         save_model(model, temporary)
-        save_tokenizer(temporary, model_max_length=config.init.max_positions)
-        (temporary / "README.md").write_text(_card(config, model), encoding="utf-8")
+        save_tokenizer(temporary, model_max_length=init.max_positions)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
         out.mkdir(exist_ok=True)
         for file in temporary.iterdir():
             file.replace(out / file.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    size = sum(file.stat().st_size for file in out.iterdir())
-    c = model.config
     print(
         f"{out}: {model.num_parameters / 1e6:.2f}M parameters ({c.num_layers} layers, hidden {c.hidden_size}, "
-        f"{c.num_heads} heads, {c.num_kv_heads} key/value heads), {c.vocab_size} tokens, {size / 1e6:.1f} MB, "
+        f"{c.num_heads} heads, {c.num_kv_heads} key/value heads), {c.vocab_size} tokens, "
         f"random weights of seed {config.seed}"
     )
     print(f"next: sft @ examples/reverse_text/tiny_sft.toml --model.name {shlex.quote(str(out))}")
@@ -57,7 +57,7 @@ def run(config: InitModelConfig) -> int:
 
 
 def _check_replaceable(out: Path) -> None:
-    """Only a folder that is new, empty, or wholly written by this command may be (re)written."""
+    """Refuse a folder that is neither new nor empty nor wholly written by this command."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -69,16 +69,3 @@ def _check_replaceable(out: Path) -> None:
         raise UserError(
             f"{out} is not empty and was not made by `hone init-model`: give a new folder, or empty it first"
         )
-
-
-def _card(config: InitModelConfig, model: Decoder) -> str:
-    init = config.init
-    sizes = " ".join(f"--init.{name} {value}" for name, value in init.model_dump().items())
-    return model_card(
-        title=f"hone/{config.preset}",
-        method="init",
-        seed=config.seed,
-        command=f"hone init-model {shlex.quote(config.out.name)} --preset {config.preset} --seed {config.seed} {sizes}",
-        facts={"parameters": model.num_parameters, "vocabulary": model.config.vocab_size},
-        from_nothing=True,
-    )

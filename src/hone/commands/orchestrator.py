@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from hone.commands.detach import COMMAND as LAUNCHED
 from hone.commands.forecast import forecast
-from hone.commands.launched import COMMAND as LAUNCHED
 from hone.commands.preflight import Audit
 from hone.commands.training import last_lines, observers
 from hone.composition.split import SplitRL

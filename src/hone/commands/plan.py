@@ -1,15 +1,10 @@
-"""`hone plan @ config`: what a run will do, take and cost."""
+"""`hone plan @ config`: what a run will do, take and cost. Exit code 1 if it doesn't fit into memory."""
 
 from __future__ import annotations
 
 import json
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -19,56 +14,50 @@ from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.orchestrator.placement import visible_gpus
+from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
-from hone.planning.calibration_result import Calibration
-from hone.planning.calibration_words import measured_words
 from hone.planning.data import look_at
 from hone.planning.devices import Device, device_named, this_device
-from hone.planning.missing import missing
-from hone.planning.report import Plan, plan_of, words
+from hone.planning.report import plan_of, words
 
 
 def run(config: PlanConfig) -> int:
-    """Prints the plan. Returns the exit code: 1 if the run doesn't fit into memory, by the plan or when it is tried."""
-    _check_here(config)
-    settings = config.run
-    device = device_of(config)
-    gpus = _gpus(config, device)
-    plan = plan_of(settings, device, look_at(settings), gpus, config.usd_per_hour, config.on is None)
-    if not config.as_json:
-        tell(words(plan))
-    measured = None
-    if config.calibrate:
-        try:
-            measured = calibrated(config)
-        except DoesNotFit as problem:
-            print(
-                json.dumps(plan.record() | {"fits": False, "failed": str(problem)}, indent=2)
-                if config.as_json
-                else problem
-            )
-            return 1
-    fits = plan.fits if measured is None else measured.device_memory <= plan.room
-    if config.as_json:
-        more: dict[str, Any] = {} if measured is None else {"fits": fits, "calibration": measured.to_json()}
-        more |= {"missing": missing(settings)}
-        print(json.dumps(plan.record() | more, indent=2))
-        return 0 if fits else 1
-    if measured is not None:
-        tell(measured_words(plan, measured, plan.usual.usd_per_hour if plan.usual else config.usd_per_hour))
-    print(next_words(config, plan, fits))
-    return 0 if fits else 1
-
-
-def _check_here(config: PlanConfig) -> None:
-    """UserError if what is to be measured is planned for another machine, or would be several processes."""
+    """Print the plan; return the exit code: 1 if the run doesn't fit into memory, by the plan or when it is tried."""
     if config.calibrate and (config.on is not None or (config.gpus or 1) > 1):
         flag = "--on" if config.on is not None else "--gpus"
         raise UserError(f"--calibrate measures this machine, and {flag} names others: leave out one of the two")
+    settings, found, failed = config.run, None, None
+    if config.calibrate and isinstance(settings, RLConfig):
+        settings = with_mode(settings)
+    device = this_device(settings.model.device) if config.on is None else device_named(config.on)
+    gpus = _gpus(config, device)
+    plan = plan_of(settings, device, look_at(settings), gpus, config.usd_per_hour, config.on is None)
+    if not config.as_json:
+        for heading, lines in words(plan):
+            _print(heading, lines)
+    fits = plan.fits
+    if config.calibrate:
+        print("calibrating: three steps of the run", file=sys.stderr, flush=True)
+        try:
+            found = calibrate(plan)
+            fits = found.memory_worst <= plan.room
+        except DoesNotFit as problem:
+            fits, failed = False, str(problem)
+    absent = missing(settings)
+    if config.as_json:
+        record = plan.record() | {"missing": absent}
+        if config.calibrate:
+            record |= {"fits": fits, "calibration": found and found.record(), "failed": failed}
+        print(json.dumps(record, indent=2))
+        return 0 if fits else 1
+    if found is not None:
+        _print(*found.words(plan))
+    print(failed or _next_step(config, absent, fits))
+    return 0 if fits else 1
 
 
 def _gpus(config: PlanConfig, device: Device) -> int:
-    """How many are planned for: as many as are named, as are here for RL, or as the ranks of the trainer ask for."""
+    """Return how many are planned for: as many as are named, are here (RL), or the trainer's ranks ask for."""
     settings, count = config.run, config.gpus
     if device.kind == "cpu":
         if (count or 1) > 1:
@@ -87,63 +76,26 @@ def _gpus(config: PlanConfig, device: Device) -> int:
     return count or (ranks + 1 if ranks > 1 else 1)
 
 
-def calibrated(config: PlanConfig) -> Calibration:
-    """The run, measured."""
-    with slow_words() as advance:
-        settings = config.run
-        return calibrate(with_mode(settings) if isinstance(settings, RLConfig) else settings, tell=advance)
-
-
-@contextmanager
-def slow_words() -> Iterator[Callable[[str], None]]:
-    """Shows what is being done on standard error: in one line on a terminal, else every 5 s."""
-    if sys.stderr.isatty():
-        with Console(stderr=True).status("calibrating") as status:
-            yield lambda words: status.update(f"calibrating: {words}")
-        return
-    shown = time.monotonic()
-
-    def advance(words: str) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > 5:
-            shown = time.monotonic()
-            print(f"calibrating: {words}", file=sys.stderr, flush=True)
-
-    yield advance
-
-
-def device_of(config: PlanConfig) -> Device:
-    """The device that is planned for: the one that is named, else that of the run here."""
-    if config.on is not None:
-        return device_named(config.on)
-    return this_device(config.run.model.device)
-
-
-def tell(page: Iterable[tuple[str, list[str]]]) -> None:
-    """Prints headings, each with its lines; what is too long for a line goes on below, further in."""
+def _print(heading: str, lines: list[str]) -> None:
+    """Print a heading and its lines; what is too long for a line goes on below, further in."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    wrap = partial(textwrap.wrap, width=max(40, console.width), break_long_words=False, break_on_hyphens=False)
-    for heading, lines in page:
-        console.print(Text(heading, "bold"), soft_wrap=True)
-        for line in lines:
-            style = "bold red" if "does NOT fit" in line else ""
-            for part in wrap(line, initial_indent="  ", subsequent_indent="      "):
-                console.print(Text(part, style), soft_wrap=True)
-        console.print()
+    wrapper = textwrap.TextWrapper(max(40, console.width), initial_indent="  ", subsequent_indent="      ")
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    console.print(Text(heading, "bold"), soft_wrap=True)
+    for line in lines:
+        for part in wrapper.wrap(line):
+            console.print(Text(part, "bold red" if "does NOT fit" in line else ""), soft_wrap=True)
+    console.print()
 
 
-def next_words(config: PlanConfig, plan: Plan, fits: bool) -> str:
-    """What to do now."""
+def _next_step(config: PlanConfig, absent: list[str], fits: bool) -> str:
+    """Return what to do now."""
     if not fits:
         return "It does not fit: change a setting, and plan again."
-    kind = "rl" if isinstance(plan.config, RLConfig) else "sft"
-    absent = "; ".join(missing(plan.config))
+    kind = "rl" if isinstance(config, RLConfig) else "sft"
+    start, lacks = f"`hone {kind}` with the same files and flags.", "; ".join(absent)
     if config.on is not None:
-        return f"Start it there with `hone {kind}` and the same files and flags." + (
-            f" Here it could not start: {absent}." if absent else ""
-        )
-    if absent:
-        return f"It can't start yet: {absent}. Then: `hone {kind}` with the same files and flags."
-    if config.calibrate:
-        return f"Start it: `hone {kind}` with the same files and flags."
-    return f"Measure it with --calibrate (a minute), or start it: `hone {kind}` with the same files and flags."
+        return f"Start it there with {start}" + (f" Here it could not start: {lacks}." if lacks else "")
+    if lacks:
+        return f"It can't start yet: {lacks}. Then: {start}"
+    return f"Start it: {start}" if config.calibrate else f"Measure it with --calibrate, or start it: {start}"

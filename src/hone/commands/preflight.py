@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,107 +23,84 @@ from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
-_SKIPPED = {"verdict": "skipped", "why": "--no-audit"}
 BACKSTOP = 2.0
 """By the clock, it may take this many times as long: a grader that sleeps is ended then."""
 DEADLINE = 2.0
 """Seconds that grading one text may take, unless the run allows less."""
-_MAX_TOKENS_FAILURE = "length"
+MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
-_SAID = 3
-"""Findings that are said on the screen."""
+SHOWN = 3
+"""Findings that are shown on the screen."""
 
 
 class Audit(Observer):
-    """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, told."""
+    """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, reported.
+
+    A resume of a run that had its audit needs none.
+    """
 
     def __init__(self, refuses: bool = True) -> None:
         self._refuses = refuses
-        self._found: Preflight | None = None
+        self._report: Report | None = None
+        self._command = ""
 
     def check(self, training: Any) -> None:
-        config = training.config
-        self._found = audited(config, training.env, training.fresh_task, training.renderer, self._refuses)
+        config, env = training.config, training.env
+        if _had_before(config, env):
+            return
+        self._command = audit_command(config)
+        if not config.audit:
+            return
+        # A task of its own, in processes of its own, so that what reward functions remember is not from here. Only the
+        # data is read once.
+        fresh = training.fresh_task()
+        fresh.share_data(env)
+        fresh.isolated = True
+        status = Status()
+        if config.display != "none":
+            fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
+        try:
+            self._report = _report(config, fresh, training.renderer)
+        finally:
+            status.clear()
+        failed = [finding for finding in self._report.failures if finding.name != MAX_TOKENS_FAILURE]
+        if failed and self._refuses:
+            others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
+            raise UserError(
+                f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
+                f"{others}. To mend it, {failed[0].remedy}. See it with: {self._command}   Start anyway with --no-audit"
+            )
 
     def before_start(self, run: RunWriter) -> None:
-        if self._found is not None:
-            self._found.tell(run)
-
-
-class Preflight:
-    """The audit of a run's task. `tell` once the run is open: says what was found, and keeps it in the run."""
-
-    def __init__(self, report: Report | None, command: str) -> None:
-        self._report, self._command = report, command
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What `audit.json` says: no time in it, so that equal runs have equal files."""
+        if not self._command:
+            return
+        record = {"verdict": "skipped", "why": "--no-audit"} if self._report is None else _record(self._report)
+        write_json(run.folder / AUDIT, record)
+        run.event("audit", run.start_step, verdict=record["verdict"])
         if self._report is None:
-            return dict(_SKIPPED)
-        return _timeless(self._report.record())
-
-    def tell(self, writer: RunWriter) -> None:
-        write_json(writer.folder / AUDIT, self.record)
-        writer.event("audit", writer.start_step, verdict=self.record["verdict"])
-        if self._report is None:
-            writer.display.message("The task was not audited (--no-audit).")
+            run.display.message("The task was not audited (--no-audit).")
             return
         bad = [finding for finding in self._report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
-        for finding in bad[:_SAID]:
-            writer.display.message(f"audit: {finding.verdict}: {finding.name}: {printable(finding.title)}")
+        for finding in bad[:SHOWN]:
+            run.display.message(f"audit: {finding.verdict}: {finding.name}: {printable(finding.title)}")
         if bad:
-            more = f"{len(bad) - _SAID} more; " if len(bad) > _SAID else ""
-            writer.display.message(f"audit: {more}all of it: {self._command}")
+            more = f"{len(bad) - SHOWN} more; " if len(bad) > SHOWN else ""
+            run.display.message(f"audit: {more}all of it: {self._command}")
 
 
-def _timeless(value: Any) -> Any:
-    """The record without what is a time: "seconds", "slowest_seconds"."""
-    if isinstance(value, dict):
-        return {name: _timeless(item) for name, item in value.items() if not name.endswith("seconds")}
-    return [_timeless(item) for item in value] if isinstance(value, list) else value
+def _record(report: Report) -> Any:
+    """Return what `audit.json` says: without what is a time, so that equal runs have equal files."""
 
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: timeless(item) for name, item in value.items() if not name.endswith("seconds")}
+        return [timeless(item) for item in value] if isinstance(value, list) else value
 
-def audited(
-    config: RLConfig,
-    env: Environment,
-    load: Callable[[], Environment],
-    renderer: ChatRenderer,
-    refuses: bool = True,
-) -> Preflight | None:
-    """The audit of the run's task `env`; None for a resume of a run that had it. With `refuses`, UserError for a task
-    that fails it.
-
-    `load` makes the task anew: one of its own, in processes of its own, so that what reward functions remember is not
-    from here. Only the data is read once.
-    """
-    if _had_before(config, env):
-        return None
-    command = audit_command(config)
-    if not config.audit:
-        return Preflight(None, command)
-    fresh = load()
-    fresh.share_data(env)
-    fresh.isolated = True
-    status = Status()
-    if config.display != "none":
-        fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
-    try:
-        report = _report(config, fresh, renderer)
-    finally:
-        status.clear()
-    failed = [finding for finding in report.failures if finding.name != _MAX_TOKENS_FAILURE]
-    if failed and refuses:
-        others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
-        raise UserError(
-            f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-            f"{others}. To mend it, {failed[0].remedy}. See it with: {command}   Start anyway with --no-audit"
-        )
-    return Preflight(report, command)
+    return timeless(report.record())
 
 
 def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Report:
-    """The fast part, with a short deadline; where that ends the grading of references, again with the run's own."""
+    """Run the fast part, with a short deadline; where that ends the grading of references, again with the run's own."""
     own = Limits.of(config.orchestrator.grading, deterministic=True)
     tries = [own] if own.timeout <= DEADLINE else [replace(own, timeout=DEADLINE, backstop=BACKSTOP), own]
     while True:
@@ -143,7 +119,7 @@ def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Repor
 
 
 def _had_before(config: RLConfig, env: Environment) -> bool:
-    """Whether the run that is resumed was audited, or was told not to be, and its task is as it was then."""
+    """Return True if the run that is resumed was audited or refused to be, and its task is as it was then."""
     if config.resume is None:
         return False
     folder = Path(config.resume.dir or config.output_dir)
@@ -157,7 +133,7 @@ def _had_before(config: RLConfig, env: Environment) -> bool:
 
 
 def audit_command(config: RLConfig) -> str:
-    """The command that audits the run's task in full, on the examples that the fast part has tried."""
+    """Return the command that audits the run's task in full, on the examples that the fast part has tried."""
     task = config.orchestrator.env
     words = ["hone", "audit", task.id]
     words += ["-a", json.dumps(task.args)] if task.args else []

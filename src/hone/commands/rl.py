@@ -57,10 +57,9 @@ def train(rl: RL) -> RL:
 
 
 def introduction(rl: RL) -> Iterator[str]:
-    """What is about to run, on a GPU what determinism costs, and the plan in short."""
+    """What is about to run, and the plan in short."""
     from hone.commands.forecast import forecast
     from hone.commands.training import headline
-    from hone.composition.machine import determinism_note
 
     config, orch = rl.config, rl.config.orchestrator
     prompts = orch.batch_size // orch.rollouts_per_example
@@ -71,6 +70,4 @@ def introduction(rl: RL) -> Iterator[str]:
     )
     if config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
-    if note := determinism_note(rl.model, config.seq_len, config.trainer.micro_batch_tokens):
-        yield note
     yield from forecast(config, rl.decoder, rl.renderer, rl.env)

@@ -18,23 +18,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.commands import launched
-from hone.commands.detach import VARIABLE as DETACHED
-from hone.commands.detach import hand_over
+from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
-from hone.orchestrator.launch import Launch, Role, Words
-from hone.orchestrator.launch_waits import port_problem
+from hone.orchestrator.launch import Launch, Role, Words, port_problem
 from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
 from hone.runs.checkpoint import Checkpoints
-from hone.runs.liveness import holder
-from hone.runs.outputs import LAUNCHER, Lock
-from hone.runs.prediction import check as check_predictions
-from hone.runs.resuming import resume_command
+from hone.runs.outputs import LAUNCHER as LOCK
+from hone.runs.outputs import Lock, holder
+from hone.runs.predictions import check as check_predictions
+from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
 
 HOST = "127.0.0.1"
@@ -59,7 +56,7 @@ def run(config: RLConfig) -> int:
     locks: list[Lock] = []
 
     def opened() -> None:
-        locks.append(Lock(folder, LAUNCHER))
+        locks.append(Lock(folder, LOCK))
         hand_over(folder, "rl")
 
     launch = Launch(
@@ -81,7 +78,7 @@ def run(config: RLConfig) -> int:
         raise
     finally:
         for lock in locks:
-            (folder / LAUNCHER).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
             lock.release()
         if not kept:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -124,7 +121,8 @@ def variables() -> dict[str, str]:
     # What torchrun or a scheduler has set for this process is not for those of the run.
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
-    return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched.variables(sys.argv)
+    launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
+    return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
 
 
 def _computing(config: RLConfig, gpus: tuple[str, ...], processes: int) -> dict[str, str]:

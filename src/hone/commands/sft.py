@@ -7,10 +7,10 @@ from typing import Any
 
 from hone.commands.forecast import forecast
 from hone.commands.training import headline, last_lines, observers
-from hone.composition.machine import determinism_note, device_of
+from hone.composition.machine import device_of
 from hone.composition.sft import SFT, data_name
 from hone.config.sft import SFTConfig
-from hone.runs.prediction import check as check_predictions
+from hone.runs.predictions import check as check_predictions
 from hone.trainer.parallel import ALONE, Ranks, joined
 
 
@@ -41,21 +41,19 @@ def train(sft: SFT) -> SFT:
 
 
 def introduction(sft: SFT) -> Iterator[str]:
-    """What is about to run, on a GPU what determinism costs, and the plan in short."""
+    """What is about to run, and the plan in short."""
     config, world = sft.config, sft.ranks.world
     unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
     yield (
         f"SFT: {headline(config, sft.model, world)} on {data_name(config)}\n"
         f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
     )
-    if note := determinism_note(sft.model, config.data.seq_len, config.data.micro_batch_tokens):
-        yield note
     yield from forecast(config, sft.model.config, sft.renderer, ranks=world)
 
 
 def report(sft: SFT) -> str:
     """The last lines: what happened, where it lies, what to do next."""
-    lines, limit, newest = [], sft.data.limit, sft.newest
+    lines, limit, newest = [], sft.data.limit, sft.steps.newest
     if limit.dropped or limit.truncated:
         lines.append(f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.")
     figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)

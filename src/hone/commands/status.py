@@ -31,6 +31,6 @@ class Status:
             print(text, flush=True, file=self._stream)
 
     def clear(self) -> None:
-        """Takes the line off the terminal."""
+        """Take the line off the terminal."""
         if self._terminal:
             print("\r\033[K", end="", flush=True, file=self._stream)

@@ -20,8 +20,7 @@ from uuid import uuid4
 from hone.commands.training import headline
 from hone.composition.machine import configure, device_of
 from hone.composition.parts import load_policy, make_trainer, with_determinism
-from hone.config.hoist import SHARED
-from hone.config.roles import TrainerRole
+from hone.config.rl import TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
 from hone.runs.provenance import versions
@@ -77,7 +76,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         host=socket.gethostname(),
         pid=os.getpid(),
         versions={name: version for name, version in versions().items() if version is not None},
-        settings=config.trainer.model_dump(mode="json", exclude=set(SHARED)),
+        settings=config.trainer.model_dump(mode="json", exclude=set()),
     )
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
     del model

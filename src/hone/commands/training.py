@@ -11,12 +11,12 @@ import torch
 
 from hone.commands.cards import Card
 from hone.commands.detach import hand_over
-from hone.composition.training import predictions_told
+from hone.composition.training import predictions_text
 from hone.config.shared import EnvConfig, RunConfig
 from hone.model.decoder import Decoder
 from hone.runs import predictions
 from hone.runs.observer import Observer
-from hone.runs.resuming import larger_budget, ranks_of, resume_command
+from hone.runs.provenance import larger_budget, ranks_of, resume_command
 from hone.runs.saving import Ending
 from hone.runs.writer import RunWriter, watching
 
@@ -67,7 +67,7 @@ def last_lines(
     config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
 ) -> str:
     """What happened, where it lies, what to do next: evaluate on `env`, with the arguments that it was trained with."""
-    return predictions_told(run) + _last_lines(config, run, version, ending, figures, env)
+    return predictions_text(run) + _last_lines(config, run, version, ending, figures, env)
 
 
 def _last_lines(

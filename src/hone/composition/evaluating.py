@@ -1,7 +1,7 @@
 """An evaluation put together from its config: a model in this process or behind a URL, on held-out examples.
 
-found = Evaluation(config)
-result = found.run()
+evaluation = Evaluation(config)
+result = evaluation.run()
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, TypedDict
+from typing import Any
 
 from hone.composition.machine import configure, device_of
 from hone.composition.sampling import KV_GIB, prefix_bytes
@@ -21,8 +21,7 @@ from hone.evaluation.loop import evaluate
 from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
-from hone.inference.api_key import api_key
-from hone.inference.endpoint import Endpoint
+from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
@@ -32,15 +31,7 @@ from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
 
 Progress = Callable[[int, int], None]
-"""Is told how many completions are done, of how many."""
-
-
-class Counts(TypedDict):
-    """What both ways of evaluating take."""
-
-    num_examples: int
-    rollouts_per_example: int
-    progress: Progress
+"""Gets how many completions are done, of how many."""
 
 
 class Evaluation:
@@ -61,9 +52,8 @@ class Evaluation:
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
         """Sample and grade."""
         config = self.config
-        counts = Counts(
-            num_examples=config.num_examples, rollouts_per_example=config.rollouts_per_example, progress=progress
-        )
+        counts: dict[str, Any] = {"num_examples": config.num_examples, "progress": progress}
+        counts["rollouts_per_example"] = config.rollouts_per_example
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)
@@ -75,7 +65,7 @@ class Evaluation:
         if self.folder is not None:
             save_results(self.folder, self.config, result, list(command), self.env.digests(["eval"]))
 
-    def _here(self, counts: Counts) -> EvalResult:
+    def _here(self, counts: dict[str, Any]) -> EvalResult:
         config = self.config
         sampling = local_sampling(config.sampling())
         prefixes = prefix_bytes(self.env, int(KV_GIB * 2**30))
@@ -88,7 +78,7 @@ class Evaluation:
             policy, self.env, sampling, max_tokens=sampling.max_tokens, seed=sampling.seed, **counts
         )
 
-    def _there(self, counts: Counts) -> EvalResult:
+    def _there(self, counts: dict[str, Any]) -> EvalResult:
         config, body, seed = self.config, self.config.sampling(), self.config.seed
         if isinstance(body["seed"], int):
             seed = body.pop("seed")
@@ -107,7 +97,7 @@ class Evaluation:
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
-    """The config with the model that the server serves, if there is a server, and whether that is hone's own."""
+    """Return the config with the model that the server serves, if there is one; and True if that is hone's own."""
     if config.base_url is None:
         return config, False
     name = config.model if "model" in config.model_fields_set else None
@@ -116,16 +106,16 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
 
 def _endpoint(config: EvalConfig) -> Endpoint:
-    """The server. UserError if the variable of the API key is not set."""
+    """Return the server. UserError if the variable of the API key is not set."""
     assert config.base_url is not None
     key = api_key(config.api_key_var, "-k")
     return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)
 
 
-def local_sampling(said: dict[str, Any]) -> SamplingParams:
-    """Sampling arguments for the engine in this process. UserError for what it does not know."""
+def local_sampling(arguments: dict[str, Any]) -> SamplingParams:
+    """Read sampling arguments for the engine in this process. UserError for what it does not know."""
     known = [f.name for f in fields(SamplingParams) if f.name not in ("n", "stop", "ignore_eos", "top_logprobs")]
-    for name, value in said.items():
+    for name, value in arguments.items():
         if name not in known:
             raise UserError(f"{name!r} is no sampling argument of a model in this process: it has {', '.join(known)}")
         whole = name in ("max_tokens", "top_k", "seed")
@@ -133,7 +123,7 @@ def local_sampling(said: dict[str, Any]) -> SamplingParams:
         if value is not None and (not number or isinstance(value, bool)):
             raise UserError(f"{name} is {value!r} (-S), but should be a {'whole ' if whole else ''}number")
     given: dict[str, Any] = {"max_tokens": MAX_TOKENS}
-    given |= {name: value for name, value in said.items() if value is not None}
+    given |= {name: value for name, value in arguments.items() if value is not None}
     return SamplingParams(**given)
 
 
@@ -145,7 +135,7 @@ def load_weights(
     threads: int | None = None,
     prefix_bytes: int = 0,
 ) -> EnginePolicy:
-    """The policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
+    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
     configure(threads, model.num_parameters)
     return EnginePolicy(Engine(model, prefix_bytes=prefix_bytes), load_renderer(name, chat_template))
@@ -162,7 +152,7 @@ def evaluate_weights(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """`evaluate` with the model's whole context. UserError, before sampling, naming a row that leaves no room in it."""
+    """Call `evaluate` with the model's whole context. UserError, before sampling, for a row without room in it."""
     context = policy.engine.model.config.max_position_embeddings
     split = env.split("eval")
     used = range(min(num_examples, len(split)))

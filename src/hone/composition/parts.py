@@ -1,17 +1,20 @@
-"""The parts of a run, made from its config: model, trainer, task, evaluation, model card."""
+"""The parts of a run, made from its config: model, trainer, task, evaluation, checks before the start, model card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hone.composition.machine import device_of
-from hone.composition.slow_work import slow_work
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import OnlineEvalConfig, RLConfig
 from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
+from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
 from hone.environments.functions import Given, given_task
 from hone.environments.loading import configured
@@ -25,29 +28,31 @@ from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.failures import FailureWatch
 from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.types import Evaluate, Policy, Recorder
-from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.objectives import policy_objective
 from hone.trainer.parallel import ALONE, Ranks, shard
-from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 
 Config = TypeVar("Config", bound=RunConfig)
 
+GENERATED = 2000
+"""Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
+HELD_OUT = 20_000
+"""Held-out examples of a data set that are compared with training ones, at most."""
+
 
 def with_determinism(config: Config, device: str) -> Config:
-    """The config with `deterministic` decided: without a word of the user, true on a CPU."""
+    """Return the config with `deterministic` decided: unless the user set it, true on a CPU."""
     wanted = device == "cpu" if config.deterministic is None else config.deterministic
     return config.model_copy(update={"deterministic": wanted})
 
 
 def model_source(config: RunConfig) -> str:
-    """Where the model is loaded from: its name; if a resume finds no such folder here, the run's own weights.
+    """Return where the model is loaded from: its name; if a resume finds no such folder here, the run's own weights.
 
     They have its architecture and its tokenizer, and the checkpoint brings the parameters.
     """
@@ -59,7 +64,7 @@ def model_source(config: RunConfig) -> str:
 
 
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
-    """The model to train, on its device, in the configured precision; from `source`, if that is not its name."""
+    """Load the model to train on its device, in the configured precision; from `source`, if that is not its name."""
     return load_model(
         source or config.model.name,
         device=device or device_of(config.model.device),
@@ -70,9 +75,9 @@ def load_policy(config: RunConfig, source: str | None = None, device: str | None
 
 
 def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_tokens: bool = True) -> Trainer:
-    """The trainer of RL; with a KL term also the frozen initial policy, loaded a second time from `model.name`.
+    """Make the trainer of RL; with a KL term also the frozen initial policy, loaded a second time from `model.name`.
 
-    `record_tokens`: whether there is a run to write down what it computes of tokens, if the config wants that.
+    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that.
     """
     reference = None
     if config.trainer.loss.kl_coef > 0:
@@ -90,45 +95,6 @@ def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
     return trainer
-
-
-def model_digests(model: Decoder, renderer: ChatRenderer, initial: bool = True) -> dict[str, str]:
-    """What the initial model and its tokenizer are, whatever they are called; nothing if this isn't the initial one."""
-    if not initial:
-        return {}
-    return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
-
-
-def local_sources(names: Iterable[object]) -> list[Path]:
-    """Those of the names that are local paths: what the run reads, so its output directory must not contain it."""
-    # A chat template given as text may be longer than any path, or hold what no path can.
-    texts = [name for name in names if isinstance(name, str) and name and "\n" not in name and len(name) < 1024]
-    return [path for path in map(Path, texts) if path.exists()]
-
-
-def restore(run: RunWriter, trainer: Trainer) -> dict[str, Any] | None:
-    """Loads the checkpoint that the run resumes from into the trainer; returns the loop's own state, None if fresh."""
-    if (restored := run.restored) is None:
-        return None
-    tensors, state = restored
-    trainer.load_tensors(tensors, run.start_step)
-    return state
-
-
-def restore_ranked(run: RunWriter, trainer: RankedTrainer) -> dict[str, Any] | None:
-    """`restore` for a trainer on any number of ranks, each of which reads its share."""
-    if trainer.ranks.alone or run.restored is None:
-        return restore(run, trainer.trainer)
-    trainer.load_part(run.checkpoints.path(run.start_step), run.start_step)
-    return run.restored[1]
-
-
-def task_of(config: RLConfig) -> Environment:
-    """The task that the config names. Touches no data."""
-    task = config.orchestrator.env
-    env = configured(task.id, task.args, task.template, "orchestrator.env.template")
-    env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
-    return env
 
 
 def with_given_task(
@@ -152,21 +118,70 @@ def with_given_task(
     return config.model_copy(update={"orchestrator": orchestrator}), given
 
 
+def task_of(config: RLConfig, given: Given | None = None) -> Environment:
+    """Make the task that the config names, or the one that a program gave. Touches no data."""
+    task = config.orchestrator.env
+    if given is None:
+        env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+    else:
+        env = given.load()
+        if task.template is not None:
+            env.use_template(task.template, "orchestrator.env.template")
+    env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+    return env
+
+
+def note_given(given: Given, run: RunWriter) -> None:
+    """Record that functions are graded in this process; warn if rewards.py can't be imported by itself."""
+    if not given.graded_here:
+        return
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
+    if given.not_kept:
+        run.display.message(
+            f"Warning: rewards.py can't be imported by itself ({given.not_kept}): this program can resume the run "
+            "(resume=True), but no command can, nor verify it."
+        )
+    names = ", ".join(given.graded_here)
+    run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
+
+
+def model_digests(model: Decoder, renderer: ChatRenderer, initial: bool = True) -> dict[str, str]:
+    """Digest the initial model and its tokenizer, whatever they are called; nothing if this isn't the initial one."""
+    if not initial:
+        return {}
+    return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
+
+
 def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:
-    """What the run trains and is evaluated on."""
+    """Digest what the run trains and is evaluated on."""
     return env.digests(("train", "eval") if config.orchestrator.eval else ("train",))
 
 
-def own_sources(config: RLConfig, kept: Iterable[str] = ()) -> list[Path]:
-    """Local paths that the run reads, which its output directory must not contain, but for those `kept` in it."""
-    found = local_sources([config.model.name, config.model.chat_template, *paths_of(config.orchestrator.env.args)])
-    return [path for path in found if path not in [config.output_dir / name for name in kept]]
+def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
+    """Return the local paths among names and arguments of a task: the output directory must not contain what is read.
+
+    Of an argument "FILE.py:FUNCTION" the file counts.
+    """
+    values = [item for value in (task_args or {}).values() for item in (value if isinstance(value, list) else [value])]
+    files = [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
+    # A chat template given as text may be longer than any path, or hold what no path can.
+    texts = [name for name in [*names, *files] if isinstance(name, str) and name]
+    return [path for path in (Path(t) for t in texts if "\n" not in t and len(t) < 1024) if path.exists()]
 
 
-def paths_of(args: Mapping[str, Any]) -> list[object]:
-    """The arguments of a task that may be paths; of "FILE.py:FUNCTION" the file."""
-    values = [item for value in args.values() for item in (value if isinstance(value, list) else [value])]
-    return [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
+@contextmanager
+def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function to be called with the number of items done: it prints a line every 2 s."""
+    shown = time.monotonic()
+
+    def advance(done: int) -> None:
+        nonlocal shown
+        if display != "none" and time.monotonic() - shown > 2:
+            shown = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", flush=True)
+
+    yield advance
 
 
 def check_lengths(
@@ -183,22 +198,75 @@ def check_lengths(
     remedy = "shorten the row or take it out of the data"
     if config.seq_len < limit:
         remedy += f", or raise --seq-len (up to {limit}, the model's context)"
-    train_rows = env.split("train")
     drawn = sorted(curriculum.first(config.max_steps * orch.batch_size // orch.rollouts_per_example))
-    used: list[tuple[Split, Sequence[int]]] = [(train_rows, drawn)]
+    used: list[tuple[Split, Sequence[int]]] = [(env.split("train"), drawn)]
     if orch.eval:
-        eval_rows = env.split("eval")
-        used.append((eval_rows, range(min(orch.eval.num_examples, len(eval_rows)))))
+        held_out = env.split("eval")
+        used.append((held_out, range(min(orch.eval.num_examples, len(held_out)))))
     for split, indices in used:
         with slow_work("checking the length of prompts", len(indices), config.display) as advance:
-            limit_words = f"seq_len = {config.seq_len}"
-            check_prompts(split, indices, renderer, config.seq_len, limit_words, remedy, advance, env.tool_schemas)
+            words = f"seq_len = {config.seq_len}"
+            check_prompts(split, indices, renderer, config.seq_len, words, remedy, advance, env.tool_schemas)
+
+
+def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
+    """Return what training and evaluation have in common; None without evaluation. UserError if that is refused.
+
+    Of a data set, the training examples that the run will come to (those of its first epoch, at most) are looked at; to
+    be dropped, all of `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.
+    """
+    settings = config.orchestrator.eval
+    if settings is None:
+        return None
+    train, held_out = env.split("train"), env.split("eval")
+    curriculum = Curriculum.from_config(config, len(train))
+    draws = config.max_steps * config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    drop = settings.overlap == "drop"
+    if train.generated:
+        indices = curriculum.first(GENERATED if drop else min(GENERATED, draws))
+    else:
+        indices = range(curriculum.total) if drop else curriculum.first(draws)
+    most = settings.num_examples if held_out.generated else HELD_OUT
+    with slow_work("comparing training with held-out prompts", len(indices), config.display) as advance:
+        overlap = find_overlap(train, held_out, indices, range(min(most, len(held_out))), advance)
+    if overlap.rows and settings.overlap == "refuse":
+        raise UserError(
+            f"{overlap_text(env, overlap)}: take them out of the data, or set orchestrator.eval.overlap = drop, which "
+            "takes them out of training"
+        )
+    if drop and len(overlap.rows) == curriculum.total:
+        raise UserError(
+            f"all {curriculum.total:,} training prompts are held-out ones too, and orchestrator.eval.overlap = drop "
+            "leaves none to train on: give an eval_dataset of other examples, or set overlap = warn"
+        )
+    return overlap
+
+
+def report_overlap(config: RLConfig, env: Environment, overlap: Overlap, run: RunWriter) -> None:
+    """Warn of training prompts that are held-out ones too, and record them as an event."""
+    dropped = config.orchestrator.eval is not None and config.orchestrator.eval.overlap == "drop"
+    facts = {"rows": len(overlap.rows), "identical": overlap.identical, "checked": overlap.checked}
+    run.event("overlap", 0, **facts, held_out=overlap.held_out, dropped=dropped)
+    what = "they are left out of training"
+    if not dropped:
+        what = "evaluation will look better than it is; --orchestrator.eval.overlap drop takes them out of training"
+    run.display.message(f"Warning: {overlap_text(env, overlap)}: {what}.")
+
+
+def overlap_text(env: Environment, overlap: Overlap) -> str:
+    """Describe how many prompts are in both splits, and one of them."""
+    assert overlap.pair is not None
+    count, (row, other) = len(overlap.rows), overlap.pair
+    where = f"{env.split('train').where(row)} and {env.split('eval').where(other)}"
+    are = "is a held-out prompt too" if count == 1 else "are held-out prompts too"
+    answers = "" if overlap.identical == count else f", {count - overlap.identical:,} of them with another answer"
+    return f"{count:,} of {overlap.checked:,} training prompts {are}{answers} (such as {where})"
 
 
 def make_evaluate(
     config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, recorder: Recorder
 ) -> Evaluate:
-    """The evaluation of a run: every `eval.interval` versions from 0 on, and at the end."""
+    """Make the evaluation of a run: every `eval.interval` versions from 0 on, and at the end."""
     settings = config.orchestrator.eval
     if settings is None:
         return lambda version, last: {}
@@ -233,25 +301,8 @@ def evaluate_policy(
     )
 
 
-def failure_watch(config: RLConfig, writer: RunWriter) -> FailureWatch:
-    """What ends the run when too many completions can't be graded; it knows what a resumed one had before."""
-    orch = config.orchestrator
-    watch = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, writer)
-    watch.restore(read_lines(config.output_dir / "metrics.jsonl"), orch.batch_size)
-    return watch
-
-
-def tell_restart(writer: RunWriter, curriculum: Curriculum, step: int) -> None:
-    """Says that the pool was empty, and has all prompts again."""
-    writer.event("pool_restarted", step, examples=curriculum.size)
-    writer.display.message(
-        f"Step {step} found no prompt left in the pool (all {curriculum.size:,} are retired or parked): all are back, "
-        "and what was measured of them is forgotten."
-    )
-
-
 def card(config: RLConfig, step: int) -> str:
-    """The model card of `weights/step_N`."""
+    """Return the model card of `weights/step_N` of a run of RL."""
     orch = config.orchestrator
     facts = {
         "completions per step": orch.batch_size,
@@ -262,7 +313,7 @@ def card(config: RLConfig, step: int) -> str:
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
-    """Card of `weights/step_N`. It names no folder of this machine, so that equal runs write equal cards.
+    """Return the card of `weights/step_N`. It names no folder of this machine, so equal runs write equal cards.
 
     The command is the one that repeats the run from its own `config.toml`.
     """

@@ -15,7 +15,6 @@ counter and the schedule go on. No value network, no KL by default, one update p
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -23,26 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.composition import parts
 from hone.composition.machine import configure, device_of
-from hone.composition.overlap import check_overlap, left_out, tell_overlap
-from hone.composition.parts import (
-    card,
-    check_lengths,
-    evaluate_policy,
-    failure_watch,
-    load_policy,
-    make_evaluate,
-    make_trainer,
-    model_digests,
-    model_source,
-    own_sources,
-    restore,
-    task_digests,
-    task_of,
-    tell_restart,
-    with_determinism,
-    with_given_task,
-)
 from hone.composition.sampling import reached, sampling
 from hone.composition.training import Training
 from hone.config.parse import from_settings
@@ -52,22 +33,19 @@ from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
-from hone.orchestrator.canary import Canary
+from hone.orchestrator.canary import Canary, GapWatch, band_from_config
+from hone.orchestrator.colocated import LocalTrainer
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, close_draws, oldest_version
+from hone.orchestrator.groups import GroupSampler, close_draws, oldest_version, step_metrics, trainable
 from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.local_trainer import LocalTrainer
-from hone.orchestrator.metrics import step_metrics
-from hone.orchestrator.packing import trainable
-from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Evaluate, Publish, Recorder, Updates
-from hone.orchestrator.watch import GapWatch, band_of
+from hone.orchestrator.recorder import FailureWatch, RunRecorder
+from hone.orchestrator.types import Evaluate, Policy, Publish, Recorder, Updates
+from hone.runs.files import read_lines
 from hone.runs.observer import Observer, checked_observers
-from hone.runs.prediction import check as check_predictions
+from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
-from hone.runs.writer import RunWriter
 from hone.trainer.export import export_weights
 from hone.types import Group
 
@@ -114,14 +92,23 @@ class Steps:
         self._returned: int | None = None
 
     @property
+    def version(self) -> int:
+        """Updates that were taken."""
+        return self.trainer.version
+
+    @property
     def next_step(self) -> int:
         """The step that comes next: as many as were taken, or are on their way."""
         return self.trainer.version + len(self._sent)
 
     @property
     def done(self) -> bool:
-        """True once there is nothing to take: all steps are, or a stop was asked for, or the budget is used up."""
+        """True once no step is left to take, a stop was asked for, or the budget is used up."""
         return self.next_step >= self.config.max_steps or self.recorder.saver.stopping
+
+    def step(self) -> dict[str, float]:
+        """Take one step: sample, then update."""
+        return self.update(self.sample())
 
     def begin(self) -> bool:
         """Save, publish and measure the trainer's version, once; False if a stop was asked for in a pause."""
@@ -141,21 +128,21 @@ class Steps:
         assert self.sampler is not None
         if not self.begin():
             raise StepAbandoned
-        draws, examples = self.sampler.draw()
+        drawn = dict(zip(*self.sampler.draw(), strict=True))
         step, oldest = self.next_step, self.next_step - self.config.orchestrator.max_async_level
         groups: dict[int, Group] = {}
         self._returned = 0
-        while waiting := [draw for draw in draws if draw not in groups]:
-            of_draws = [example for draw, example in zip(draws, examples, strict=True) if draw in waiting]
+        while draws := [draw for draw in drawn if draw not in groups]:
+            examples = [drawn[draw] for draw in draws]
             with self.recorder.phase("sample"):
-                trajectories = self.sampler.sample(of_draws, waiting, step)
+                trajectories = self.sampler.sample(examples, draws, step)
             with self.recorder.phase("grade"):
-                graded = self.sampler.grade(of_draws, waiting, trajectories)
+                graded = self.sampler.grade(examples, draws, trajectories)
             groups |= {group.draw: group for group in graded if oldest_version(group, step) >= oldest}
             if stale := [group.draw for group in graded if group.draw not in groups]:
                 self._returned += len(stale)
                 self.recorder.returned(step, stale, oldest)
-        return [groups[draw] for draw in draws]
+        return [groups[draw] for draw in drawn]
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
@@ -171,12 +158,8 @@ class Steps:
             self._take()
         return self.metrics
 
-    def step(self) -> dict[str, float]:
-        """Take one step: sample, then update."""
-        return self.update(self.sample())
-
     def finish(self, complete: bool = True) -> Ending:
-        """Take what is on its way, save the last version, measure and record it; tells how the run ended.
+        """Take what is on its way, save the last version, measure and record it; returns how the run ended.
 
         Not `complete`: it was left before its last step.
         """
@@ -193,8 +176,12 @@ class Steps:
         """Record what the trainer has got already; nothing is published or measured any more."""
         self.trainer.give_up()
         while self._sent:
-            with suppress(Halt):  # the first one is told
+            with suppress(Halt):  # the first one ends the run
                 self._take(begin=False)
+
+    def fingerprint(self) -> str:
+        """Return that of the current version."""
+        return self.trainer.fingerprint()
 
     def _take(self, begin: bool = True) -> None:
         """Take the next update, and record its step. If another one is on its way, begin the version before that."""
@@ -232,39 +219,30 @@ class RL(Training):
         observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
-        found = from_settings(RLConfig, config, settings).on_gpus(1)
+        parsed = from_settings(RLConfig, config, settings).on_gpus(1)
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct
-        self.config, self.given = with_given_task(found, *task)
+        self.config, self.given = parts.with_given_task(parsed, *task)
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []
         self._refuse_unsupported()
         self.env = self.fresh_task()
         self.env.check_rollouts()
         check_predictions(self.config, self.env.id)
-        self.source = model_source(self.config)
+        self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
         self._load_model()
-        self.overlap = check_overlap(self.config, self.env)
-        self.left_out = left_out(self.config, self.overlap)
+        self.overlap = parts.check_overlap(self.config, self.env)
+        evals = self.config.orchestrator.eval
+        self.left_out = list(self.overlap.rows) if self.overlap and evals and evals.overlap == "drop" else []
         train = self.env.split("train")
-        self.curriculum = Curriculum.of_run(self.config, len(train), self.left_out)
+        self.curriculum = Curriculum.from_config(self.config, len(train), self.left_out)
         check_turns(self.env, self.renderer, train[0])
-        check_lengths(self.config, self.env, self.renderer, self.decoder.max_position_embeddings, self.curriculum)
-
-    @property
-    def done(self) -> bool:
-        """True once no step is left to take, or a stop was asked for."""
-        return self.opened.nothing_left or self.steps.done
+        context = self.decoder.max_position_embeddings
+        parts.check_lengths(self.config, self.env, self.renderer, context, self.curriculum)
 
     def fresh_task(self) -> Environment:
-        """The task, made anew, with processes of its own. Touches no data."""
-        if self.given is None:
-            return task_of(self.config)
-        env, template = self.given.load(), self.config.orchestrator.env.template
-        if template is not None:
-            env.use_template(template, "orchestrator.env.template")
-        env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
-        return env
+        """Make the task anew, with processes of its own. Touches no data."""
+        return parts.task_of(self.config, self.given)
 
     def sample(self) -> list[Group]:
         """Draw the next prompts, sample a group of completions of each, and grade them."""
@@ -283,12 +261,6 @@ class RL(Training):
         with self.inside():
             return self.steps.update(groups)
 
-    def step(self) -> dict[str, float]:
-        """Sample, then update; returns the step's metrics."""
-        self.check_steps_left()
-        with self.inside():
-            return self.steps.step()
-
     def evaluate(self, num_examples: int | None = None) -> EvalResult:
         """Evaluate the current version on held-out examples, as `orchestrator.eval` says. Nothing is recorded."""
         self.check_not_finished()
@@ -298,14 +270,7 @@ class RL(Training):
         if num_examples is not None:
             settings = settings.model_copy(update={"num_examples": num_examples})
         self.policy.load(self.version)
-        return evaluate_policy(self.config, settings, self.env, self.renderer, self.policy)
-
-    def train(self) -> None:
-        """Take all steps that are left."""
-        with self.inside():
-            while not self.done:
-                if self.steps.begin():
-                    self.steps.step()
+        return parts.evaluate_policy(self.config, settings, self.env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
         if self.config.mode == "cluster":
@@ -319,103 +284,99 @@ class RL(Training):
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
 
     def _load_model(self) -> None:
-        self.config = with_determinism(self.config, device_of(self.config.model.device))
+        self.config = parts.with_determinism(self.config, device_of(self.config.model.device))
         self.env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
-        self.model = load_policy(self.config, self.source)
+        self.model = parts.load_policy(self.config, self.source)
         self.decoder = self.model.config
 
     def _open(self, stack: ExitStack) -> None:
-        config, parameters = self.config, dict(self.model.named_parameters())
-        configure(config.threads, self.model.num_parameters, bool(config.deterministic))
-        server = reached(config, self.renderer, self.model.num_parameters)
-        self.check()
-        digests = model_digests(self.model, self.renderer, self.source == config.model.name)
-        digests |= task_digests(config, self.env) | (self.given.digests if self.given else {})
-        kept = self.given.files if self.given else {}
-        run = self._start(stack, own_sources(config, kept), digests, parameters=parameters, keep=kept)
+        config, model, renderer = self.config, self.model, self.renderer
+        configure(config.threads, model.num_parameters, bool(config.deterministic))
+        server = reached(config, renderer, model.num_parameters)
+        self._check()
+        digests = parts.model_digests(model, renderer, self.source == config.model.name)
+        run = self._open_run(stack, digests, parameters=dict(model.named_parameters()))
         if run.nothing_left:
             return
-        self._begin_grading(stack)
-        trainer = make_trainer(config, self.model)
-        ledger = self._restored(restore(run, trainer))
-        self.policy = policy = stack.enter_context(sampling(config, self.env, server, run, trainer, self.renderer))
-        sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
+        trainer = parts.make_trainer(config, model)
+        state = None
+        if run.restored is not None:
+            tensors, state = run.restored
+            trainer.load_tensors(tensors, run.start_step)
+        ledger = self._restored(state)
+        self.policy = stack.enter_context(sampling(config, self.env, server, run, trainer, renderer))
+        sampler = GroupSampler(config, self.env, renderer, self.policy, self.curriculum)
 
         def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
-            export_weights(folder, self.model, self.renderer, card(config, step), parameters)
+            export_weights(folder, model, renderer, parts.card(config, step), parameters)
 
-        self._save_with(stack, export, lambda _: Snapshot(trainer.tensors(), ledger.state()))
+        snapshot = lambda _: Snapshot(trainer.tensors(), ledger.state())  # noqa: E731
+        stack.enter_context(self._saving(export, snapshot, config.ckpt))
         trainer.interrupt = self.saver.stop.check
-        canary = Canary.of_run(
-            config, sampler, self.renderer, policy, trainer, band_of(config, server.backend if server else None)
-        )
-        watch = GapWatch(canary, config.gap.action, run)
-        recorder = RunRecorder(run, self.saver, watch, failure_watch(config, run))
+        band = band_from_config(config, server.backend if server else None)
+        canary = Canary.from_config(config, sampler, self.policy, trainer, band)
+        watch = GapWatch(band, config.gap.action, run, canary)
 
         def publish(version: int) -> dict[str, float]:
-            with recorder.phase("publish"):
-                policy.load(version)
+            with self.steps.recorder.phase("publish"):
+                self.policy.load(version)
                 return watch.published(version)
 
-        self.steps = Steps(
-            config,
-            sampler,
-            self.curriculum,
-            LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase),
-            ledger,
-            recorder,
-            publish,
-            make_evaluate(config, self.env, self.renderer, policy, recorder),
-        )
+        local = LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase)
+        self._make_steps(sampler, self.policy, local, ledger, watch, publish)
 
-    def _begin_grading(self, stack: ExitStack) -> None:
-        """Start what grades, and write down what is graded."""
-        run, config, env = self.run, self.config, self.env
-        if run.start_step == 0:
-            tell_overlap(config, env, self.overlap, run)
+    def _open_run(self, stack: ExitStack, digests: dict[str, str], **more: Any) -> Any:
+        """Open the run directory and, if anything is left to do, start what grades."""
+        config, env, given = self.config, self.env, self.given
+        kept = given.files if given else {}
+        digests = digests | parts.task_digests(config, env) | (given.digests if given else {})
+        reads = parts.local_sources([config.model.name, config.model.chat_template], config.orchestrator.env.args)
+        reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
+        run = self._start(stack, reads, digests, keep=kept, **more)
+        if run.nothing_left:
+            return run
+        if run.start_step == 0 and self.overlap is not None and self.overlap.rows:
+            parts.report_overlap(config, env, self.overlap, run)
         stack.callback(env.close_workers)
         env.progress = run.display.doing
         env.start_workers(config.orchestrator.batch_size)
-        told_before = "left_out" in run.info  # a resume with --allow-drift may leave none out
+        facts: dict[str, Any] = {"pool": self.curriculum.size, "correctness": env.rubric.correctness}
+        if self.left_out or "left_out" in run.info:  # a resume with --allow-drift may leave none out
+            facts["left_out"] = self.left_out
         run.info.pop("grading", None)
-        if self.given and self.given.graded_here and os.environ.get("PYTHONHASHSEED") != "0":
-            run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
-        run.note(
-            pool=self.curriculum.size,
-            correctness=env.rubric.correctness,
-            reward_ranges=env.rubric.ranges_as_lists(),
-            **({"left_out": self.left_out} if self.left_out or told_before else {}),
-            **({"grading": self._graded_here()} if self.given and self.given.graded_here else {}),
-        )
-
-    def _graded_here(self) -> str:
-        """Return what run.json says of how completions are graded; warn if rewards.py can't be imported by itself."""
-        assert self.given is not None
-        if self.given.not_kept:
-            self.run.display.message(
-                f"Warning: rewards.py can't be imported by itself ({self.given.not_kept}): this program can resume the "
-                "run (resume=True), but no command can, nor verify it."
-            )
-        names = ", ".join(self.given.graded_here)
-        return f"in the process that trains, without limits: no other one can import {names}"
+        run.note(reward_ranges=env.rubric.ranges_as_lists(), **facts)
+        if given is not None:
+            parts.note_given(given, run)
+        return run
 
     def _restored(self, state: dict[str, Any] | None) -> Ledger:
-        """The ledger of a checkpoint's state, None without one; the curriculum is put where it was."""
-        run: RunWriter = self.run
+        """Return the ledger of a checkpoint's state, None without one; the curriculum is put where it was."""
+        run, curriculum = self.run, self.curriculum
         ledger = Ledger(state["ledger"] if state else None)
-        self.curriculum.restore(ledger.entries)
-        self.curriculum.restarted = lambda step: tell_restart(run, self.curriculum, step)
+        curriculum.restore(ledger.entries)
+
+        def restarted(step: int) -> None:
+            run.event("pool_restarted", step, examples=curriculum.size)
+            run.display.message(
+                f"Step {step} found no prompt left in the pool (all {curriculum.size:,} are retired or parked): all "
+                "are back, and what was measured of them is forgotten."
+            )
+
+        curriculum.restarted = restarted
         return ledger
 
-    def finish(self, complete: bool = True) -> Ending:
-        """Take what is on its way, save the last version, measure and record it; tells how the run ended."""
-        return self.steps.finish(complete)
-
-    def _updates(self) -> int:
-        return self.steps.trainer.version
-
-    def _give_up(self) -> None:
-        self.steps.give_up()
-
-    def _fingerprint(self) -> str:
-        return self.steps.trainer.fingerprint()
+    def _make_steps(
+        self,
+        sampler: GroupSampler,
+        policy: Policy,
+        trainer: Updates,
+        ledger: Ledger,
+        watch: GapWatch,
+        publish: Publish,
+    ) -> None:
+        config, orch = self.config, self.config.orchestrator
+        failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
+        failures.restore(read_lines(config.output_dir / "metrics.jsonl"), orch.batch_size)
+        recorder = RunRecorder(self.run, self.saver, watch, failures)
+        evaluate = parts.make_evaluate(config, self.env, self.renderer, policy, recorder)
+        self.steps = Steps(config, sampler, self.curriculum, trainer, ledger, recorder, publish, evaluate)

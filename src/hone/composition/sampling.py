@@ -11,11 +11,10 @@ import torch
 
 from hone.config.rl import RLConfig
 from hone.environments import Environment, MultiTurnEnv
-from hone.inference.api_key import api_key
-from hone.inference.endpoint import Endpoint
+from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.engine import Engine
 from hone.inference.vllm import VllmServer
-from hone.inference.vllm.launch import check_device, find_vllm
+from hone.inference.vllm.server import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
@@ -35,7 +34,7 @@ PREFIX_SHARE = 0.25
 
 
 def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
-    """The server that the run is to use for its model of so many `parameters`, if it is to use one that is up.
+    """Return the server that the run is to use for its model of so many `parameters`, if it is to use one that is up.
 
     UserError if it can't, or has no vLLM.
     """
@@ -50,7 +49,7 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
 
 
 def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
-    """The engine in this process, on the trainer's parameters."""
+    """Make the engine in this process, on the trainer's parameters."""
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * 2**30)
     engine = Engine(
@@ -64,7 +63,7 @@ def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: C
 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Memory for the keys and values of prompts that come again: those of conversations, grown by a turn."""
+    """Return the bytes for keys and values of prompts that come again: those of conversations, grown by a turn."""
     return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv) else 0
 
 
@@ -72,7 +71,7 @@ def prefix_bytes(env: Environment, kv_bytes: int) -> int:
 def sampling(
     config: RLConfig, env: Environment, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Iterator[Policy]:
-    """The policy of the run. A server takes the weights from a spool in the run's directory; one started here ends."""
+    """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends."""
     if config.sampled_by is None:
         yield own_policy(config, env, trainer, renderer)
         return
@@ -98,7 +97,7 @@ def _endpoint(config: RLConfig, url: str) -> Endpoint:
 
 
 def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
-    """vLLM, about to be started on the model as it is now."""
+    """Prepare vLLM for the model as it is now."""
     folder = spool.folder / "model"
     save_model(trainer.model, folder)
     renderer.save(folder)

@@ -19,18 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hone.composition import parts
 from hone.composition.machine import configure, device_of
-from hone.composition.parts import (
-    load_policy,
-    local_sources,
-    model_digests,
-    model_source,
-    paths_of,
-    restore_ranked,
-    weights_card,
-    with_determinism,
-)
-from hone.composition.slow_work import slow_work
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
@@ -43,7 +33,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
 from hone.runs.observer import Observer, checked_observers
-from hone.runs.prediction import check as check_predictions
+from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.trainer.export import add_tokenizer, export_weights
@@ -67,6 +57,8 @@ from hone.trainer.step import Trainer
 if TYPE_CHECKING:
     import torch
 
+    from hone.orchestrator.types import Saves
+
 
 @dataclass
 class Progress:
@@ -77,7 +69,7 @@ class Progress:
     tokens: int = 0
 
     def state(self) -> Callable[[], dict[str, Any]]:
-        """What a checkpoint holds of it, as of now."""
+        """Return what makes a checkpoint's record of it, as of now."""
         now = asdict(self)
         return lambda: {"progress": now}
 
@@ -116,14 +108,34 @@ class SFTSteps:
         trainer: RankedTrainer,
         progress: Progress,
         log: Log,
+        saver: Saves,
         validating: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.config, self.source, self.validation, self.trainer = config, source, validation, trainer
-        self.progress, self.log, self.validating = progress, log, validating
+        self.progress, self.log, self.saver, self.validating = progress, log, saver, validating
+        self.newest: dict[str, float] = {}
+        """The latest value of each metric."""
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        return self.trainer.version
+
+    @property
+    def done(self) -> bool:
+        """True once no step is left to take, a stop was asked for, or the budget is used up."""
+        return self.version >= self.config.max_steps or self.saver.stopping
+
+    def begin(self) -> bool:
+        """Save the version if that is due; False if a stop was asked for in a pause."""
+        self.saver.save(self.version)
+        return not self.saver.stopping
 
     def step(self, validate: bool | None = None) -> dict[str, float]:
         """Measure the validation loss, if that is due (or as `validate` says), then update on the next examples."""
-        step, weights, progress = self.trainer.version, self.trainer.fingerprint(), self.progress
+        if not self.begin():
+            raise StepAbandoned
+        step, weights, progress = self.version, self.fingerprint(), self.progress
         due = self.config.val is not None and step % self.config.val.interval == 0
         metrics = self.validate() if (due if validate is None else validate) else {}
         with self.log.phase("data"):
@@ -137,14 +149,31 @@ class SFTSteps:
         metrics |= {"epoch": progress.position / len(self.source)}
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         self.log.log_step(step, metrics, {"tokens/s": tokens / self.log.seconds_so_far}, weights)
+        self.newest |= metrics
         return metrics
 
     def validate(self) -> dict[str, float]:
-        """The validation loss of the current version; empty without `val`."""
+        """Compute the validation loss of the current version; empty without `val`."""
         if not self.config.val:
             return {}
         with self.validating(), self.log.phase("validate"):
             return {"val/loss": self.trainer.evaluate(self.validation)}
+
+    def finish(self, complete: bool = True) -> Ending:
+        """Save the last version, measure and record it; returns how the run ended."""
+        ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
+        self.saver.save(self.version, last=True)
+        metrics = {} if ending == "stopped" else self.validate()
+        self.log.log_step(self.version, metrics, weights=self.fingerprint())
+        self.newest |= metrics
+        return ending
+
+    def give_up(self) -> None:
+        """Nothing is in other hands between two steps."""
+
+    def fingerprint(self) -> str:
+        """Return that of the current version."""
+        return self.trainer.fingerprint()
 
 
 class SFT(Training):
@@ -169,17 +198,15 @@ class SFT(Training):
         ranks: Ranks = ALONE,
         **settings: Any,
     ) -> None:
-        found, self.rows = with_dataset(config, dataset, settings)
-        check_predictions(found)
-        device = device_of(found.model.device)
-        self.config: SFTConfig = with_determinism(found, device)
+        parsed, self.rows = with_dataset(config, dataset, settings)
+        check_predictions(parsed)
+        device = device_of(parsed.model.device)
+        self.config: SFTConfig = parts.with_determinism(parsed, device)
         self.observers, self.ranks = checked_observers(observers), ranks
-        self.newest: dict[str, float] = {}
-        """The latest value of each metric."""
 
         def load() -> tuple[str, Decoder]:
-            source = model_source(self.config)
-            return source, load_policy(self.config, source, ranks.device(device))
+            source = parts.model_source(self.config)
+            return source, parts.load_policy(self.config, source, ranks.device(device))
 
         def make() -> Trainer:
             shard(self.model, ranks)
@@ -189,73 +216,48 @@ class SFT(Training):
         self.source, self.model = ranks.together(load)
         self.trainer = RankedTrainer(ranks, make, self.config.data.micro_batch_tokens)
 
-    @property
-    def done(self) -> bool:
-        """True once no step is left to take, or a stop was asked for."""
-        return self.opened.nothing_left or self.version >= self.config.max_steps or self.saver.stopping
-
     def follow(self) -> int:
         """Take part in what rank 0 does; returns its exit code."""
         self._configure()
         return self.trainer.follow()
-
-    def step(self) -> dict[str, float]:
-        """Save and validate the version if that is due, and update on the next examples; returns the metrics."""
-        self.check_steps_left()
-        with self.inside():
-            if not self._begin():
-                raise StepAbandoned
-            metrics = self.steps.step()
-            self.newest |= metrics
-            return metrics
-
-    def train(self) -> None:
-        """Take all steps that are left."""
-        with self.inside():
-            while not self.done:
-                if self._begin():
-                    self.newest |= self.steps.step()
-
-    def _begin(self) -> bool:
-        """Save the version if that is due; False if a stop was asked for in a pause."""
-        self.saver.save(self.version)
-        return not self.saver.stopping
 
     def _configure(self) -> None:
         config = self.config
         configure(config.threads, self.model.num_parameters, bool(config.deterministic), self.ranks)
 
     def _open(self, stack: ExitStack) -> None:
-        config, world = self.config, self.ranks.world
-        stack.enter_context(self.trainer)  # the other ranks end when this one does, however it does
-        stack.callback(lambda: setattr(self.trainer, "code", self.exit_code))
+        config, trainer, world = self.config, self.trainer, self.ranks.world
+        stack.enter_context(trainer)  # the other ranks end when this one does, however it does
+        stack.callback(lambda: setattr(trainer, "code", self.exit_code))
         self._configure()
         self.renderer = load_renderer(self.source, config.model.chat_template)
         self.data = load_data(config, self.renderer, self.model, self.rows)
-        self.check()
-        digests = model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
+        self._check()
+        digests = parts.model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
         digests |= {name: text_sha256(text) for name, text in kept.items()}
-        reads = [path for path in own_sources(config) if path != config.output_dir / DATA or not kept]
+        names = [config.model.name, config.model.chat_template, config.data.path]
+        reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
+        reads = [path for path in reads if path != config.output_dir / DATA or not kept]
         parameters = dict(self.model.named_parameters())
         run = self._start(stack, reads, digests, parameters=parameters, with_tensors=world == 1, ranks=world, keep=kept)
         if run.nothing_left:
             return
-        self.trainer.start()
-        state = restore_ranked(run, self.trainer)
-        progress = Progress(**state["progress"]) if state else Progress()
+        trainer.start()
+        progress = Progress()
+        if run.restored is not None:
+            tensors, state = run.restored
+            progress = Progress(**state["progress"])
+            if self.ranks.alone:
+                trainer.trainer.load_tensors(tensors, run.start_step)
+            else:
+                trainer.load_part(run.checkpoints.path(run.start_step), run.start_step)
         self._save(stack, progress)
-        own = self.trainer.trainer
-        own.interrupt = self.saver.stop.check
-        self.steps = SFTSteps(
-            config,
-            self.data.source,
-            self.data.validation,
-            self.trainer,
-            progress,
-            run,
-            lambda: self.trainer.abandonable(self.saver.stop),
-        )
+        stop = self.saver.stop
+        trainer.trainer.interrupt = stop.check
+        source, validation = self.data.source, self.data.validation
+        validating = lambda: trainer.abandonable(stop)  # noqa: E731
+        self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver, validating)
 
     def _save(self, stack: ExitStack, progress: Progress) -> None:
         """Save versions from now on; several ranks write together, and so while the loop waits."""
@@ -276,27 +278,10 @@ class SFT(Training):
                 trainer.save_part(part)
             return Snapshot({}, progress.state(), part)
 
-        if not self.ranks.alone and config.ckpt:
-            config = config.model_copy(update={"ckpt": config.ckpt.model_copy(update={"background": False})})
-        self._save_with(stack, export, snapshot, config=config)
-
-    def finish(self, complete: bool = True) -> Ending:
-        """Save the last version, measure and record it; tells how the run ended."""
-        ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
-        self.saver.save(self.version, last=True)
-        metrics = {} if ending == "stopped" else self.steps.validate()
-        self.run.log_step(self.version, metrics, weights=self._fingerprint())
-        self.newest |= metrics
-        return ending
-
-    def _updates(self) -> int:
-        return self.trainer.version
-
-    def _give_up(self) -> None:
-        """Nothing is in other hands between two steps."""
-
-    def _fingerprint(self) -> str:
-        return self.trainer.fingerprint()
+        ckpt = config.ckpt
+        if not self.ranks.alone and ckpt:
+            ckpt = ckpt.model_copy(update={"background": False})
+        stack.enter_context(self._saving(export, snapshot, ckpt))
 
 
 DATA = "data.jsonl"
@@ -306,21 +291,22 @@ DATA = "data.jsonl"
 def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any]
 ) -> tuple[SFTConfig, Rows | None]:
-    """The config with the data set that a program gives in the place of the config's own, and its rows."""
+    """Return the config with the data set that a program gives in the place of its own, and the rows of that."""
     rows = given_rows(dataset, "dataset")
     if rows is None:
         return from_settings(SFTConfig, config, settings), None
     place = DATA if isinstance(rows, Rows) else rows
     local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
     chosen = {"data.path": place if local else None, "data.name": None if local else place, "data.env": None}
-    found = from_settings(SFTConfig, config, {**settings, **chosen})
+    parsed = from_settings(SFTConfig, config, {**settings, **chosen})
     if not isinstance(rows, Rows):
-        return found, None
-    return found.model_copy(update={"data": found.data.model_copy(update={"path": str(found.output_dir / DATA)})}), rows
+        return parsed, None
+    data = parsed.data.model_copy(update={"path": str(parsed.output_dir / DATA)})
+    return parsed.model_copy(update={"data": data}), rows
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
-    """The data, or the rows that are given, checked before the run directory is touched.
+    """Load the data, or the rows that are given, and check them before the run directory is touched.
 
     Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
     """
@@ -336,7 +322,10 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
         if config.val:
             validation = validation_demonstrations(source, config.val.max_examples)
     else:
-        rows = given or load_rows(name if config.data.path is None else existing(name), config.data.split)
+        path = None if config.data.path is None else Path(name).expanduser()
+        if path is not None and given is None and not path.exists():
+            raise UserError(f"data.path {name} does not exist: give a JSONL or Parquet file, or a folder of them.")
+        rows = given or load_rows(path or name, config.data.split)
         if config.data.template is not None:
             rows = Template(config.data.template, "data.template").rows(rows)
         digests = {"data": of_rows(rows)}
@@ -344,7 +333,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
             rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)
             validation = validation_set(held_out, renderer, limit, config.val.max_examples)
         source = DatasetSource(rows, renderer, limit, config.seed)
-        with slow_work("tokenizing", len(rows), config.display) as advance:
+        with parts.slow_work("tokenizing", len(rows), config.display) as advance:
             prepare(source, config.data, config.max_steps, advance)
     first_step, _ = next_batch(source, 0, 0, config.data)
     largest = max(int(sequence.token_ids.max()) for sequence in first_step + validation)
@@ -356,33 +345,19 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
     return Data(source, validation, limit, digests)
 
 
-def existing(path: str) -> Path:
-    """`data.path` if there is such a file or folder; UserError if not."""
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise UserError(f"data.path {path} does not exist: give a JSONL or Parquet file, or a folder of them.")
-    return found
-
-
-def own_sources(config: SFTConfig) -> list[Path]:
-    """Local paths that the run reads, which its output directory must not contain."""
-    env_args = paths_of(config.data.env.args) if config.data.env else []
-    return local_sources([config.model.name, config.model.chat_template, config.data.path, *env_args])
-
-
 def data_name(config: SFTConfig) -> str:
-    """What is imitated, in words."""
+    """Describe what is imitated."""
     if config.data.env:
         return f"demonstrations of environment `{config.data.env.id}`"
     return f"data set `{config.data.name or Path(config.data.path or '').name}`"
 
 
 def card(config: SFTConfig, step: int) -> str:
-    """The model card of `weights/step_N`."""
+    """Return the model card of `weights/step_N`."""
     rows = f"{config.data.batch_size} x {config.data.seq_len} tokens" if config.data.pack else config.data.batch_size
     facts = {
         "packed batch" if config.data.pack else "examples per step": rows,
         "learning rate": config.optim.lr,
         "schedule": config.scheduler.type,
     }
-    return weights_card(config, "sft", step, data_name(config), facts)
+    return parts.weights_card(config, "sft", step, data_name(config), facts)

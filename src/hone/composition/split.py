@@ -18,25 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hone.composition import parts
 from hone.composition.machine import configure
-from hone.composition.parts import card, failure_watch, make_evaluate, own_sources, task_digests, with_determinism
-from hone.composition.rl import RL, Steps
+from hone.composition.rl import RL
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.errors import UserError
-from hone.inference.api_key import api_key
-from hone.inference.endpoint import Endpoint
+from hone.inference.endpoint import Endpoint, api_key
 from hone.model.chat import ChatRenderer
 from hone.model.hf import model_config
-from hone.orchestrator.canary import fixed_tokens
-from hone.orchestrator.exactness import note_exactness
+from hone.orchestrator.canary import GapWatch, band_from_config, fixed_tokens
+from hone.orchestrator.exactness import exactness, inexact_sampling
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
-from hone.orchestrator.publishing import Publisher, SteadyPolicy, wait_for_server
-from hone.orchestrator.reach import Server, reach
-from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.remote import UpdatingPolicy
-from hone.orchestrator.remote_trainer import RemoteTrainer
-from hone.orchestrator.watch import ScoreWatch, band_of
+from hone.orchestrator.reach import Server, reach, wait_for_server
+from hone.orchestrator.remote import ServerPolicy, SteadyPolicy
+from hone.orchestrator.remote_trainer import Publisher, RemoteTrainer
 from hone.runs import provenance
 from hone.runs.files import TMP_PREFIX
 from hone.runs.observer import Observer
@@ -47,14 +43,14 @@ from hone.transport import FileTransport, Hello, Session
 
 HELLO_SECONDS = 1.0
 """How often it is looked whether the trainer lives."""
-_CAUSE = "on given tokens, right after the server took the weights: it has other weights, or computes otherwise"
+STAGE = TMP_PREFIX + "weights"
+"""Folder in the run for the files of a version that is about to be saved."""
 
 
 class SplitRL(RL):
     """A run of RL that samples from a server and trains in other processes.
 
-    `launched`: what has started the trainer sees by itself when that dies. `hello` and `server` are there once it is
-    open.
+    `launched`: the launcher sees by itself when the trainer dies. `hello` and `server` are there once it is open.
     """
 
     def __init__(
@@ -69,26 +65,30 @@ class SplitRL(RL):
         self.decoder = model_config(self.source, self.config.model.init)
 
     def _open(self, stack: ExitStack) -> None:
-        self.check()
+        self._check()
         transport = FileTransport(self.config.transport_path, self.config.transport.max_tokens)
-        self.hello = hello = the_trainer(transport)
-        self.config = config = with_trainer(with_determinism(self.config, hello.device), hello)
+        self.hello = hello = wait_for_trainer(transport)
+        # A trainer that was started alone has its settings from a file of its own.
+        own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+        config = parts.with_determinism(self.config.model_copy(update={"trainer": own}), hello.device)
+        self.config = config
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
-        configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json tells how
-        self.server = server = the_server(config, self.renderer, transport, hello.parameters)
+        configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json records it
+        self.server = server = connect(config, self.renderer, transport, hello.parameters)
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
-        digests |= task_digests(config, self.env)
-        run = self._start(stack, own_sources(config), digests, with_tensors=False, ranks=hello.ranks)
+        run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
         if run.nothing_left:
             return
-        note_exactness(run, config, server, hello.ranks)
+        run.note(exactness=exactness(config, server, hello.ranks))
+        for cause in inexact_sampling(config, server):
+            run.mark_inexact(run.start_step, cause)
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
-        self._begin_grading(stack)
         ledger = self._restored(run.restored[1] if run.restored else None)
+        behind = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
         policy = SteadyPolicy(
-            UpdatingPolicy(server, self.renderer, self.decoder.eos_token_ids),
+            behind,
             config.restarts,
             config.orchestrator.client.timeout,
             run.display.message,
@@ -110,68 +110,60 @@ class SplitRL(RL):
             return Snapshot({}, ledger.state(before=trainer.version), part)
 
         def export(folder: Path, step: int, _: Any) -> None:
-            unstage(run.folder, folder)
+            for file in (run.folder / STAGE).iterdir():
+                file.rename(folder / file.name)
+            (run.folder / STAGE).rmdir()
             self.renderer.save(folder)
-            (folder / "README.md").write_text(card(config, step), encoding="utf-8")
+            (folder / "README.md").write_text(parts.card(config, step), encoding="utf-8")
 
-        self._save_with(stack, export, snapshot, planned=True)
+        stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
         saver = self.saver
         trainer.check_time, trainer.phase = saver.stop.check, run.phase
-        trainer.sampler_idle = lambda: policy.idle_seconds
+        trainer.sampler_idle = lambda: behind.idle_seconds
         trainer.saves = lambda version: saver.wants_checkpoint(version) and version < config.max_steps
-        watch = ScoreWatch(band_of(config, server.backend), config.gap.action, run)
-        recorder = RunRecorder(run, saver, watch, failure_watch(config, run))
+        watch = GapWatch(band_from_config(config, server.backend), config.gap.action, run)
 
         def publish(version: int) -> dict[str, float]:
-            """Judge what the publisher has measured; nothing is where there was no time left to publish."""
+            """Judge what the publisher has measured; empty where there was no time left to publish."""
             published = trainer.published
             assert published is not None and published.result.version == version
             if published.error is not None:
                 raise published.error
             if published.scores is None:
                 return {}
-            verdict, gap, metrics = watch.measured(published.scores, published.result.canary)
-            watch.judge("canary", version, verdict, gap, "its canary", _CAUSE, metrics)
-            return metrics
+            return watch.scored(version, published.scores, published.result.canary)
 
-        evaluate = make_evaluate(config, self.env, self.renderer, policy, recorder)
-        self.steps = Steps(config, sampler, self.curriculum, trainer, ledger, recorder, publish, evaluate)
+        self._make_steps(sampler, policy, trainer, ledger, watch, publish)
         trainer.publisher.start()
         trainer.take()  # the version that the session begins with
 
 
-def with_trainer(config: RLConfig, hello: Hello) -> RLConfig:
-    """The config with the trainer's own settings: one that was started alone has them from a file of its own."""
-    settings = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
-    return config.model_copy(update={"trainer": settings})
-
-
-def the_trainer(transport: FileTransport) -> Hello:
-    """Waits for the trainer of the run, and says so when that takes long."""
-    began, found = time.monotonic(), transport.hello(timeout=2.0)
-    while found is None:
+def wait_for_trainer(transport: FileTransport) -> Hello:
+    """Wait for the trainer of the run, with a line now and then."""
+    began, hello = time.monotonic(), transport.hello(timeout=2.0)
+    while hello is None:
         print(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)", flush=True)
-        found = transport.hello(timeout=30.0)
-    return found
+        hello = transport.hello(timeout=30.0)
+    return hello
 
 
-def the_server(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
-    """The server to sample from, once it answers. UserError if it serves something else."""
+def connect(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
+    """Return the server to sample from, once it answers. UserError if it serves something else."""
     client = config.orchestrator.client
     key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
     # One that died is waited for here, and so not tried again by the client.
     endpoint = Endpoint(config.server_url, key, timeout=client.timeout, max_retries=min(client.max_retries, 1))
     wait_for_server(endpoint, client.timeout, lambda text: print(text, flush=True))
-    found = reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
-    return replace(found, endpoint=endpoint)
+    server = reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
+    return replace(server, endpoint=endpoint)
 
 
-def _session(config: RLConfig, writer: RunWriter, canary: tuple[int, ...]) -> Session:
-    start = writer.start_step
+def _session(config: RLConfig, run: RunWriter, canary: tuple[int, ...]) -> Session:
+    start = run.start_step
     return Session(
         id=provenance.new_id(),
         start=start,
-        checkpoint=str(writer.checkpoints.path(start).absolute()) if writer.restored else None,
+        checkpoint=str(run.checkpoints.path(start).absolute()) if run.restored else None,
         output_dir=str(config.output_dir.absolute()),
         shared=shared_values(config),
         temperature=config.orchestrator.sampling.temperature,
@@ -181,22 +173,22 @@ def _session(config: RLConfig, writer: RunWriter, canary: tuple[int, ...]) -> Se
 
 
 def _connected(
-    config: RLConfig, transport: FileTransport, policy: SteadyPolicy, writer: RunWriter, session: Session
+    config: RLConfig, transport: FileTransport, policy: SteadyPolicy, run: RunWriter, session: Session
 ) -> RemoteTrainer:
-    """The trainer, whose versions will be published to the server."""
+    """Make the trainer, whose versions will be published to the server."""
     settings = config.orchestrator.eval
     evaluated = lambda version: settings is not None and version % settings.interval == 0  # noqa: E731
     own_end = FileTransport(config.transport_path)
     own_end.session(wait=False)
     publisher = Publisher(own_end, policy, session.canary, session.temperature, session.start, evaluated)
-    return RemoteTrainer(transport, publisher, writer.checkpoints, session.start)
+    return RemoteTrainer(transport, publisher, run.checkpoints, session.start)
 
 
 class _Alive:
     """Called in waiting for the trainer: raises UserError once that is gone, or was started anew."""
 
-    def __init__(self, transport: FileTransport, hello: Hello, writer: RunWriter) -> None:
-        self.transport, self.hello, self.writer = transport, hello, writer
+    def __init__(self, transport: FileTransport, hello: Hello, run: RunWriter) -> None:
+        self.transport, self.hello, self.run = transport, hello, run
         self._looked = time.monotonic()
         self._missed = False
 
@@ -204,22 +196,18 @@ class _Alive:
         if time.monotonic() - self._looked < HELLO_SECONDS:
             return
         self._looked = time.monotonic()
-        found = FileTransport(self.transport.path).hello(timeout=0)
-        before, self._missed = self._missed, found is None or found.id != self.hello.id
+        hello = FileTransport(self.transport.path).hello(timeout=0)
+        before, self._missed = self._missed, hello is None or hello.id != self.hello.id
         if before and self._missed:  # once is not enough: its last words may not have been looked for since it left
             raise UserError(
                 f"the trainer (process {self.hello.pid} on {self.hello.host}) is gone, and what it had made since the "
                 f"last checkpoint: start a trainer, and go on with: hone orchestrator @ "
-                f"{shlex.quote(str(self.writer.folder / 'config.toml'))} --resume"
+                f"{shlex.quote(str(self.run.folder / 'config.toml'))} --resume"
             )
 
 
-STAGE = TMP_PREFIX + "weights"
-"""Folder in the run for the files of a version that is about to be saved."""
-
-
 def stage(weights: Path, folder: Path) -> None:
-    """Keeps the files of a version that the transport may soon remove: links, or copies where there can't be any."""
+    """Keep the files of a version that the transport may soon remove: links, or copies where there can't be any."""
     place = folder / STAGE
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
@@ -228,10 +216,3 @@ def stage(weights: Path, folder: Path) -> None:
             os.link(file, place / file.name)
         except OSError:
             shutil.copyfile(file, place / file.name)
-
-
-def unstage(folder: Path, target: Path) -> None:
-    """Moves the files that were kept into `target`."""
-    for file in (folder / STAGE).iterdir():
-        file.rename(target / file.name)
-    (folder / STAGE).rmdir()

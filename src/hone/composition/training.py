@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hone.composition.machine import kept_settings
-from hone.config.shared import RunConfig
+from hone.config.shared import CkptConfig
 from hone.errors import Halt, UserError
 from hone.runs import predictions
 from hone.runs.alarms import AlarmStop
 from hone.runs.observer import Observer
-from hone.runs.resuming import ranks_of, resume_command
+from hone.runs.provenance import ranks_of, resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
@@ -38,6 +38,8 @@ class Training(ABC):
 
     kind: ClassVar[str]
     config: Any
+    steps: Any
+    """`Steps` of RL or SFT, once the run is open: `begin` saves and measures a version, `step` makes the next one."""
     observers: list[Observer]
     run: RunWriter
     saver: Saver
@@ -48,20 +50,40 @@ class Training(ABC):
     _error: BaseException | None = None
     _stack: ExitStack | None = None
 
-    @property
     @abstractmethod
+    def _open(self, stack: ExitStack) -> None:
+        """Check what the run needs, open its directory, and make its steps; `stack` closes all of it."""
+
+    @property
     def done(self) -> bool:
         """True once no step is left to take, or a stop was asked for."""
+        return self.opened.nothing_left or self.steps.done
 
     @property
     def version(self) -> int:
         """Return the number of updates made."""
         run = self.run if hasattr(self, "run") else self.opened
-        return run.start_step if run.nothing_left else self._updates()
+        return run.start_step if run.nothing_left else self.steps.version
 
-    @abstractmethod
-    def _updates(self) -> int:
-        """Return the number of updates that the trainer has made."""
+    def step(self) -> dict[str, float]:
+        """Take one step; returns its metrics."""
+        self.check_steps_left()
+        with self.inside():
+            return self.steps.step()
+
+    def train(self) -> None:
+        """Take all steps that are left."""
+        with self.inside():
+            while not self.done:
+                if self.steps.begin():
+                    self.steps.step()
+
+    def save(self) -> Path:
+        """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
+        self.check_not_finished()
+        with self.inside():
+            self.saver.save_now(self.version)
+            return self.run.checkpoints.path(self.version)
 
     def check_not_finished(self) -> None:
         """UserError where a finished run was resumed: nothing was loaded."""
@@ -73,18 +95,6 @@ class Training(ABC):
         self.check_not_finished()
         if self.version >= self.config.max_steps:
             raise UserError(f"all {self.config.max_steps} steps are taken: loop `while not {self.kind}.done`")
-
-    def save(self) -> Path:
-        """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
-        self.check_not_finished()
-        with self.inside():
-            self.saver.save_now(self.version)
-            return self.run.checkpoints.path(self.version)
-
-    def check(self) -> None:
-        """Let the observers look at the run before anything is written."""
-        for observer in self.observers:
-            observer.check(self)
 
     @property
     def opened(self) -> RunWriter:
@@ -128,79 +138,44 @@ class Training(ABC):
                 with self.inside():
                     if not self.run.nothing_left and self.ending is None:
                         self.saver.halted = not self.done
-                        self.ending = self.finish(complete=self.done)
+                        self.ending = self.steps.finish(complete=self.done)
         finally:
             self._stack = None
         return True
 
-    @abstractmethod
-    def _open(self, stack: ExitStack) -> None:
-        """Check what the run needs, open its directory, and make what takes steps; `stack` closes all of it."""
+    def _check(self) -> None:
+        """Let the observers look at the run before anything is written."""
+        for observer in self.observers:
+            observer.check(self)
 
-    @abstractmethod
-    def finish(self, complete: bool = True) -> Ending:
-        """Save and record the last version; `complete` is False if the block was left early."""
-
-    @abstractmethod
-    def _give_up(self) -> None:
-        """Record what other processes were given and have done already."""
-
-    @abstractmethod
-    def _fingerprint(self) -> str:
-        """Return that of the current version."""
-
-    def _start(
-        self,
-        stack: ExitStack,
-        reads: list[Path],
-        digests: Mapping[str, str],
-        **more: Any,
-    ) -> RunWriter:
-        """The run directory, open until `stack` closes; see `RunWriter.start`."""
-        self.run = stack.enter_context(
-            RunWriter.start(
-                self.config,
-                self.kind,
-                self.command or sys.argv,
-                reads,
-                sources=digests,
-                observers=self.observers,
-                **more,
-            )
-        )
-        if not self.run.nothing_left and not self.config.deterministic:
-            self.run.mark_inexact(0, "deterministic = false")
-        return self.run
-
-    def _save_with(
-        self,
-        stack: ExitStack,
-        export: Export,
-        snapshot: Callable[[bool], Snapshot],
-        planned: bool = False,
-        config: RunConfig | None = None,
-    ) -> None:
-        """Save versions from now on. The arguments are as `Saver` wants them."""
-        ckpt = (config or self.config).ckpt
-        stack.enter_context(self._saving(lambda stop: Saver(self.run, stop, ckpt, export, snapshot, planned)))
+    def _start(self, stack: ExitStack, reads: list[Path], digests: Mapping[str, str], **more: Any) -> RunWriter:
+        """Open the run directory until `stack` closes; see `RunWriter.start`."""
+        config, command = self.config, self.command or sys.argv
+        run = RunWriter.start(config, self.kind, command, reads, sources=digests, observers=self.observers, **more)
+        self.run = stack.enter_context(run)
+        if not run.nothing_left and not config.deterministic:
+            run.mark_inexact(0, "deterministic = false")
+        return run
 
     @contextmanager
-    def _saving(self, make: Callable[[StopRequest], Saver]) -> Iterator[None]:
-        """Save the run when an error, a stop or a Halt ends it, and close it."""
+    def _saving(
+        self, export: Export, snapshot: Callable[[bool], Snapshot], ckpt: CkptConfig | None, planned: bool = False
+    ) -> Iterator[None]:
+        """Save versions in the block; also when an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
         run = self.run
         halted: AlarmStop | None = None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:
-            self.saver = make(stop)
+            self.saver = Saver(run, stop, ckpt, export, snapshot, planned)
             try:
                 yield
             except StepAbandoned:
-                self._give_up()
+                self.steps.give_up()
                 if not stop.time_left:
                     run.display.message("The step can't be finished in time: saving the state before it.")
                 self._save_last({})
                 self.ending = self.saver.ending(self.version, self.config.max_steps)
             except Halt as halt:
-                self._give_up()
+                self.steps.give_up()
                 self.saver.halted = True
                 self._save_last(halt.metrics)
                 if not isinstance(halt, AlarmStop):
@@ -218,22 +193,22 @@ class Training(ABC):
             run.finish(self.ending, halted.name if halted else "")
             self.exit_code = stop.exit_code if self.ending == "stopped" else 0
         if halted:
-            print(predictions_told(run), end="")
+            print(predictions_text(run), end="")
             raise self._halted(halted) from halted
 
     def _save_last(self, metrics: dict[str, float]) -> None:
         self.saver.save(self.version, last=True)
-        self.run.log_step(self.version, metrics, weights=self._fingerprint())
+        self.run.log_step(self.version, metrics, weights=self.steps.fingerprint())
         self.ending = "stopped"
 
     def _halted(self, halt: Halt) -> UserError:
-        """What ended the run, where it is saved, and how to go on."""
+        """Describe what ended the run, where it is saved, and how to go on."""
         run = self.run
         command = resume_command(run.folder, run.info["kind"], ranks=ranks_of(run.info))
         return UserError(f"{halt}. Saved: {run.checkpoints.path(self.version)}; go on with: {command}")
 
 
-def predictions_told(run: RunWriter) -> str:
-    """What became of the predictions; empty without any."""
+def predictions_text(run: RunWriter) -> str:
+    """Return what became of the predictions; empty without any."""
     predicted = "\n    ".join(predictions.in_words(run.info, run.folder))
     return f"Predictions: {predicted}\n" if predicted else ""

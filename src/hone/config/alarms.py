@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from hone.config.base import BaseConfig
 from hone.errors import UserError
 
 Action = Literal["off", "warn", "checkpoint", "pause", "stop"]
+
+ALARMS = {
+    "falling_reward": (0.15, "The reward fell by this share of its best while completions grew by a fifth."),
+    "zero_std": (0.8, "This share of the groups have equal rewards, and teach nothing."),
+    "unparsable": (0.1, "The share of unparsable completions rose from its lowest by this."),
+    "wrong": (0.15, "The share of correct completions fell from its best by this; they are wrong, but well-formed."),
+    "component": (0.1, "A component other than the answer's rose by this, weighted, and correctness did not: a hack."),
+    "truncation": (0.4, "This share of completions were cut at the length limit."),
+    "entropy_collapse": (0.05, "The entropy fell below this share of the beginning's, with the task not solved."),
+    "entropy_blowup": (0.5, "The entropy rose from its lowest by this many nats a token."),
+    "kl": (0.1, "The KL to the initial policy is above this many nats a token; needs `loss.kl_coef` above 0."),
+    "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
+    "gap": (None, "Sampler and trainer are apart; the bounds are those of `gap`."),
+    "grad_spike": (10, "The gradient's norm is this many times that of the 20 steps before, or is not finite."),
+    "identical": (
+        0.5,
+        "This share of completions equal one of another prompt, more than at first, and are not correct.",
+    ),
+    "grader": (0.02, "This share of completions could not be graded."),
+    "solved_pool": (0.95, "This share of completions are correct, or of prompts are retired."),
+    "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
+    "no_signal": (5, "No group had rewards that differ for this many steps in a row."),
+}
+"""The threshold of each alarm, and when it is raised."""
 
 
 class AlarmConfig(BaseConfig):
@@ -20,10 +44,19 @@ class AlarmConfig(BaseConfig):
     action: Action | None = None
     """What it does, if not what `alarms.action` says."""
     threshold: float | None = Field(default=None, gt=0)
-    """When it is raised, in the unit of its description, which has the default."""
+    """When it is raised, in the unit of its description."""
 
 
-class AlarmsConfig(BaseConfig):
+_fields: dict[str, Any] = {
+    name: (
+        AlarmConfig,
+        Field(AlarmConfig(threshold=usual), description=f"{text} By default {usual}." if usual else text),
+    )
+    for name, (usual, text) in ALARMS.items()
+}
+
+
+class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     """Looks at every step for what ruins runs. `hone runs show` lists what was found."""
 
     bare: ClassVar[str | None] = "action"
@@ -32,55 +65,14 @@ class AlarmsConfig(BaseConfig):
     """`warn`; save a `checkpoint` as well; `pause` (saved) until `hone runs continue`; `stop` (saved); or `off`."""
     window: int = Field(default=10, ge=2)
     """Steps that are averaged, now and at the beginning, before the two are compared."""
-    falling_reward: AlarmConfig = AlarmConfig(threshold=0.15)
-    """The reward fell by this share of its best (0.15) while completions grew by a fifth: a parser loses long
-    answers."""
-    zero_std: AlarmConfig = AlarmConfig(threshold=0.8)
-    """So many groups have one and the same reward (0.8): they teach nothing."""
-    unparsable: AlarmConfig = AlarmConfig(threshold=0.1)
-    """The share of unparsable completions rose from its lowest by this (0.1): the parser, not the skill, is lost."""
-    wrong: AlarmConfig = AlarmConfig(threshold=0.15)
-    """The share of correct completions fell by this (0.15) from its best, for they are wrong, though well-formed."""
-    component: AlarmConfig = AlarmConfig(threshold=0.1)
-    """A component other than the answer's, times its share of the weights, rose by this (0.1) while correctness did
-    not: a hack."""
-    truncation: AlarmConfig = AlarmConfig(threshold=0.4)
-    """So many completions were cut at the length limit (0.4)."""
-    entropy_collapse: AlarmConfig = AlarmConfig(threshold=0.05)
-    """The entropy of RL fell below this share of the beginning's (0.05), with the task not solved: nothing is
-    explored."""
-    entropy_blowup: AlarmConfig = AlarmConfig(threshold=0.5)
-    """The entropy rose from its lowest by this many nats a token (0.5): the policy turns to noise."""
-    kl: AlarmConfig = AlarmConfig(threshold=0.1)
-    """The KL to the initial policy is above this many nats a token (0.1); only where `loss.kl_coef` is above 0."""
-    ratio: AlarmConfig = AlarmConfig(threshold=0.2)
-    """So many tokens had their importance ratio clipped (0.2): the updates are too large, or the samples too old."""
-    gap: AlarmConfig = AlarmConfig()
-    """Sampler and trainer are apart; its bounds are those of `gap`."""
-    grad_spike: AlarmConfig = AlarmConfig(threshold=10)
-    """The gradient's norm is this many times any of the 20 steps before (10), or stays so far above their median, or is
-    not finite."""
-    identical: AlarmConfig = AlarmConfig(threshold=0.5)
-    """So many completions are the same as one of another prompt (0.5), more than at the beginning, and not
-    correct."""
-    grader: AlarmConfig = AlarmConfig(threshold=0.02)
-    """So many completions could not be graded (0.02)."""
-    solved_pool: AlarmConfig = AlarmConfig(threshold=0.95)
-    """So many completions are correct (0.95), or the curriculum has retired so many prompts: nothing is left to
-    learn."""
-    dead_pool: AlarmConfig = AlarmConfig(threshold=20)
-    """Not one completion was correct for this many steps (20), and the reward does not rise meanwhile."""
-    no_signal: AlarmConfig = AlarmConfig(threshold=5)
-    """No group had rewards that differ for this many steps in a row (5): the weights stay as they are."""
 
     @model_validator(mode="after")
     def _check_gap(self) -> AlarmsConfig:
-        if self.gap.threshold is not None:
+        if self.of("gap").threshold is not None:
             raise UserError("the alarm gap has no threshold: set gap.mean, gap.max and gap.stop")
         return self
 
     def of(self, name: str) -> AlarmConfig:
-        """The settings of an alarm, decided: its own, else the action of all and its default threshold."""
+        """Return the settings of an alarm: its own, else the action of all and its default threshold."""
         own: AlarmConfig = getattr(self, name)
-        default: AlarmConfig = type(self).model_fields[name].default
-        return AlarmConfig(action=own.action or self.action, threshold=own.threshold or default.threshold)
+        return AlarmConfig(action=own.action or self.action, threshold=own.threshold or ALARMS[name][0])

@@ -11,14 +11,8 @@ from hone.config.base import BaseConfig
 from hone.config.shared import Precision
 from hone.errors import UserError
 
-OF_TASKS = {
-    "env_args": "-a",
-    "env_template": "--env-template",
-    "model": "-m",
-    "max_tokens": "-t",
-    "rollouts_per_example": "-r",
-    "split": "--split",
-}
+TASK_FLAGS = {"env_args": "-a", "env_template": "--env-template", "num_examples": "-n", "split": "--split"}
+TASK_FLAGS |= {"model": "-m", "max_tokens": "-t", "rollouts_per_example": "-r"}
 """Fields that mean nothing for a chat template, and their flags."""
 
 
@@ -39,7 +33,7 @@ class AuditConfig(BaseConfig):
     template: str | None = None
     """Audit the chat template of this model instead: a folder in Hugging Face layout, a hub id, or `hone/tiny`."""
     num_examples: int = Field(default=32, ge=1, validation_alias=AliasChoices("num_examples", "n"))
-    """Examples to try; with --template, conversations to make up, at least 200."""
+    """Examples to try."""
     split: Literal["train", "eval"] = "train"
     """Where the examples are from."""
     allow: dict[str, str] = {}
@@ -52,12 +46,11 @@ class AuditConfig(BaseConfig):
     rollouts_per_example: int = Field(default=8, ge=2, validation_alias=AliasChoices("rollouts_per_example", "r"))
     """Completions per example of the model."""
     max_tokens: int | None = Field(default=None, ge=1, validation_alias=AliasChoices("max_tokens", "t"))
-    """Most new tokens per completion in training: does what the prompt asks for fit? A model samples at most so many,
-    by default 1024."""
+    """Most new tokens per completion in training. A model samples at most so many, by default 1024."""
     temperature: float = Field(default=1.0, ge=0, validation_alias=AliasChoices("temperature", "T"))
     """Of the model."""
     seed: int = Field(default=0, ge=0)
-    """Decides which examples are tried, and what is made up."""
+    """Decides which examples are tried."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the report as JSON instead of tables."""
     html: Path | None = None
@@ -72,16 +65,12 @@ class AuditConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_subject(self) -> AuditConfig:
         if (self.env is None) == (self.template is None):
-            raise UserError(
-                "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model "
-                "(`hone audit --template PATH`)" + (", not both" if self.env else "")
-            )
+            what = "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model"
+            raise UserError(f"{what} (`hone audit --template PATH`)" + (", not both" if self.env else ""))
         given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name, flag in OF_TASKS.items():
+        for name, flag in TASK_FLAGS.items():
             if self.template is not None and name in given:
-                raise UserError(
-                    f"{flag} is for the audit of a task, and --template is of a chat template: leave it out"
-                )
+                raise UserError(f"{flag} is for the audit of a task, not of a chat template: leave it out")
         if self.chat_template is not None and self.template is None and self.model is None:
             raise UserError("--chat-template overrides a model's: name the model with --template, or with -m to sample")
         return self

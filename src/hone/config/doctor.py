@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import AliasChoices, Field
 
@@ -18,8 +18,7 @@ class DoctorConfig(BaseConfig):
     With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
     """
 
-    own: ClassVar[tuple[str, ...]] = ("offline", "as_json")
-    """The keys that are not the run's."""
+    common = {"Of the doctor": "offline json"}
 
     offline: bool = False
     """Ask no other machine."""
@@ -28,35 +27,24 @@ class DoctorConfig(BaseConfig):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
+        own = {"--offline", "--no-offline", "--json", "--no-json", "--as-json", "--help"}
         words = {word.partition("=")[0] for word in argv if word.startswith(("--", "@"))}
-        if cls is not DoctorConfig or not words - {
-            "--offline",
-            "--no-offline",
-            "--json",
-            "--no-json",
-            "--as-json",
-            "--help",
-        }:
+        if cls is not DoctorConfig or not words - own:
             return cls
         return DoctorSFT if is_sft(argv) else DoctorRL  # pyright: ignore[reportReturnType]
 
     @property
     def run(self) -> RLConfig | SFTConfig | None:
         """The config of the run, without the doctor's own keys; None if there is none."""
-        return None
+        if not isinstance(self, RLConfig | SFTConfig):
+            return None
+        run = SFTConfig if isinstance(self, SFTConfig) else RLConfig
+        return run.model_validate(self.model_dump(exclude={"offline", "as_json"}, exclude_unset=True))
 
 
 class DoctorRL(DoctorConfig, RLConfig):
     """Looks at this machine, and at what this run of `hone rl` needs."""
 
-    @property
-    def run(self) -> RLConfig:
-        return RLConfig.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
-
 
 class DoctorSFT(DoctorConfig, SFTConfig):
     """Looks at this machine, and at what this run of `hone sft` needs."""
-
-    @property
-    def run(self) -> SFTConfig:
-        return SFTConfig.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))

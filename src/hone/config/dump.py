@@ -1,42 +1,89 @@
-"""Resolved config as TOML that `@ file` reads back to an equal config."""
+"""A resolved config as TOML that `@ file` reads back to an equal config, and in what such a table is special."""
 
 from __future__ import annotations
 
-from enum import Enum
+import json
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
+
+from hone.config.base import unwrap
+from hone.errors import UserError
 
 
 def to_toml(config: BaseModel) -> str:
-    """`config` with every field and default written out, as TOML text.
+    """Return `config` with every field and default written out, as TOML text.
 
     A field that is None is left out where None is its default, and is `"None"` elsewhere, for TOML has no null.
     """
-    return tomli_w.dumps(_table(config))
-
-
-def _table(config: BaseModel) -> dict[str, Any]:
-    table = {}
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if value is not None or field.default is not None:
-            table[name] = plain(value)
-    return table
+    return tomli_w.dumps(plain(config))
 
 
 def plain(value: Any) -> Any:
-    """`value` in the types that TOML knows."""
+    """Return `value` in the types that TOML knows."""
     if isinstance(value, BaseModel):
-        return _table(value)
+        fields = {name: (getattr(value, name), field.default) for name, field in type(value).model_fields.items()}
+        return {name: plain(item) for name, (item, default) in fields.items() if (item, default) != (None, None)}
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, Path):
-        return str(value)
-    return "None" if value is None else value
+    return str(value) if value is None or isinstance(value, Path) else value
+
+
+def non_defaults(cls: type[BaseModel], table: dict[str, Any]) -> dict[str, Any]:
+    """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't the defaults of `cls`, by dotted name.
+
+    An optional section is measured against its own defaults; one that has nothing but those is given as "on". Keys that
+    `cls` doesn't know are kept.
+    """
+    return dict(_differing(cls, table, None, ""))
+
+
+def _differing(cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None, prefix: str) -> list[tuple]:
+    leaves = []
+    for name, value in table.items():
+        field = cls.model_fields.get(name)
+        if field is None:
+            leaves.append((prefix + name, value))
+            continue
+        usual = getattr(default, name) if default is not None else field.default
+        section = unwrap(field.annotation)[0]
+        if isinstance(value, dict) and isinstance(section, type) and issubclass(section, BaseModel):
+            below = _differing(section, value, usual if isinstance(usual, BaseModel) else None, f"{prefix}{name}.")
+            leaves += below or ([(prefix + name, "on")] if usual is None else [])
+        elif usual is PydanticUndefined or value != plain(usual):
+            leaves.append((prefix + name, value))
+    return leaves
+
+
+def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
+    """Remove from `table`, a config as `to_toml` wrote it, what is of another type than the field of `cls` has; return
+    the dotted names. Values of the right type that `cls` would refuse stay, and so do keys that it doesn't know.
+    """
+    removed = []
+    try:
+        cls.model_validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_context=False, include_input=False):
+            if one["type"] != "tuple_type" and one["type"].endswith(("_type", "_parsing", "literal_error")):
+                removed.append(_remove(table, one["loc"]))
+    except UserError:
+        pass  # of a value, not of its type
+    return list(dict.fromkeys(filter(None, removed)))
+
+
+def _remove(table: Any, place: tuple[int | str, ...]) -> str:
+    """Remove the value at a place, whose parts that are no keys name branches of a union; return its dotted name."""
+    names: list[str] = []
+    holder: Any = None
+    for part in place:
+        if isinstance(table, dict) and part in table:
+            holder, table = table, table[part]
+            names.append(str(part))
+    if holder is not None:
+        holder.pop(names[-1], None)
+    return ".".join(names)

@@ -1,67 +1,118 @@
-"""`--help`: every key of a config with its docstring, type and default."""
+"""`--help`: the keys of a config with their docstrings, types and defaults; first those that most people set."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from hone.config.base import BaseConfig
-from hone.config.schema import Path, dotted, flag, names_of, shown_name, unwrap, walk
+from hone.config.base import BaseConfig, Path, dotted, flag, lookup, names_of, nearest, unwrap
+from hone.errors import UserError
 
 INDENT = 30
 
 
-def render(cls: type[BaseConfig], prog: str) -> str:
-    """The help page of one command, wrapped to the terminal."""
+class Group(NamedTuple):
+    """A section: its own line, and for each of its keys the flag and its text."""
+
+    path: Path
+    heading: str
+    rows: dict[Path, tuple[str, str]]
+
+
+def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
+    """Return the help page of a command, wrapped to the terminal; of `topic`: a section, or `all`.
+
+    Without a topic it has the keys that most people set, where the config names them (`common`).
+    """
     width = min(shutil.get_terminal_size().columns, 120)
-    word = "".join(f" {name.upper()}" for name in cls.words())
-    sections = any(key.section for key in walk(cls))
-    by_section, rule = (
-        (" [--SECTION @ FILE.toml ...]", " a section's files over files at the top,") if sections else ("", "")
-    )
-    lines = [f"usage: {prog}{word} [@ FILE.toml ...]{by_section} [--KEY VALUE ...]", ""]
-    lines += [*textwrap.wrap((cls.__doc__ or "").partition("\n\n")[0], width), ""]
-    lines += [
-        f"Flags win over files,{rule} and later files over earlier ones.",
+    groups = list(_groups(cls))
+    sections = [dotted(group.path) for group in groups if len(group.path) == 1]
+    if topic not in ("", "all") and not topic.startswith(("-", "@")):
+        groups = _section(cls, groups, topic)
+    elif topic != "all" and cls.common:
+        groups = _common(cls, groups)
+    lines = _head(cls, prog, width, bool(sections))
+    for _, heading, rows in groups:
+        wrapped = textwrap.wrap(heading, width, subsequent_indent="    ", break_on_hyphens=False)
+        lines += ["", *wrapped] if heading else []
+        for left, text in rows.values():
+            lines += _row(left, text, width)
+    if cls.common and topic != "all":
+        of_one = f"Of one section: `{prog} --help SECTION` ({', '.join(sections)})."
+        lines += ["", *textwrap.wrap(f"All keys: `{prog} --help all`. {of_one}", width, break_on_hyphens=False)]
+    return "\n".join(lines)
+
+
+def _head(cls: type[BaseConfig], prog: str, width: int, sections: bool) -> list[str]:
+    words = "".join(f" {name.upper()}" for name in cls.words())
+    return [
+        f"usage: {prog}{words} [@ FILE.toml ...]{' [--SECTION @ FILE.toml ...]' * sections} [--KEY VALUE ...]",
+        "",
+        *textwrap.wrap((cls.__doc__ or "").partition("\n\n")[0], width),
+        "",
+        f"Flags win over files,{' a section over the top,' * sections} and later files over earlier ones.",
         "In a file the same keys are written without the dashes: --a.b-c 1 is `b_c = 1` under `[a]`.",
         "",
         "  -h, --help",
     ]
-    for heading, rows in _groups(cls):
-        wrapped = textwrap.wrap(heading, width, subsequent_indent="    ", break_on_hyphens=False)
-        lines += ["", *wrapped] if heading else []
-        for left, text in rows:
-            lines += _row(left, text, width)
-    return "\n".join(lines)
 
 
-def _groups(cls: type[BaseModel], prefix: Path = (), heading: str = "", default: Any = None) -> Iterator[tuple]:
-    """(heading, [(flag and type, text)]) of a section, then of the sections below it."""
-    rows, below = [], []
+def _section(cls: type[BaseConfig], groups: list[Group], topic: str) -> list[Group]:
+    """Return a section and those below it. UserError if there is none of that name."""
+    path = tuple(topic.split("."))
+    key = lookup(cls, path)
+    if key is None or key.section is None:
+        close = nearest(cls, path)
+        hint = f"did you mean {dotted(close)}?" if close else "--help all lists all keys"
+        raise UserError(f"--help {topic}: there is no such section; {hint}")
+    return [group for group in groups if group.path[: len(key.path)] == key.path]
+
+
+def _common(cls: type[BaseConfig], groups: list[Group]) -> list[Group]:
+    """Return the keys of `common`, under its headings. A section is one line."""
+    rows = {path: row for group in groups for path, row in group.rows.items()}
+    rows |= {group.path: (flag(group.path), group.heading.partition(": ")[2]) for group in groups if group.path}
+    chosen = []
+    for heading, keys in cls.common.items():
+        paths = [tuple(key.split(".")) for key in keys.split()]
+        chosen.append(Group((), f"{heading}:", {path: rows[path] for path in paths}))
+    return chosen
+
+
+def _groups(cls: type[BaseModel], path: Path = (), heading: str = "", default: Any = None) -> Iterator[Group]:
+    """Yield the keys of a section, then the sections below it."""
+    rows, below = {}, []
     for name, field in cls.model_fields.items():
-        path = (*prefix, shown_name(name, field))
+        key = (*path, _shown_name(name, field))
         inner, optional = unwrap(field.annotation)
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())
-        if name in getattr(cls, "shared", ()):
-            rows.append((flag(path) + (".*" if isinstance(inner, type) and issubclass(inner, BaseModel) else ""), text))
-        elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            bare = f" [bare {flag(path)}: on with defaults]" if optional and value is None else ""
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            bare = f" [bare {flag(key)}: on with defaults]" if optional and value is None else ""
             if named := getattr(inner, "bare", None):
-                bare += f" [{flag(path)} {named.upper()}: that {dotted((*path, named))}]"
-            below.append(_groups(inner, path, f"{dotted(path)}: {text}{bare}", value))
+                bare += f" [{flag(key)} {named.upper()}: that {dotted((*key, named))}]"
+            below.append(_groups(inner, key, f"{dotted(key)}: {text}{bare}", value))
         else:
             shorts = [f"-{alias}, " for alias in names_of(name, field) if len(alias) == 1]
-            word = flag(path).replace("--", "--[no-]") if inner is bool else f"{flag(path)} {_type(inner)}"
-            rows.append(("".join(shorts) + word, f"{text} [{_default(value)}]"))
-    yield heading, rows
+            word = flag(key).replace("--", "--[no-]") if inner is bool else f"{flag(key)} {_type(inner)}"
+            rows[key] = ("".join(shorts) + word, f"{text} [{_default(value)}]")
+    shared = getattr(cls, "shared", ())
+    yield Group(
+        path, f"{heading} Takes these keys of the top as well: {', '.join(shared)}." if shared else heading, rows
+    )
     for groups in below:
         yield from groups
+
+
+def _shown_name(name: str, field: FieldInfo) -> str:
+    """Return how users write a field whose name Python or pydantic has taken: `json` for `as_json`."""
+    return next((other for other in names_of(name, field) if name in (f"as_{other}", f"{other}_")), name)
 
 
 def _row(left: str, text: str, width: int) -> list[str]:
@@ -73,7 +124,7 @@ def _row(left: str, text: str, width: int) -> list[str]:
 
 
 def _type(annotation: Any) -> str:
-    """How a value is written: INT, {a,b}, JSON."""
+    """Return how a value is written: INT, {a,b}, JSON."""
     origin = get_origin(annotation)
     if origin is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
@@ -87,10 +138,8 @@ def _type(annotation: Any) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
-    if value is None:
-        return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (tuple, list)):
         return " ".join(map(str, value))
-    return str(value) or "empty"
+    return "none" if value is None else str(value) or "empty"

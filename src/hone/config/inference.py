@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hone.config.base import BaseConfig
-from hone.config.shared import CkptConfig, ModelConfig, Precision, TransportConfig
-from hone.config.transport import TRANSPORT, transport_weights
+from hone.config.shared import (
+    TRANSPORT,
+    CkptConfig,
+    EngineConfig,
+    ModelConfig,
+    Precision,
+    TransportConfig,
+    transport_weights,
+)
 from hone.errors import UserError
 
 
-class ServeConfig(BaseConfig):
+class ServeConfig(EngineConfig):
     """Serve a model over the OpenAI protocol: completions and chat, streamed or whole, with logprobs and token ids."""
-
-    shared: ClassVar[tuple[str, ...]] = ("max_steps", "seq_len", "ckpt", "output_dir")
 
     model: ModelConfig = ModelConfig()
     """The policy."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port to listen on."""
     api_key: str | None = Field(default=None, min_length=1)
     """Answer only to clients that send this key; others on this machine can read it off the command line."""
     api_key_var: str | None = None
@@ -44,26 +45,16 @@ class ServeConfig(BaseConfig):
     """Prompt tokens computed between two decode steps: longer prompts are computed in chunks, while others decode."""
     prefix_gib: float = Field(default=0.5, ge=0)
     """Memory for keys and values of recent prompts, in GiB, for others that begin like them; 0 keeps none."""
-    batch_invariant: bool = False
-    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
-    cuda_graphs: bool = False
-    """Own engine on a GPU: decode with recorded graphs."""
-    backend: Literal["hone", "vllm"] = "hone"
-    """Own engine, or vLLM (docs/vllm.md)."""
-    vllm_python: Path | None = None
-    """Python of the environment that has vLLM; without it, this one, or `.venv-vllm`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype` (`auto`: weights in fp32 are served in bf16); the own engine follows `precision`."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
-    max_steps: int | None = None
-    """Key of `rl`, accepted so that one file serves both; of no effect here."""
-    seq_len: int | None = None
-    """Key of `rl`, accepted so that one file serves both; of no effect here."""
-    ckpt: CkptConfig | None = None
-    """Key of `rl`, accepted so that one file serves both; of no effect here."""
     output_dir: Path | None = None
     """Key of `rl`: weights are taken from the transport in it, unless `weights_root` or `transport` says otherwise."""
+    max_steps: int | None = None
+    """Key of `rl`, of no effect here: one file serves both."""
+    seq_len: int | None = None
+    """Key of `rl`, of no effect here."""
+    ckpt: CkptConfig | None = None
+    """Key of `rl`, of no effect here."""
 
     @property
     def weights_folder(self) -> Path | None:

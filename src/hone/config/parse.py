@@ -1,61 +1,96 @@
-"""From a command line to a typed config; whatever is wrong with it becomes one sentence."""
+"""From a command line to a typed config; whatever is wrong with it becomes one sentence.
+
+The line is read here and not by `pydantic_config.cli`, because hoisting has to know which keys were flags, errors have
+to name the file, and that function reads `--trainer @ a @ b` as a root file b and cannot take `--ckpt.interval=2`.
+
+    @ a.toml @ b.toml               merged at the top, later files win
+    --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
+    --trainer.optim.lr 1e-6         or `=1e-6`; dashes and underscores alike
+    --ckpt, --no-ckpt               an optional section on with its defaults, off
+    --env countdown                 a section that is known by one of its keys: `--env.id countdown`
+    --tags a --tags b               both: a list's values add up (and replace those of the files)
+    --save, --no-save               booleans; `--save false` too
+    --env-args '{"n": 3}'           free-form dicts as JSON, or key by key: `--env-args.n 3`
+
+Flags win over files, and a section's own files over what root files say about it, wherever they stand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+import contextlib
+import json
+import operator
+import pathlib
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
-from hone.config.base import BaseConfig
-from hone.config.schema import lookup
-from hone.config.sources import Sources, add_settings, read_sources
+from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
 from hone.errors import UserError
 
 Config = TypeVar("Config", bound=BaseConfig)
 
+CONFIG_OF = "# The resolved config of a run of hone "
+"""How the config.toml of a run begins."""
+ROOT_FILE, SECTION_FILE, FLAG = range(3)
+"""Kinds of sources: what is later here wins."""
+
 
 def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
-    """The config that `argv` (without the program's name) describes; the syntax is that of `hone.config.sources`.
+    """Return the config that `argv` (without the program's name) describes. UserError for anything wrong with it.
 
-    Raises UserError for anything wrong with it. `-h` or `--help` prints every key and raises SystemExit(0).
+    `-h` or `--help` prints the keys and raises SystemExit(0); a word after it is a section, or `all`.
     """
     cls = cls.chosen(argv)
-    if "-h" in argv or "--help" in argv:
+    if asked := [index for index, word in enumerate(argv) if word in ("-h", "--help")]:
         from hone.config.help import render
 
-        print(render(cls, prog))
+        print(render(cls, prog, next(iter(argv[asked[0] + 1 :]), "")))
         raise SystemExit(0)
-    return _validated(cls, read_sources(cls, argv), prog)
+    return _validated(cls, _Reader(cls, argv).read(), prog)
 
 
-def from_settings(cls: type[Config], config: Config | str | Path | None, settings: Mapping[str, Any]) -> Config:
-    """The config of a TOML file, or one that was made before, with these `settings` on top, by name or dotted name.
+def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
+    """Return the config of a TOML file, or one that was made before, with `settings` on top, by name or dotted name.
 
     from_settings(RLConfig, "rl.toml", {"model": "Qwen/Qwen3-0.6B", "trainer.optim.lr": 1e-6, "ckpt": True})
 
     A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off. Raises
     UserError as `parse` does.
     """
+    if isinstance(config, BaseConfig) and not settings:
+        return config
+    reader = _Reader(cls, [] if config is None or isinstance(config, BaseConfig) else ["@", str(config)])
+    merged = reader.read()
     if isinstance(config, BaseConfig):
-        if not settings:
-            return config
-        sources = Sources(config.model_dump(exclude_unset=True))
-    else:
-        sources = read_sources(cls, [] if config is None else ["@", str(config)])
-    return _validated(cls, add_settings(cls, sources, settings), "hone")
+        merged.put_tree(config)
+    for name, value in settings.items():
+        key = lookup(cls, path := tuple(name.split(".")))
+        if key is None:
+            close = nearest(cls, path)
+            command = cls.__name__.removesuffix("Config").lower()
+            hint = f": did you mean {dotted(close)}?" if close else f"; `hone {command} --help all` lists all keys"
+            raise UserError(f"there is no key {name!r}{hint}")
+        if key.section and isinstance(value, bool):
+            value = {} if value else None
+        value = str(value) if isinstance(value, pathlib.PurePath) else value
+        for leaf, item in reader.leaves({key.path[-1]: value}, key.path[:-1], "a keyword"):
+            merged.put(leaf, Setting(item, f"keyword {name}", is_flag=True))
+    return _validated(cls, merged, "hone")
 
 
-def _validated(cls: type[Config], sources: Sources, prog: str) -> Config:
+def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
     try:
-        return cls.model_validate(cls.compose(sources))
+        return cls.model_validate(cls.compose(settings))
     except ValidationError as error:
-        raise UserError(_sentence(cls, error, sources, prog)) from None
+        raise UserError(_sentence(cls, error, settings, prog)) from None
 
 
-def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources, prog: str) -> str:
-    """The first problem that pydantic found, naming the key, its value, where it was set and what is expected."""
+def _sentence(cls: type[BaseConfig], error: ValidationError, settings: Settings, prog: str) -> str:
+    """Return the first problem that pydantic found: the key, its value, where it was set and what is expected."""
     details = error.errors(include_url=False)[0]
     path = tuple(str(part) for part in details["loc"])
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
@@ -65,15 +100,204 @@ def _sentence(cls: type[BaseConfig], error: ValidationError, sources: Sources, p
     if details["type"] == "missing":
         if name in cls.words():
             return f"{name.upper()} is missing: say `{prog} {' '.join(cls.words()).upper()}`"
-        return f"{name} is missing{sources.origin(path)}"
-    found = f"{name} is {_shown(details['input'])}{sources.origin(path)}"
+        return f"{name} is missing{settings.origin(path)}"
+    value = details["input"]
+    problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{settings.origin(path)}"
     if details["type"] == "model_type":
         key = lookup(cls, path)
         assert key is not None and key.section is not None, path
-        return f"{found}, but should be a section with keys such as {name}.{next(iter(key.section.model_fields))}"
+        return f"{problem}, but should be a section with keys such as {name}.{next(iter(key.section.model_fields))}"
     expected = details["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
-    return f"{found}, but should be {expected}" if expected != details["msg"] else f"{found}: {expected}"
+    return f"{problem}, but should be {expected}" if expected != details["msg"] else f"{problem}: {expected}"
 
 
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+class _Reader:
+    """Reads a command line against the schema of `cls`. UserError for an unknown key, a bad file, a missing value."""
+
+    def __init__(self, cls: type[BaseConfig], argv: list[str]) -> None:
+        self.cls = cls
+        self.tokens = deque(argv)
+        self.section: Path = ()
+        self.given: list[tuple[int, Path, Setting]] = []
+        self.section_files: list[str] = []
+
+    def read(self) -> Settings:
+        positional = deque(self.cls.words())
+        while self.tokens:
+            token = self.tokens.popleft()
+            if token.startswith("@"):
+                self._read_file(token[1:])
+                continue
+            self.section = ()
+            if token.startswith("-") and len(token) > 1:
+                self._read_flag(token)
+            elif positional:
+                name = positional.popleft()
+                self._set((name,), token, name.upper())
+            else:
+                is_file = token.endswith(".toml")
+                hint = f"a config file is given as `@ {token}`" if is_file else "a key is set by `--key value`"
+                raise UserError(f"unexpected argument {token!r}: {hint}")
+        settings = Settings()
+        for _, path, setting in sorted(self.given, key=operator.itemgetter(0)):
+            settings.put(path, setting)
+        settings.section_files = tuple(self.section_files)
+        return settings
+
+    def _read_file(self, name: str) -> None:
+        if not name and not self.tokens:
+            raise UserError("`@` must be followed by the path of a .toml file")
+        name = name or self.tokens.popleft()
+        section = self.section
+        if not section and self.cls.section and not config_of(pathlib.Path(name)):
+            section = (self.cls.section,)
+        rank = SECTION_FILE if section else ROOT_FILE
+        self.given += [
+            (rank, path, Setting(value, name)) for path, value in self.leaves(load_toml(name), section, name)
+        ]
+        if self.section:
+            self.section_files.append(dotted(self.section))
+
+    def leaves(self, tree: dict[str, Any], prefix: Path, file: str) -> Iterator[tuple[Path, Any]]:
+        """Yield the leaves of `tree`; refuses unknown keys, and true or false where a number belongs."""
+        for name, value in tree.items():
+            key = lookup(self.cls, (*prefix, name))
+            if key is None:
+                raise UserError(self._unknown_key((*prefix, name), file))
+            if isinstance(value, dict) and not (key.section or is_dict(key.type) or key.free):
+                raise UserError(self._unknown_key((*prefix, name, *list(value)[:1]), file))  # a table for a value
+            if isinstance(value, bool) and key.type in (int, float):
+                raise UserError(f"{dotted(key.path)} is {str(value).lower()} ({file}), but should be a number")
+            if key.bare is not None and isinstance(value, str) and value != "None":
+                value = {key.bare: value}
+            if isinstance(value, dict) and value:
+                yield from self.leaves(value, key.path, file)
+            else:
+                yield key.path, value
+
+    def _read_flag(self, token: str) -> None:
+        """Set what one flag says, or remember the section that an `@ file` after it belongs to."""
+        shown, equals, text = token.partition("=")
+        name, short = shown.lstrip("-"), not shown.startswith("--")
+        path = tuple(name.split("."))
+        key = lookup(self.cls, path) if short == (len(name) == 1) else None
+        if key is None and self.cls.section:
+            key = lookup(self.cls, (self.cls.section, *path))
+        if key is None and (negated := self._negated(path)) is not None:
+            self._set(negated.path, None if negated.section else False, token)
+            return
+        if key is None:
+            close = nearest(self.cls, path)
+            hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help all lists them"
+            raise UserError(f"unknown flag {shown}{hint}")
+        if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
+            if key.section is None:
+                raise UserError(f"{shown} takes a value, not a file: only a section can be given as `@ file.toml`")
+            self.section = key.path
+            return
+        value = self._section(key, shown, text) if key.section else self._value(key, shown, text if equals else None)
+        if get_origin(key.type) is list:
+            earlier = [setting.value for rank, path, setting in self.given if (rank, path) == (FLAG, key.path)]
+            value = [*(earlier or [[]])[-1], *(value or [])]
+        self._set(key.path, value, shown)
+
+    def _negated(self, path: Path) -> Key | None:
+        """Return the boolean or optional section that `no-x.y` or `x.no-y` turns off."""
+        parts = tuple(part.replace("_", "-") for part in path)
+        for index in {0, len(parts) - 1}:
+            if parts[index].startswith("no-"):
+                key = lookup(self.cls, (*parts[:index], parts[index][3:], *parts[index + 1 :]))
+                if key is not None and (key.type is bool or (key.section and key.optional)):
+                    return key
+        return None
+
+    def _following(self) -> str | None:
+        """Return the next word if it may be a value."""
+        return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
+
+    def _section(self, key: Key, shown: str, text: str) -> dict[str, Any] | None:
+        """Return what a section's own flag says: nothing but that it is on, None, or the value of its main key."""
+        following = self._following()
+        if not text and following is not None and (key.bare is not None or following == "None"):
+            text = self.tokens.popleft()
+        if text == "None":
+            return None
+        if text and key.bare is not None:
+            return {key.bare: text}
+        if text or not key.optional:
+            assert key.section is not None
+            example = flag((*key.path, next(iter(key.section.model_fields))))
+            raise UserError(f"{shown} is a section: set its keys, such as {example}, or give a file: {shown} @ FILE")
+        return {}
+
+    def _value(self, key: Key, shown: str, value: str | None) -> Any:
+        following = self._following()
+        if key.type is bool and value is None:
+            literal = following is not None and following.lower() in ("true", "false", "1", "0")
+            return self.tokens.popleft() if literal else True
+        if value is None and following is None:
+            raise UserError(f"{shown} needs a value")
+        first = value if value is not None else self.tokens.popleft()
+        if key.free or is_dict(key.type):
+            value = {"True": True, "False": False, "None": None}.get(first, first)
+            with contextlib.suppress(json.JSONDecodeError):
+                value = json.loads(first)
+            if not key.free and not isinstance(value, dict):
+                raise UserError(f"""{shown} takes a JSON object such as '{{"n": 3}}', not {first!r}""")
+            return value
+        return self._sequence(key, first, shown) if get_origin(key.type) in (tuple, list) else first
+
+    def _sequence(self, key: Key, first: str, shown: str) -> list[Any]:
+        if first.startswith("["):
+            try:
+                return json.loads(first)
+            except json.JSONDecodeError:
+                raise UserError(f"{shown} takes a list such as '[0.9, 0.95]', not {first!r}") from None
+        args = get_args(key.type)
+        limit = len(args) if get_origin(key.type) is tuple and Ellipsis not in args else None
+        values = [first]
+        while self._following() is not None and len(values) != limit:
+            values.append(self.tokens.popleft())
+        return values
+
+    def _set(self, path: Path, value: Any, shown: str) -> None:
+        # Free-form keys are Python keyword names, so a dash in a flag stands for an underscore there as well.
+        path = tuple(part.replace("-", "_") for part in path)
+        leaves = Settings().put_tree(value, path)
+        self.given += [(FLAG, leaf, Setting(item, shown, is_flag=True)) for leaf, (item, _, _) in leaves.items()]
+
+    def _unknown_key(self, path: Path, file: str) -> str:
+        close = nearest(self.cls, path)
+        hint = f": did you mean {dotted(close)}?" if close else ", and no key is like it; --help all lists them"
+        if self.section and lookup(self.cls, path[len(self.section) :]) is not None:
+            section = flag(self.section)
+            hint = f": a file after {section} is read as that section; for the top, put `@ {file}` before {section}"
+        other = config_of(pathlib.Path(file))
+        if other and self.cls.__name__.lower() != f"{other}config":
+            hint = f": it is the config of a run of `hone {other}`"
+        return f"unknown key {dotted(path)} in {file}{hint}"
+
+
+def config_of(file: pathlib.Path) -> str:
+    """Return the command that a run's config.toml is for, from its first line; "" for other files."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as text:
+        first = text.readline().rstrip("\n")
+        return first.removeprefix(CONFIG_OF) if first.startswith(CONFIG_OF) else ""
+    return ""
+
+
+def load_toml(name: str) -> dict[str, Any]:
+    """Return the tree of a TOML file. Raises UserError naming the file, and the line of a syntax error."""
+    if not name.endswith(".toml"):
+        raise UserError(f"config file {name} must be a .toml file")
+    try:
+        with open(name, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UserError(f"config file {name} does not exist") from None
+    except IsADirectoryError:
+        raise UserError(f"config file {name} is a folder") from None
+    except PermissionError:
+        raise UserError(f"config file {name} may not be read by this user") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {name} is not valid TOML: {error}") from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import AliasChoices, Field
 
 from hone.config.base import BaseConfig
+from hone.config.parse import config_of, load_toml
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.config.sources import config_of, load_toml
 
 
 class PlanConfig(BaseConfig):
@@ -22,13 +22,14 @@ class PlanConfig(BaseConfig):
 
     own: ClassVar[tuple[str, ...]] = ("on", "gpus", "calibrate", "usd_per_hour", "as_json")
     """The keys that are the plan's, not the run's."""
+    common = {"The plan": "on gpus calibrate usd_per_hour json"}
 
     on: str | None = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
     gpus: int | None = Field(default=None, ge=1)
     """For so many of them."""
     calibrate: bool = False
-    """Take a minute: run the real path once at worst-case length, and measure memory and time."""
+    """Take three real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: float | None = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
@@ -41,7 +42,8 @@ class PlanConfig(BaseConfig):
     @property
     def run(self) -> RLConfig | SFTConfig:
         """The config of the run, without the plan's own keys."""
-        raise NotImplementedError
+        run = SFTConfig if isinstance(self, SFTConfig) else RLConfig
+        return run.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
 
 
 class RLPlan(PlanConfig, RLConfig):
@@ -50,17 +52,9 @@ class RLPlan(PlanConfig, RLConfig):
     With a file or flags of `hone sft` it plans that (`hone plan @ sft.toml --help` shows its keys).
     """
 
-    @property
-    def run(self) -> RLConfig:
-        return RLConfig.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
-
 
 class SFTPlan(PlanConfig, SFTConfig):
     """What a run of `hone sft` will do, take and cost: steps, memory, time, money, and settings that surprise."""
-
-    @property
-    def run(self) -> SFTConfig:
-        return SFTConfig.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
 
 
 ONLY_SFT = set(SFTConfig.model_fields) - set(RLConfig.model_fields) | {"data."}  # RL's `data` is no section
@@ -68,27 +62,15 @@ ONLY_RL = set(RLConfig.model_fields) - set(SFTConfig.model_fields)
 
 
 def is_sft(argv: list[str]) -> bool:
-    """Whether a command line is one of `hone sft`: by the sections that it names, in files or as flags."""
-    named: set[str] = set()
+    """Return True for a command line of `hone sft`, by the sections that it names, in files or as flags."""
+    named: set[tuple[str, bool]] = set()
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
-        if word.startswith("@"):
-            if not (file := word[1:] or following):
-                continue  # what reads the files says so
+        if word.startswith("@") and (file := word[1:] or following):
             if kind := config_of(Path(file)):
                 return kind == "sft"
-            named |= _keys(file)
+            named |= {(name, isinstance(value, dict)) for name, value in load_toml(file).items()}
         elif word.startswith("--"):
             name, dot, _ = word[2:].partition("=")[0].partition(".")
-            named.add(_named(name.removeprefix("no-"), bool(dot)))
-    return bool(named & ONLY_SFT) and not named & ONLY_RL
-
-
-def _keys(file: str) -> set[str]:
-    """The keys at the top of a file. UserError if it can't be read."""
-    content: dict[str, Any] = load_toml(file)
-    return {_named(name, isinstance(value, dict)) for name, value in content.items()}
-
-
-def _named(name: str, is_section: bool) -> str:
-    name = name.replace("-", "_")
-    return "data." if name == "data" and is_section else name
+            named.add((name.removeprefix("no-"), bool(dot)))
+    keys = {f"{name}." if (name, section) == ("data", True) else name.replace("-", "_") for name, section in named}
+    return bool(keys & ONLY_SFT) and not keys & ONLY_RL

@@ -4,58 +4,28 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hone.config import hoist
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Settings
 from hone.config.shared import (
-    CkptConfig,
+    TRANSPORT,
+    EngineConfig,
     EnvConfig,
     GradingConfig,
-    ModelConfig,
     OptimConfig,
-    Precision,
     RunConfig,
     SamplingConfig,
     SchedulerConfig,
     TransportConfig,
     server_url,
 )
-from hone.config.sources import Sources
-from hone.config.transport import TRANSPORT
 from hone.errors import UserError
 
 GREEDY_BELOW = 1e-5
 """That of `hone.types`, which loads numpy; parsing does without."""
-
-
-class SectionConfig(BaseConfig):
-    """Keys that belong to the top of the config, accepted inside every section too (so that each file stands alone).
-
-    They are always None after parsing: `hone.config.hoist` moves what a section says to the top.
-    """
-
-    shared: ClassVar[tuple[str, ...]] = hoist.SHARED
-    """Fields that `--help` describes at the top only."""
-
-    model: ModelConfig | None = None
-    """Shared key: see `model` at the top."""
-    max_steps: int | None = None
-    """Shared key: see `max_steps` at the top."""
-    seq_len: int | None = None
-    """Shared key: see `seq_len` at the top."""
-    ckpt: CkptConfig | None = None
-    """Shared key: see `ckpt` at the top."""
-    seed: int | None = None
-    """Shared key: see `seed` at the top."""
-    output_dir: Path | None = None
-    """Shared key: see `output_dir` at the top."""
-    precision: Precision | None = None
-    """Shared key: see `precision` at the top."""
-    transport: TransportConfig | None = None
-    """Shared key: see `transport` at the top."""
 
 
 class LossConfig(BaseConfig):
@@ -72,8 +42,10 @@ class LossConfig(BaseConfig):
     """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
 
 
-class TrainerConfig(SectionConfig):
+class TrainerConfig(BaseConfig):
     """The trainer."""
+
+    shared = hoist.SHARED
 
     optim: OptimConfig = OptimConfig()
     """AdamW."""
@@ -166,8 +138,10 @@ class ClientConfig(BaseConfig):
         return None if url is None else server_url(url, "orchestrator.client.api_key_var")
 
 
-class OrchestratorConfig(SectionConfig):
+class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
+
+    shared = hoist.SHARED
 
     batch_size: int = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
@@ -233,23 +207,10 @@ class OrchestratorConfig(SectionConfig):
         return self
 
 
-class InferenceConfig(SectionConfig):
+class InferenceConfig(EngineConfig):
     """The sampler."""
 
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port of the server."""
-    backend: Literal["hone", "vllm"] = "hone"
-    """Own engine, or vLLM."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`: by default float32 with `precision` fp32, else bfloat16. The own engine follows `precision`."""
-    kv_gib: float | None = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4 for the own engine, for vLLM 1 on a CPU and 8 on a GPU."""
-    batch_invariant: bool = False
-    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
-    cuda_graphs: bool = False
-    """Own engine on a GPU: decode with recorded graphs."""
-    vllm_python: Path | None = None
-    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
+    shared = hoist.SHARED
 
 
 class GapConfig(BaseConfig):
@@ -267,6 +228,18 @@ class GapConfig(BaseConfig):
 
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
+
+    common = {
+        "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward data",
+        "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd mode",
+        "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
+            orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
+        "Training": """trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type trainer.scheduler.warmup_steps
+            trainer.loss.eps_high trainer.loss.kl_coef orchestrator.advantage.normalize_std""",
+        "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
+        "Watching": "wandb.project wandb.name alarms.action predict display",
+        "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
+    }
 
     reward: list[str] | None = None
     """Reward functions, `MODULE:FUNCTION` or `FILE.py:FUNCTION` (repeatable), of a task without a task file; the first
@@ -331,13 +304,13 @@ class RLConfig(RunConfig):
         return self.transport.path or self.output_dir / TRANSPORT
 
     @classmethod
-    def compose(cls, sources: Sources) -> dict[str, Any]:
-        return hoist.compose(sources)
+    def compose(cls, settings: Settings) -> dict[str, Any]:
+        return hoist.compose(settings)
 
     @model_validator(mode="before")
     @classmethod
     def _hoist(cls, data: Any) -> Any:
-        return hoist.hoist(data) if isinstance(data, dict) else data
+        return hoist.hoist(Settings().put_tree(data)).tree() if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_sampler(self) -> RLConfig:
@@ -360,3 +333,27 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
+
+
+class RoleConfig(RLConfig):
+    """A part of a run in mode split: files and flags are of its section, and flags also of the top.
+
+    hone trainer @ train.toml --optim.lr 1e-6     as `rl --trainer @ train.toml --trainer.optim.lr 1e-6`
+    hone trainer @ outputs/config.toml            a run's own config is taken whole
+    """
+
+    @classmethod
+    def compose(cls, settings: Settings) -> dict[str, Any]:
+        return hoist.compose(settings) | {"mode": "split"}
+
+
+class TrainerRole(RoleConfig):
+    """Train the policy of a run in mode split: take its batches, publish the weights."""
+
+    section = "trainer"
+
+
+class OrchestratorRole(RoleConfig):
+    """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
+
+    section = "orchestrator"

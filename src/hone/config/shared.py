@@ -13,10 +13,17 @@ from hone.config.base import BaseConfig
 from hone.errors import UserError
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
+TRANSPORT = ".transport"
+"""Folder in the run's own where the transport is, unless the config says where."""
+
+
+def transport_weights(path: Path) -> Path:
+    """Return the folder of a transport below which servers take weights."""
+    return path / "weights"
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """The URL of a server without a slash at its end. UserError if it is none, or holds what `key_flag` is for."""
+    """Return a server's URL without a slash at its end. UserError if it is none, or holds what `key_flag` is for."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -25,9 +32,7 @@ def server_url(url: str, key_flag: str) -> str:
     if not valid:
         raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
     if "@" in parts.netloc:
-        raise UserError(
-            f"the URL holds a password, which would be saved with the results: give the key with {key_flag}"
-        )
+        raise UserError(f"the URL holds a password, which would be saved: give the key with {key_flag}")
     return url.rstrip("/")
 
 
@@ -35,7 +40,7 @@ class InitConfig(BaseConfig):
     """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
 
     layers: int = Field(default=2, ge=1)
-    """Number of decoder layers."""
+    """Decoder layers."""
     hidden: int = Field(default=128, ge=8)
     """Width of the residual stream."""
     heads: int = Field(default=4, ge=1)
@@ -52,22 +57,14 @@ class InitConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_heads(self) -> InitConfig:
         if self.heads % self.kv_heads:
-            fits = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            raise UserError(
-                f"kv_heads = {self.kv_heads} must divide heads = {self.heads}: set kv_heads to {_either(fits)}"
-            )
+            *fits, last = [str(n) for n in range(1, self.heads + 1) if self.heads % n == 0]
+            either = f"{', '.join(fits)} or {last}" if fits else last
+            raise UserError(f"kv_heads = {self.kv_heads} must divide heads = {self.heads}: set kv_heads to {either}")
         if self.head_dim % 2:
             raise UserError(
-                f"head_dim = {self.head_dim} must be even, for rotary embeddings turn pairs: "
-                f"set head_dim to {_either([self.head_dim - 1, self.head_dim + 1])}"
+                f"head_dim = {self.head_dim} must be even: set head_dim to {self.head_dim - 1} or {self.head_dim + 1}"
             )
         return self
-
-
-def _either(numbers: list[int]) -> str:
-    """`1, 2 or 4`"""
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 class ModelConfig(BaseConfig):
@@ -121,15 +118,12 @@ class CkptConfig(BaseConfig):
     keep_interval: int | None = Field(default=None, ge=1)
     """Of those that `keep_last` would delete, keep the ones at multiples of this many steps."""
     background: bool = True
-    """Write in a thread while training goes on; this takes a copy of model and optimiser state in CPU memory."""
+    """Write in a thread while training goes on; this copies model and optimiser state to CPU memory."""
 
     @model_validator(mode="after")
     def _check_keep(self) -> CkptConfig:
         if self.keep_interval and not self.keep_last:
-            raise UserError(
-                "keep_interval says which checkpoints survive keep_last, which is not set (all are kept): "
-                "set keep_last as well"
-            )
+            raise UserError("keep_interval is of effect with keep_last only (all are kept): set keep_last as well")
         return self
 
 
@@ -163,40 +157,37 @@ class BudgetConfig(BaseConfig):
         return self
 
 
-class WandbConfig(BaseConfig):
+class TrackerConfig(BaseConfig):
+    """What is sent to a tracker of experiments."""
+
+    name: str | None = None
+    """Name of the run there."""
+    group: str | None = None
+    """Group of runs that belong together."""
+    samples: int = Field(default=8, ge=0)
+    """Completions a table of them has; 0 sends none."""
+    samples_interval: int = Field(default=25, ge=1)
+    """Steps between tables of completions."""
+
+
+class WandbConfig(TrackerConfig):
     """Weights & Biases (extra `wandb`). Any of these flags turns it on."""
 
     project: str | None = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""
-    name: str | None = None
-    """Name of the W&B run."""
     entity: str | None = None
     """User or team; by default what WANDB_ENTITY says, else that of the login."""
-    group: str | None = None
-    """Group of runs that belong together."""
     tags: list[str] = []
     """Tags of the W&B run."""
-    samples: int = Field(default=8, ge=0)
-    """Completions a table of them has; 0 sends none."""
-    samples_interval: int = Field(default=25, ge=1)
-    """Steps between tables of completions."""
     mode: Literal["online", "offline", "disabled"] | None = None
     """`offline` writes to the run directory, for `wandb sync` later; by default what WANDB_MODE says, else `online`."""
 
 
-class TrackioConfig(BaseConfig):
+class TrackioConfig(TrackerConfig):
     """Trackio (extra `trackio`): W&B's functions, on this machine. Any of these flags turns it on."""
 
     project: str = "hone"
     """Trackio project."""
-    name: str | None = None
-    """Name of the Trackio run."""
-    group: str | None = None
-    """Group of runs that belong together."""
-    samples: int = Field(default=8, ge=0)
-    """Completions a table of them has; 0 sends none."""
-    samples_interval: int = Field(default=25, ge=1)
-    """Steps between tables of completions."""
 
 
 class SamplingConfig(BaseConfig):
@@ -231,22 +222,39 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds that grading a completion may take: deterministic, of processor time (by the clock 6 times as many); else
-    by the clock."""
+    """Seconds for a completion: if deterministic, of processor time (by the clock 6 times as many)."""
     memory_gib: float = Field(default=4.0, gt=0)
     """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)
-    """A run ends when more than this share of its last 1,000 completions could not be graded (in a shorter one of all,
-    but of no fewer than 256); an evaluation of which more could not has the exit code 1."""
+    """A run ends when more than this share of its last 1,000 completions could not be graded; `eval` returns 1."""
+
+
+class EngineConfig(BaseConfig):
+    """What samples: the own engine, or vLLM."""
+
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port of the server."""
+    backend: Literal["hone", "vllm"] = "hone"
+    """Own engine, or vLLM (docs/training.md)."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
+    kv_gib: float | None = Field(default=None, gt=0)
+    """Memory for keys and values, in GiB: by default 4; in `rl` for vLLM 1 on a CPU and 8 on a GPU."""
+    batch_invariant: bool = False
+    """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
+    cuda_graphs: bool = False
+    """Own engine on a GPU: decode with recorded graphs."""
+    vllm_python: Path | None = None
+    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
 
 class TransportConfig(BaseConfig):
-    """A folder that orchestrator, trainer and server see: in it batches, weights and results go from one to another."""
+    """A folder that orchestrator, trainer and server see: batches, weights and results pass through it."""
 
     path: Path | None = None
     """The folder; by default `.transport` in the output directory. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
-    """Batches of no more tokens than this wait for the trainer (one in any case); then sampling waits."""
+    """Batches of at most this many tokens wait for the trainer (one in any case); then sampling waits."""
 
 
 class RunConfig(BaseConfig):
@@ -265,7 +273,7 @@ class RunConfig(BaseConfig):
     resume: ResumeConfig | None = None
     """Resume; off unless given."""
     allow_drift: bool = False
-    """Resume although the config or the task changed in what decides the numbers; the run is marked inexact then."""
+    """Resume although config or task changed in what decides the numbers; the run is marked inexact then."""
     budget: BudgetConfig | None = None
     """Stop on purpose when time, money or tokens run out; off unless given."""
     grace_seconds: float = Field(default=25.0, gt=0)
@@ -281,7 +289,7 @@ class RunConfig(BaseConfig):
     predict: list[str] = []
     """What you expect, such as "reward/mean@40 > 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
     report: bool = True
-    """At the end, write the run card (report.html, card.md, report.json): `hone report` does it at any time."""
+    """At the end, write the run card (report.html, card.md, report.json)."""
     precision: Precision = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: bool | None = None

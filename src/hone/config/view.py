@@ -19,7 +19,3 @@ class ViewConfig(BaseConfig):
     """A run, or a folder that holds runs; also the first word of the command line."""
     port: int = Field(default=8600, ge=1, le=65535)
     """Port on 127.0.0.1."""
-    static: Path | None = None
-    """Write the pages as files into this folder, and end: they need no server, and can be sent to others."""
-    static_steps: int = Field(default=10, ge=1)
-    """Steps of each run whose samples `--static` writes, chosen evenly from its first to its last."""

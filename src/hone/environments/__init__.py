@@ -1,13 +1,12 @@
 """Environments: what a task is. The names here are the stable Python API."""
 
-from hone.environments.answers import AnswerParser, answer_rubric
 from hone.environments.data import generated_rows, hold_out, load_rows, train_and_eval
 from hone.environments.environment import Environment, SingleTurnEnv
 from hone.environments.loading import load_environment
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.numbers import LastNumberParser, NumberParser, read_number, same_number
-from hone.environments.parsers import Parser, TagParser
-from hone.environments.rubric import Range, Rubric, inline
+from hone.environments.parsers import AnswerParser, Parser, TagParser
+from hone.environments.rubric import Range, Rubric, answer_rubric, inline
 from hone.environments.tools import ToolEnv, arguments_of, calls_of
 from hone.types import Example, Outcome, Score
 

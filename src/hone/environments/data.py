@@ -1,33 +1,38 @@
-"""Rows of a task: read from JSONL, Parquet or the hub, or generated one by one from a seed."""
+"""Rows of a task: read from JSONL, Parquet or the hub, or generated from a seed; their order, and what is held out."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from hone import rng
 from hone.errors import UserError
+from hone.types import Example, content_hash
 
 if TYPE_CHECKING:
     import pyarrow
 
 Row = dict[str, Any]
+Count = Annotated[int, Field(ge=1)]
+Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
+"""Of demonstrations: 0 is clean; 1 spoils 30 % of them in each way that the task names."""
 HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is no character; take it out"
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 class Rows(Sequence[Row]):
-    """Rows that know where they come from, for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
+    """Rows with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged` says that one row may have other columns than the next, so that looking at the first is not enough;
-    `generated` that all are made by one function, so that looking at some is enough.
+    `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them.
     """
 
     def __init__(
@@ -44,12 +49,12 @@ class Rows(Sequence[Row]):
         return self._rows[_checked(index, len(self))]
 
     def take(self, indices: Sequence[int]) -> Rows:
-        """The rows at `indices`, which keep their names."""
+        """Return the rows at `indices`, which keep their places."""
         rows = _Indexed(lambda i: self[indices[i]], len(indices))
         return Rows(rows, lambda i: self.where(indices[i]), self.ragged, self.generated)
 
     def map(self, change: Callable[[Row, str], Row]) -> Rows:
-        """The rows as `change` makes them, given a row and its name, when they are asked for. They keep their names."""
+        """Return the rows as `change` makes them of a row and its place, when they are asked for."""
         rows = _Indexed(lambda i: change(self[i], self.where(i)), len(self))
         return Rows(rows, self.where, self.ragged, self.generated)
 
@@ -68,21 +73,20 @@ class _Indexed(Sequence[Row]):
 
 
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
-    """`n` rows of a generated task: row i is `make` of a generator that depends on (seed, env_id, split, i) alone."""
+    """Return `n` rows of a generated task: row i is `make` of the generator for (seed, env_id, split, i)."""
     return indexed_rows(lambda i: make(rng.stream(seed, env_id, split, i)), n, f"{env_id} ({split})")
 
 
 def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
-    """`n` rows made when they are asked for: row i is `make(i)`. `name` stands for them in error messages."""
+    """Return `n` rows made when they are asked for: row i is `make(i)`. `name` stands for them in error messages."""
     return Rows(_Indexed(make, n), lambda i: f"{name}, row {i}", generated=True)
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """What gives the rows of a split when it is called, and can put a change between reading and all that follows.
+    """Gives the rows of a split when it is called: `read` reads them and applies `change`, such as a template.
 
-    `read` takes the change. `reads`: whether rows come from a data set, and are not made up; only then there is
-    something to change.
+    `reads`: the rows come from a data set and are not generated, so there is something to change.
     """
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
@@ -93,13 +97,12 @@ class DataSource:
         return self.read(self.change)
 
     def through(self, change: Callable[[Rows], Rows]) -> DataSource:
-        """The same source with another change."""
+        """Return the same source with another change."""
         return replace(self, change=change)
 
 
 def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
-    """Reads a data set: a local JSONL or Parquet file, a folder of them, or a data set on the hub (through `datasets`),
-    as "USER/SET" or "USER/SET:CONFIG". Rows are returned as they are.
+    """Read a data set: a local JSONL or Parquet file, a folder of them, or "USER/SET" or "USER/SET:CONFIG" of the hub.
 
     Of a folder that names its splits (`train-00000.parquet`, `train/…`) only those files are read. Raises UserError for
     what is missing, unreadable or empty.
@@ -121,7 +124,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """The rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
+    """Return the rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
 
     A list of dicts, a table of pandas, or anything with `to_list`, such as a `datasets.Dataset`. UserError for others.
     """
@@ -142,7 +145,7 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
 
 
 def _as_json(row: Row, where: str) -> Row:
-    """The row as it comes back from a JSON file. UserError if it can't be put into one."""
+    """Return the row as it comes back from a JSON file. UserError if it can't be put into one."""
     try:
         text = json.dumps(row, allow_nan=False, default=_number)
     except (TypeError, ValueError) as error:
@@ -160,15 +163,15 @@ def _number(value: Any) -> Any:
 
 
 def to_jsonl(rows: Rows) -> str:
-    """The text of the file that holds these rows."""
+    """Return the text of the file that holds these rows."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """(train, eval): held out is the `fraction` of the distinct `key(row)` with the smallest hashes, at least one.
+    """Return (train, eval): held out is the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
 
-    By key, so that no text is on both sides, and by hash, so that neither order nor seed matter. The eval part is empty
-    if there is one key only. A KeyError of `key` is reported as the missing column.
+    Equal keys stay on one side, and neither order nor seed matter. The eval part is empty if there is one key only. A
+    KeyError of `key` is reported as the missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -190,8 +193,8 @@ def train_and_eval(
     eval_split: str,
     halve: Callable[[Rows], tuple[Rows, Rows]],
     own: Callable[[str], Rows],
-) -> tuple[DataSource, DataSource]:
-    """`dataset` and `eval_dataset` of an Environment, as functions that read.
+) -> dict[str, DataSource]:
+    """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
     Each names a file, a folder or a hub id, or is the rows. `halve` divides a `dataset` that comes without an
     `eval_dataset`; what neither names, `own` makes: the rows of "train" or "eval". A template changes what is read,
@@ -213,14 +216,108 @@ def train_and_eval(
             return change(load_rows(eval_dataset, eval_split))
         return halves(change)[1] if dataset else own("eval")
 
-    return DataSource(train, dataset is not None), DataSource(held_out, bool(dataset or eval_dataset is not None))
+    reads = bool(dataset or eval_dataset is not None)
+    return {"dataset": DataSource(train, dataset is not None), "eval_dataset": DataSource(held_out, reads)}
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of `n` examples in one epoch: a permutation `[n]` int64."""
+    return rng.stream(seed, "order", epoch).permutation(n)
+
+
+class Draws:
+    """Maps the d-th draw of a run to the index of an example: each of the `n` comes once per epoch, in a new order.
+
+    A pure function of (seed, draw), so a resumed run draws what it would have drawn.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        assert n > 0
+        self.n = n
+        self.seed = seed
+        self._epoch = -1
+        self._order = np.empty(0, dtype=np.int64)
+
+    def index(self, draw: int) -> int:
+        """Return the example of draw 0, 1, 2, …"""
+        epoch, position = divmod(draw, self.n)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(self.n, self.seed, epoch)
+        return int(self._order[position])
+
+
+@functools.cache
+def common_words() -> tuple[str, ...]:
+    """Return about 3,000 common English words of 3 to 8 lower-case letters, sorted (SCOWL size 10; words.LICENSE)."""
+    lines = files("hone.environments").joinpath("words.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
+@functools.cache
+def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (train, eval) words. Held out is the share with the smallest BLAKE2b hashes: the same for every seed."""
+    words = common_words()
+    ranked = sorted(words, key=lambda word: hashlib.blake2b(word.encode(), digest_size=8).digest())
+    eval_words = frozenset(ranked[: round(len(words) * held_out)])
+    return tuple(w for w in words if w not in eval_words), tuple(w for w in words if w in eval_words)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which of `checked` training examples are among `held_out` evaluation examples.
+
+    `rows` are the indices in the training split, ascending; `identical` of them have the same answer and info too;
+    `pair` has the indices of the first in both splits.
+    """
+
+    checked: int
+    held_out: int
+    rows: tuple[int, ...] = ()
+    identical: int = 0
+    pair: tuple[int, int] | None = None
+
+
+def find_overlap(
+    train: Sequence[Example],
+    held_out: Sequence[Example],
+    train_indices: Sequence[int],
+    held_out_indices: Sequence[int],
+    advance: Callable[[int], None] = lambda done: None,
+) -> Overlap:
+    """Find the training examples, of these indices, whose prompt is that of a held-out one, whatever the answer is.
+
+    Where most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
+    make no example are skipped. `advance` is called with the number of examples done.
+    """
+    others = list(_examples(held_out, held_out_indices))
+    ids = {example.id: index for index, example in reversed(others)}
+    prompts = {content_hash(example.prompt): index for index, example in reversed(others)}
+    by_prompt = 2 * len(prompts) > len(ids)
+    found: list[tuple[int, int]] = []
+    identical = 0
+    for done, (index, example) in enumerate(_examples(train, train_indices), start=1):
+        other = ids.get(example.id)
+        identical += other is not None
+        if other is None and by_prompt:
+            other = prompts.get(content_hash(example.prompt))
+        if other is not None:
+            found.append((index, other))
+        advance(done)
+    found.sort()
+    rows = tuple(index for index, _ in found)
+    return Overlap(len(train_indices), len(held_out_indices), rows, identical, found[0] if found else None)
+
+
+def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tuple[int, Example]]:
+    for index in indices:
+        try:
+            yield index, split[index]
+        except UserError:  # a row without an answer, say; if the run comes to it, it says so
+            continue
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """The error for a row that holds nothing usable in the first column there is of `names`, or has none of them.
-
-    `where` names the row.
-    """
+    """Return the error for a row with nothing usable in the first column there is of `names`, or with none of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {shown(row[name])}")
@@ -229,13 +326,13 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
 
 
 def shown(value: Any) -> str:
-    """How an error names a value: its repr, of which 60 characters are enough."""
+    """Return how an error names a value: its repr, of which 60 characters are enough."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
 
 
 def is_text(value: Any) -> bool:
-    """False if a string in `value` holds half of a surrogate pair: JSON can spell that, but no file can hold it."""
+    """Return False if a string in `value` holds half of a surrogate pair: JSON can spell that, no file can hold it."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -277,7 +374,7 @@ def _place(file: Path, number: int) -> str:
 
 
 def _json_rows(file: Path) -> list[tuple[int, Row]]:
-    """(line number, row) of each line that is not blank; of a `.json` file, (index, element) of its one array.
+    """Return (line number, row) of each line that is not blank; of a `.json` file, (index, element) of its one array.
 
     Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
     """

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hone import digests
-from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
-from hone.environments.order import Draws
+from hone.environments.data import HALF_A_PAIR, DataSource, Draws, Row, Rows, bad_column, is_text
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric
 from hone.environments.task_files import source_digest
@@ -43,7 +42,7 @@ class Split(Sequence[Example]):
         self.generated = rows.generated
 
     def where(self, index: int) -> str:
-        """Where example `index` comes from, in words: "data.jsonl, line 4"."""
+        """Return where example `index` comes from: "data.jsonl, line 4"."""
         return self.rows.where(index)
 
     def __len__(self) -> int:
@@ -53,19 +52,6 @@ class Split(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self._env.to_example(self.rows[index], self.rows.where(int(index) % len(self)))
-
-
-class _Ids(Sequence[str]):
-    """The ids of examples, which are digests of their content."""
-
-    def __init__(self, examples: Split) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._examples[index].id
 
 
 class Environment:
@@ -80,11 +66,11 @@ class Environment:
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
     has_own_process = False
-    """Whether what is marked `inline` runs in a process of the task's own already, as a library's graders do."""
+    """True if `inline` functions ask a process of the task's own, as a library's graders do."""
     answer_is_exact = False
-    """Whether every character of an answer counts, its case and punctuation too: an audit then changes none."""
+    """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
-    """What an audit finds that is meant so, by the name of the finding ("false-negative:crlf"), and why."""
+    """Findings of an audit that are intended, by name ("false-negative:crlf"), and why."""
 
     def __init__(
         self,
@@ -100,59 +86,57 @@ class Environment:
         self.module: Path | None = None
         self.rubric = rubric
         self.parser = parser or rubric.parser or Parser()
-        self.system_prompt = system_prompt
+        self.system_prompt = system_prompt or None
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._splits: dict[str, Split] = {}
         self._template: Template | None = None
         self._limits = Limits()
         self.isolated = False
-        """Whether what is marked `inline` runs in worker processes too, where it can be ended."""
+        """True: functions marked `inline` run in worker processes too, where they can be killed."""
         self._workers: Workers | None = None
         self.progress: Progress = lambda words: None
-        """Is told what the processes are at, when they have come further."""
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
 
     def loaded_by(self, origin: Origin) -> None:
-        """To be told by what loads the environment: how a worker can do that too."""
+        """Remember how the environment was loaded, so that a worker can load it too."""
         self._loaded = origin, self.rubric, self.parser
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
-        """Sets how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
+        """Set how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
         self.limits = Limits.of(config, deterministic)
 
     @property
     def limits(self) -> Limits:
-        """Those of the processes that run this task's functions."""
+        """Limits of the processes that run this task's functions. Setting them ends the processes."""
         return self._limits
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        """Ends the processes that there are."""
         self.close_workers()
         self._limits = limits
 
     def start_workers(self, samples: int) -> None:
-        """Starts as many processes as so many samples need, without waiting for them."""
+        """Start as many processes as so many samples need, without waiting for them."""
         if not self._runs_here and (workers := self._processes()):
             workers.pool.start(samples)
 
     @property
     def has_workers(self) -> bool:
-        """Whether there are processes for what is not `inline`, or can be: if not, all functions run in this one."""
+        """True if functions that are not `inline` run in worker processes; else all run in this one."""
         return self._processes() is not None
 
     def close_workers(self) -> None:
-        """Ends the processes; the next grading starts others."""
+        """End the processes; the next grading starts others."""
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """In the block one new process runs all functions of this task, those marked `inline` too.
+        """In the block, run all functions of this task in one new process with this PYTHONHASHSEED, also inline ones.
 
-        Yields False if no new process does: none can load this environment, or it has one of its own. `hash_seed` is
-        the process's PYTHONHASHSEED. Afterwards limits and processes are as they were set.
+        Yields False if there is none: no process can load this environment, or it has one of its own. Afterwards limits
+        and processes are as before.
         """
         kept = self._workers, self._limits, self.isolated
         self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
@@ -164,10 +148,10 @@ class Environment:
             self._workers, self._limits, self.isolated = kept
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
-        """Make the task's columns of those that its data set has, as `hone.environments.template` says.
+        """Make the task's columns from those of its data set, as `hone.environments.template` says.
 
-        To be called before the data is used. `name` is what errors call the template. Raises UserError for a template
-        that is none, one that makes a column nothing reads, and a task that makes up its rows itself.
+        Call it before the data is used. `name` is what errors call the template. Raises UserError for a malformed
+        template, one that makes a column nothing reads, and a task that generates its rows itself.
         """
         if not self._has_own_columns and (unknown := [column for column in columns if column not in COLUMNS]):
             near = difflib.get_close_matches(unknown[0], COLUMNS, n=1)
@@ -182,38 +166,42 @@ class Environment:
         self._template = Template(columns, name)
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """What the task is: digests of its module's source, if it was loaded by its id, and of the splits' examples."""
-        found = {"data": content_hash([digests.of_rows(_Ids(self.split(name))) for name in splits])}
+        """Return digests of the module's source, if it was loaded by its id, and of the splits' examples."""
+        found = {
+            "data": content_hash([digests.of_rows([example.id for example in self.split(name)]) for name in splits])
+        }
         return found if self.module is None else {"environment": source_digest(self.module)} | found
 
     def format_row(self, row: Row) -> Row:
-        """The columns `prompt` or `question`, `answer` and `info` of a row of this task; by default the row itself.
+        """Return the columns `prompt` or `question`, `answer` and `info` of a row; by default the row itself.
 
         A KeyError is reported as the missing column. Other columns than these four are ignored.
         """
         return row
 
     def reference(self, example: Example) -> str | list[Message]:
-        """A completion that deserves full marks: its text or, of a task of several turns, its messages."""
+        """Return a completion that deserves full marks: its text or, of a task of several turns, its messages."""
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
-        """A completion for SFT to imitate, which may use the generator's randomness; by default the reference."""
+        """Return a completion for SFT to imitate, which may use the generator; by default the reference."""
         return self.reference(example)
 
     def check_rollouts(self) -> None:
-        """Raises UserError if completions of this task can be graded but not sampled, on this machine for instance."""
+        """Raise UserError if completions of this task can be graded but not sampled on this machine."""
 
     def split(self, name: str) -> Split:
-        """The examples of "train" or "eval".
+        """Return the examples of "train" or "eval".
 
-        Reads the data on first use, and then looks for missing columns: in each row where rows can differ (JSON,
-        lists), else in the first. Raises UserError for those, and for a split that the environment does not have.
+        Reads the data on first use, and checks the columns: of each row where rows can differ (JSON, lists), else of
+        the first. Raises UserError for a missing column, and for a split that the environment does not have.
         """
         if name not in self._splits:
             source = self._sources.get(name)
             if source is None:
-                raise UserError(f"environment {self.id!r} has no {name} split; it has {self._names()}")
+                raise UserError(
+                    f"environment {self.id!r} has no {name} split; it has {', '.join(self.splits) or 'no data'}"
+                )
             rows = self._rows(source, name)
             if not len(rows):
                 raise UserError(f"the {name} split of environment {self.id!r} is empty; give it more data")
@@ -223,11 +211,11 @@ class Environment:
         return self._splits[name]
 
     def share_data(self, other: Environment) -> None:
-        """Takes the rows that `other`, the same task loaded another time, has read, so that they are read once."""
+        """Take the rows that `other`, the same task loaded another time, has read, so that they are read once."""
         self._splits |= {name: Split(self, split.rows) for name, split in other._splits.items()}
 
     def _rows(self, source: RowSource, name: str) -> Rows:
-        """The rows of a split, through the template if there is one."""
+        """Return the rows of a split, through the template if there is one."""
         template = self._template
         if template is not None and isinstance(source, DataSource):
             return source.through(template.rows)()
@@ -237,7 +225,7 @@ class Environment:
         return rows if template is None else template.rows(rows)
 
     def examples(self, split: str, seed: int) -> Iterator[Example]:
-        """The split's examples without end, in the order of (seed, epoch)."""
+        """Yield the split's examples without end, in the order of (seed, epoch)."""
         examples = self.split(split)
         draws = Draws(len(examples), seed)
         draw = 0
@@ -246,7 +234,7 @@ class Environment:
             draw += 1
 
     def example(self, **columns: Any) -> Example:
-        """One example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
+        """Return one example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
         if self._template is not None:
             return self.to_example(self._template.row(columns, "example()"), "example()")
         if not self._has_own_columns and (unknown := columns.keys() - set(COLUMNS)):
@@ -258,7 +246,7 @@ class Environment:
         return type(self).format_row is not Environment.format_row
 
     def to_example(self, row: Row, where: str) -> Example:
-        """The example that a row describes; `where` names the row in the UserError for one that lacks a column."""
+        """Return the example that a row describes; `where` names the row in the UserError for a missing column."""
         try:
             columns = self.format_row(row)
         except KeyError as error:
@@ -277,25 +265,29 @@ class Environment:
         return Example(*content)
 
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
-        """Grades a completion: its text, its messages (with or without the prompt before them), or a rollout.
+        """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
-        Only a rollout (`Trajectory`, `Reply`) says whether the length limit stopped it; text and messages count as
-        ended by themselves.
-        What a reward function draws is decided by `seed`, the example and the rollout's sample id.
+        Only a rollout (`Trajectory`, `Reply`) can count as stopped by the length limit. What a reward function draws is
+        decided by `seed`, the example and the rollout's sample id.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
     def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
-        """`grade` of each (example, completion), in order.
+        """Grade each (example, completion); return the scores in order.
 
         They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
-        environment. What async reward functions wait for, they wait for at once; yet each comes after the one before it
-        in the rubric, for they share `state`.
+        environment. Async reward functions of different samples wait at the same time; those of one sample run one
+        after another, for they share `state`.
         """
         pairs = list(pairs)
         samples = [self._sample(*pair, seed) for pair in pairs if not _broken_off(pair[1])]
         scores = iter(self._grade(samples))
-        return [_failed(self.rubric, completion) or next(scores) for _, completion in pairs]
+        return [
+            next(scores)
+            if (failure := _broken_off(completion)) is None
+            else Score(math.nan, {}, self.rubric.weights, *failure)
+            for _, completion in pairs
+        ]
 
     def _grade(self, samples: list[Sample]) -> list[Score]:
         workers = None if self.rubric.inline and not self._apart else self._processes()
@@ -307,29 +299,22 @@ class Environment:
         return [self.rubric.score(one, s.example, s.completion, self.parser, s.stop_reason) for one, s in pairs]
 
     def grading(self, sample: Sample) -> Work[Measured]:
-        """Runs the functions of the rubric on a sample, in whatever process this is."""
-        return self.rubric.measure(
-            sample.example,
-            sample.completion,
-            self.parser,
-            sample.stop_reason,
-            sample.seed,
-            sample.sample_id,
-            sample.state,
-        )
+        """Run the functions of the rubric on a sample, in whatever process this is."""
+        s = sample
+        return self.rubric.measure(s.example, s.completion, self.parser, s.stop_reason, s.seed, s.sample_id, s.state)
 
     @property
     def _apart(self) -> bool:
-        """Whether inline functions are to run in workers."""
+        """True if inline functions run in workers too."""
         return self.isolated and not self.has_own_process
 
     @property
     def _runs_here(self) -> bool:
-        """Whether nothing of this task needs a worker."""
+        """True if nothing of this task needs a worker."""
         return self.rubric.inline and not self._apart
 
     def _processes(self) -> Workers | None:
-        """The workers; None where there are to be none, and where they would load another environment than this."""
+        """Return the workers; None if there are to be none, or if they would load another environment."""
         if self._loaded is None or self._limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded
@@ -356,7 +341,9 @@ class Environment:
         if isinstance(prompt, str):
             messages: list[Message] = [{"role": "user", "content": prompt}]
         else:
-            if not isinstance(prompt, list) or not all(_is_message(message) for message in prompt):
+            if not isinstance(prompt, list) or not all(
+                isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt
+            ):
                 raise UserError(f"{where}: 'prompt' must be text or a list of messages with 'role' and 'content'")
             messages = [dict(message) for message in prompt]
         if self.system_prompt and messages[0]["role"] != "system":
@@ -365,11 +352,8 @@ class Environment:
 
     @property
     def splits(self) -> list[str]:
-        """Those of "train" and "eval" that there are."""
+        """The names of the splits that there are, of "train" and "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
-
-    def _names(self) -> str:
-        return ", ".join(self.splits) or "no data"
 
 
 class SingleTurnEnv(Environment):
@@ -377,17 +361,8 @@ class SingleTurnEnv(Environment):
 
 
 def _broken_off(completion: Completion) -> tuple[Outcome, str] | None:
-    """Why the environment broke off a conversation, if it did."""
+    """Return why the environment broke off a conversation, if it did."""
     return completion.failure if isinstance(completion, Trajectory | Reply) else None
-
-
-def _failed(rubric: Rubric, completion: Completion) -> Score | None:
-    failure = _broken_off(completion)
-    return None if failure is None else Score(math.nan, {}, rubric.weights, *failure)
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and "content" in value
 
 
 def _info(columns: Row, where: str) -> dict[str, Any]:

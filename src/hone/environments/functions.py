@@ -41,7 +41,7 @@ from hone.types import content_hash
 REWARDS = "rewards.py"
 """File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
 _IS_TEXT = "prompt_is_text"
-"""Key of `info` that tells functions of `completions` that the row's prompt was text."""
+"""Key of `info`: the row's prompt was text, so functions of `completions` get text."""
 
 
 def load_environment(
@@ -54,7 +54,7 @@ def load_environment(
     split: str = "train",
     eval_split: str = "test",
 ) -> Environment:
-    """The task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data`: a file, a folder or a hub id.
+    """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` are those of the functions, by default 1;
     `correct` names the function that decides which answers are right, by default the first.
@@ -101,12 +101,12 @@ class FunctionTask(SingleTurnEnv):
         graders = [_Grader(source.func) for source in found]
         self.needed = sorted({name for grader in graders for name in grader.columns})
         self.batched = any(grader.batched for grader in graders)
-        train, held_out = train_and_eval(data, eval_data, *splits, functools.partial(hold_out, key=_prompt), _no_rows)
+        made = train_and_eval(data, eval_data, *splits, functools.partial(hold_out, key=_prompt), _no_rows)
         super().__init__(
             id=FUNCTIONS,
             rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
-            dataset=train if data is not None else None,
-            eval_dataset=held_out,
+            dataset=made["dataset"] if data is not None else None,
+            eval_dataset=made["eval_dataset"],
             system_prompt=system_prompt,
         )
         self.module = next((source.file for source in found if source.file is not None), None)
@@ -218,8 +218,8 @@ class Given:
     """A task that a program gives.
 
     `args` are those of `load_environment`, which name the files that the run keeps; `files` are their texts by name.
-    `graded_here` names functions that no other process can import, so that all are run in this one; `not_kept` says
-    why `rewards.py` can't be imported by itself, "" if it can. `load` makes the task.
+    `graded_here` names functions that no other process can import, so that all run in this one; `not_kept` is why
+    `rewards.py` can't be imported by itself, "" if it can. `load` makes the task.
     """
 
     args: dict[str, Any]
@@ -243,7 +243,7 @@ def given_task(
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
 ) -> Given:
-    """The task of these functions on these rows; what is not given comes from `args`. `folder` is the run's directory.
+    """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
     A data set is a path, a hub id, or rows as `given_rows` takes them. UserError for functions and rows that are none.
     """

@@ -6,17 +6,17 @@ import copy
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-import types
 import typing
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import ModuleType
 from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from hone.config.hoist import FUNCTIONS
 from hone.environments.environment import Environment
@@ -36,19 +36,17 @@ from hone.errors import UserError
 
 ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
-_IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
-"""The types of arguments that are checked."""
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
-    """The environment with this id, built by its module's `load_environment(**kwargs)`. Touches no data and no network.
+    """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
-    source checkout and in the current directory, then for an installed package. `reasoning-gym:TASK` and
-    `verifiers:TASKSET` are tasks of these libraries.
+    source checkout and in the current directory, then for an installed package. Touches no data and no network.
+    `reasoning-gym:TASK` and `verifiers:TASKSET` are tasks of these libraries.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
-    `load_environment`, and arguments that it does not take, or not of this type (text, numbers, booleans, null).
+    `load_environment`, and arguments that do not fit its signature and type hints.
     """
     given = copy.deepcopy(kwargs)
     env = _adapted(env_id, kwargs) if ":" in env_id else _built(env_id, kwargs)
@@ -56,8 +54,22 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     return env
 
 
+def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
+    """Load the environment that a config describes; `name` is where it has the template: "orchestrator.env.template".
+
+    Prints on stderr, once, that a file in the current folder hides hone's own task of that name.
+    """
+    file = task_file(env_id)
+    if file is not None and file.hides is not None:
+        note_file(env_id, file)
+    env = load_environment(env_id, **args)
+    if template is not None:
+        env.use_template(template, name)
+    return env
+
+
 def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """The environment of a module."""
+    """Build the environment of a module."""
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
     if not callable(build):
@@ -84,22 +96,8 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
     return env
 
 
-def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """Load the environment that a config describes; `name` is where it has the template: "orchestrator.env.template".
-
-    Prints on stderr, once, that a file in the current folder hides hone's own task of that name.
-    """
-    file = task_file(env_id)
-    if file is not None and file.hides is not None:
-        note_file(env_id, file)
-    env = load_environment(env_id, **args)
-    if template is not None:
-        env.use_template(template, name)
-    return env
-
-
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """The task of another library."""
+    """Build the task of another library."""
     library, _, task = env_id.partition(":")
     name = ADAPTERS.get(library.replace("_", "-"))
     if name is None or not task:
@@ -136,6 +134,7 @@ def _find_module(env_id: str) -> ModuleType:
 
 
 def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
+    """Raise UserError for an argument that `build` does not take, or that does not fit its type hint."""
     signature = inspect.signature(build)
     try:
         signature.bind(**kwargs)
@@ -148,37 +147,19 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
         raise UserError(
             f"environment {env_id!r} {problem}{hint}; its arguments are {', '.join(accepted) or 'none'}"
         ) from None
-    annotations = _annotations(build)
     for name, value in kwargs.items():
-        kinds = _kinds(annotations.get(name))
-        if kinds and not _fits(value, kinds):
-            words = " or ".join(_IN_WORDS[kind] for kind in kinds if kind is not NoneType)
-            raise UserError(f"{env_id}: {name} is {value!r}; it must be {words}")
-
-
-def _annotations(build: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(build.func if isinstance(build, functools.partial) else build)
-    except (NameError, TypeError, AttributeError):
-        return {}  # names that exist for type checkers only: nothing to check against
-
-
-def _kinds(annotation: Any) -> tuple[type, ...]:
-    """The simple types that an annotation allows; empty if it says something else, which is not checked."""
-    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    if typing.get_origin(annotation) is typing.Union:
-        members = typing.get_args(annotation)
-    return tuple(members) if all(member in _IN_WORDS for member in members) else ()
-
-
-def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        try:
+            hints = typing.get_type_hints(getattr(build, "func", build), include_extras=True)
+            TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"{env_id}: {name} is {value!r}: {reason[:1].lower()}{reason[1:]}") from None
+        except (NameError, TypeError, AttributeError, PydanticUserError):
+            pass  # a type hint for type checkers only: nothing to check against
 
 
 def _nearest(env_id: str) -> str:
-    """The remedy for an id that was not found: the nearest ids, or all."""
+    """Return the remedy for an id that was not found: the nearest ids, or all."""
     known = _known_ids()
     near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=3, cutoff=0.5)
     if near:
@@ -187,7 +168,7 @@ def _nearest(env_id: str) -> str:
 
 
 def _known_ids() -> list[str]:
-    """Ids of the task files in `environments/`, in the current folder and of those installed with hone."""
+    """Return the ids of the task files in `environments/`, in the current folder and of those installed with hone."""
     own = [folder for folder in folders() if folder.name == "environments" and folder.is_dir()]
     names = {f.stem for folder in own for f in folder.glob("*.py")}
     names |= {f.parent.name for folder in own for f in folder.glob("*/__init__.py")}

@@ -26,9 +26,8 @@ class MultiTurnEnv(Environment):
         self.max_turns = max_turns
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """What `env_response` finds in `state` at the first turn: prompt, answer, info and example_id of the example,
-        and `seed`, a number of this rollout's own, for environments that draw. It is JSON: what `info` has beyond that,
-        dates for instance, is text in it.
+        """Return the `state` of the first turn: prompt, answer, info and example_id of the example, and `seed`, a
+        number of this rollout's own, for environments that draw. It is JSON: dates in `info`, for instance, are text.
         """
         return {
             "prompt": [dict(message) for message in example.prompt],
@@ -39,12 +38,12 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """What the environment says to a conversation that ends with the model; nothing if it is over. May be async."""
+        """Return the messages that follow those of the model; none if the conversation is over. May be async."""
         raise NotImplementedError
 
     @property
     def responds_inline(self) -> bool:
-        """Whether `env_response` is marked as cheap and pure."""
+        """True if `env_response` is marked as cheap and pure."""
         return is_inline(self.env_response)
 
     @property
@@ -53,17 +52,17 @@ class MultiTurnEnv(Environment):
 
     @property
     def responds_async(self) -> bool:
-        """Whether `env_response` waits, so that many conversations can do so together."""
+        """True if `env_response` waits, so that many conversations can do so together."""
         return is_async(self.env_response)
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """What is said in place of an `env_response` that failed; None: the sample fails."""
+        """Return the messages in place of an `env_response` that failed; None: the sample fails."""
         return None
 
     def respond_many(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]]
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """What the environment says to each conversation (its messages, its state), and its state then; in order.
+        """Return the environment's messages to each conversation (messages, state), and its state then; in order.
 
         `env_response` runs in worker processes, as reward functions do, unless it is marked `inline` or no worker can
         load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
@@ -82,13 +81,13 @@ class MultiTurnEnv(Environment):
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):
             return copied
-        said = yield from attempt(self.env_response, *copied)
-        if isinstance(said, GraderFailure):
-            return said
-        if said is not None and not isinstance(said, list | tuple):
-            what = f"env_response returned {said!r:.200}; it must return a list of messages"
+        answer = yield from attempt(self.env_response, *copied)
+        if isinstance(answer, GraderFailure):
+            return answer
+        if answer is not None and not isinstance(answer, list | tuple):
+            what = f"env_response returned {answer!r:.200}; it must return a list of messages"
             return GraderFailure(Outcome.GRADER_ERROR, what)
-        return list(said or []), copied[1]
+        return list(answer or []), copied[1]
 
 
 Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
@@ -98,25 +97,25 @@ Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
 def settled(
     answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
 ) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
-    """What is said to a conversation, its state then, and what it failed of: `answer`, or what `env` says in its place.
+    """Return the environment's messages, the state then, and why the conversation failed, if it did.
 
-    Messages are copied as JSON that every file and tokenizer takes. What is no message of the environment's is a
+    Messages are copied as JSON that every file and tokenizer takes. Other values than messages of the environment are a
     failure.
     """
     if isinstance(answer, GraderFailure):
-        said = env.failed_response(messages, answer)
-        if said is None:
+        response = env.failed_response(messages, answer)
+        if response is None:
             return [], state, (answer.outcome, answer.detail)
     else:
-        said, state = answer
+        response, state = answer
     try:
-        return [_copied(message) for message in said], state, None
+        return [_copied(message) for message in response], state, None
     except ValueError as error:
         return [], state, (Outcome.GRADER_ERROR, str(error))
 
 
 def _copied(message: Any) -> Message:
-    """The message as JSON; ValueError says why it is none of the environment's."""
+    """Return the message as JSON; ValueError says why it is none of the environment's."""
     needed = "messages with a text as role and content"
     if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         needed = "messages of other roles than the model's"

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hone.environments.answers import FORMS, Ambiguous, AnswerParser
-from hone.environments.parsers import Parser, said
+from hone.environments.parsers import FORMS, Ambiguous, AnswerParser, Parser, visible_text
 
 MAX_CHARS = 200
 """Longer text is no number."""
@@ -77,8 +76,8 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """The one number that `text` states, with a unit or a bracketed remark after it or not; None if it states none, or
-    may mean two. `42%` reads 42, or with `percent` 42/100.
+    """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None for none or if
+    it may mean two. `42%` reads 42, or with `percent` 42/100.
     """
     try:
         return find_number(text, percent=percent)
@@ -87,14 +86,14 @@ def read_number(text: str, *, percent: bool = False) -> Fraction | None:
 
 
 def same_number(given: str | None, gold: str) -> bool:
-    """Whether `given` states the number that `gold` does; percent signs count if `gold` has one."""
+    """Return True if `given` states the number that `gold` does; percent signs count if `gold` has one."""
     percent = "%" in gold
     expected = read_number(gold, percent=percent)
     return given is not None and expected is not None and read_number(given, percent=percent) == expected
 
 
 def find_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """As `read_number`, but raises `Ambiguous` for text that states a number, but not which."""
+    """Read as `read_number`, but raise `Ambiguous` for text that states a number, but not which."""
     if len(text) > MAX_CHARS:
         return None
     text = _SPACED.sub(lambda match: re.sub(r"[\s~]", "", match[0]), _clean(text))
@@ -129,8 +128,8 @@ class LastNumberParser(Parser):
     expects = "a number"
 
     def parse(self, text: str) -> str | None:
-        """The numeral, with its percent sign, so that `read_number` reads it."""
-        text = _clean(said(text))
+        """Return the numeral, with its percent sign, so that `read_number` reads it."""
+        text = _clean(visible_text(text))
         numerals = _numerals(text)
         try:
             while numerals:
@@ -162,15 +161,15 @@ class _Numeral:
 
 
 def _clean(text: str) -> str:
-    """`text` without end-of-turn markers, LaTeX's and Markdown's wrapping, and currency signs."""
-    text = said(text).translate(_CHARACTERS)
+    """Return `text` without end-of-turn markers, LaTeX's and Markdown's wrapping, and currency signs."""
+    text = visible_text(text).translate(_CHARACTERS)
     text = _DOLLAR.sub("-", _THOUSANDS.sub(",", text))
     text = _FRACTION.sub(r" \1\2/\3 ", text)
     return _AREA.sub(r"\1", _WRAPPING.sub(" ", text))
 
 
 def _numerals(text: str) -> list[_Numeral]:
-    """The last numbers in clean text. Digits in a word (H2O) and ordinals (4th) are none."""
+    """Return the last numbers in clean text. Digits in a word (H2O) and ordinals (4th) are none."""
     found = []
     for match in collections.deque(_BLOB.finditer(text), maxlen=64):
         start, end = match.span()
@@ -207,7 +206,7 @@ def _value(blob: str) -> Fraction | None:
 
 
 def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
-    """The last number, and how often it is stated in a row ("3 or 3": 2). Ambiguous if it is joined to another."""
+    """Return the last number, and how often it is stated in a row ("3 or 3": 2). Ambiguous if joined to another."""
     last, count = numerals[-1], 1
     if last.value is None or _SCALED.match(text, last.end):
         raise Ambiguous(last.text)
@@ -222,6 +221,6 @@ def _last(text: str, numerals: Sequence[_Numeral]) -> tuple[_Numeral, int]:
 
 
 def _differs(remark: str, inside: Sequence[_Numeral], stated: _Numeral) -> bool:
-    """Whether a remark offers another number instead: "42 (or 43)"."""
+    """Return True if a remark offers another number instead: "42 (or 43)"."""
     alternative = re.match(r"[(\[]\s*(?:or|maybe|perhaps|possibly)\b", remark, re.IGNORECASE)
     return alternative is not None and any(numeral.value != stated.value for numeral in inside)

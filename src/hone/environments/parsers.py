@@ -1,18 +1,54 @@
-"""Parsers find the answer in a completion. None means that there is no well-formed one, which is not a wrong one."""
+r"""Parsers find the answer in a completion. None means that there is no well-formed one, which is not a wrong one.
+
+What the model thought is no answer: text between `<think>` and `</think>` is not looked at, nor is text before a
+`</think>` that nothing opened (the chat template did), nor text after a `<think>` that nothing closed.
+
+    parser = AnswerParser(read_number)
+    parser.value("Half of <answer>84</answer> is\n\boxed{42}")  # Fraction(42)
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar, cast
 
 from hone.types import Message
 
+T = TypeVar("T")
+Span = tuple[int, int]
+FORMS = ("tag", "boxed", "marker")
+MAX_CHARS = 4096
+"""Longer text between two tags is no answer."""
+
+LONGEST_LINE = 512
+"""Characters of a line after `ANSWER:` that are read; what goes on for longer must be a remark."""
+_PROSE = "every step was checked, so I am sure of it."
+
+_TAG = re.compile(r"</?answer>")
+_BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
+# The answer is in the rest of the line, or in the next one where the marker ends its own; a display formula may open in
+# between. An HTML tag or a special token ends it, `x < 5` and `<72>` do not.
+_MARKER = re.compile(r"\banswer[\s*_]*:[\s*_]*(?:\$\$|\\\[)?\s*", re.IGNORECASE)
+_SENTENCE = re.compile(r"\banswer\s+is\b[\s*_:]*", re.IGNORECASE)
+_LINE = re.compile(r"(?:[^\n<]|<(?!\||/?[A-Za-z][\w-]{0,40}\s?/?>))*")
+_FRAME = re.compile(
+    r"\A(?:(?:the|my|our) )?(?:(?:final|correct) )?answer is:? |\.? I hope (?:it|this|that) is (?:correct|right)\.?\Z",
+    re.IGNORECASE,
+)
+REMARK = re.compile(
+    r"(?<=\S)(?:[.;!]+ (?=[^\W\d_])|,? (?:because|since|as|which)\b| ?— ?| [-–] (?=[^\W\d_]+ [^\W\d_]{2})"
+    r"| (?P<bracket>[(\[])(?=[^()\[\]]*(?<![\\\w])(?:[A-Za-z]{4}|[A-Za-z']+ [A-Za-z])))"
+)
+"""Where a sentence, a reason or a remark in brackets begins behind an answer."""
+_DOUBT = re.compile(r"\W*(?:or|alternatively|maybe|perhaps|possibly|another|either|otherwise)\b", re.IGNORECASE)
+_DENIAL = re.compile(r"\W*(?:no|nope|not|but|wait|actually|is (?:wrong|incorrect|not))\b", re.IGNORECASE)
 _THINK = re.compile(r"</?think>")
 
 
 def message_text(message: Message) -> str:
-    """The text of a message; of a list of content parts, the text parts joined."""
+    """Return the text of a message; of a list of content parts, the text parts joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
@@ -20,14 +56,14 @@ def message_text(message: Message) -> str:
 
 
 def completion_text(completion: str | Sequence[Message]) -> str:
-    """The text that is graded: the string itself, or the last assistant message ('' if there is none)."""
+    """Return the text that is graded: the string itself, or the last assistant message ('' if there is none)."""
     if isinstance(completion, str):
         return completion
     return next((message_text(m) for m in reversed(completion) if m.get("role") == "assistant"), "")
 
 
-def said(text: str) -> str:
-    """`text` without what was thought, and without the markers `<|…|>` that a server may leave at its end."""
+def visible_text(text: str) -> str:
+    """Return `text` without what was thought, and without the markers `<|…|>` that a server may leave at its end."""
     kept: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
@@ -48,18 +84,18 @@ class Parser:
     """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
 
     expects = "an answer"
-    """What a well-formed completion holds, in words: an unparsable one is said to lack it."""
+    """What a well-formed completion holds, in words, for the explanation of an unparsable one."""
 
     def parse(self, text: str) -> str | None:
-        """The answer in `text`, or None if there is no well-formed one."""
+        """Return the answer in `text`, or None if there is no well-formed one."""
         return text.strip() or None
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
-        """The text of the answer in a completion: of a list of messages, in the last one of the assistant."""
+        """Return the text of the answer in a completion: of a list of messages, in the last one of the assistant."""
         return self.parse(completion_text(completion))
 
     def value(self, completion: str | Sequence[Message]) -> Any:
-        """What the answer in a completion says, or None: its text, unless the parser reads more than text."""
+        """Return the value of the answer in a completion, or None: its text, unless the parser reads more than text."""
         return self.parse_answer(completion)
 
 
@@ -67,8 +103,7 @@ class TagParser(Parser):
     """The answer is what stands in the last well-formed pair `<tag>…</tag>`.
 
     A pair is well-formed if neither tag occurs inside it and something other than whitespace does; text after it is
-    ignored, an unclosed tag too, and what was thought before it (see `said`). Whitespace around the answer, line breaks
-    included, is stripped; inside it is kept.
+    ignored, an unclosed tag too. Whitespace around the answer is stripped; inside it is kept.
     """
 
     def __init__(self, tag: str) -> None:
@@ -79,7 +114,7 @@ class TagParser(Parser):
 
     def parse(self, text: str) -> str | None:
         answer, start = None, -1
-        text = text if self.tag == "think" else said(text)
+        text = text if self.tag == "think" else visible_text(text)
         for match in self._tags.finditer(text):
             if match.group() == self.opening:
                 start = match.end()
@@ -89,7 +124,7 @@ class TagParser(Parser):
         return answer
 
     def wrap(self, answer: str) -> str:
-        """`answer` between the tags."""
+        """Return `answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
 
 
@@ -102,3 +137,161 @@ def _without_specials(text: str) -> str:
         if not text.startswith("|>", end - 2) or start < 0 or "|" in text[start + 2 : end - 2]:
             return text[:end]
         end = start
+
+
+class Ambiguous(ValueError):
+    """The text states an answer, but not which: "3 or 4". No earlier answer may stand in for it."""
+
+
+class AnswerParser(Parser, Generic[T]):
+    r"""The answer is the last well-formed one in one of `forms`: "tag" (`<answer>…</answer>`), "boxed" (`\boxed{…}`),
+    "marker" (`ANSWER: …`, in any case).
+
+    `read` turns the text of an answer into its value, or None if it is not well-formed; it may raise `Ambiguous`.
+    Without `read` the value is the text. An answer inside another is read if the outer one is not well-formed:
+    `<answer>So it is \boxed{42}</answer>`. A `</answer>` that nothing opened ends an answer that starts with the text:
+    the chat template may have opened it.
+
+    A line after a marker is read as a whole or, if that is not well-formed, without a remark at its end: `42 (I checked
+    it)`, `42. I hope it is correct.` Where prose is well-formed for `read`, a line counts only where there is no other
+    answer, but for what `read_line` makes of it. Then so does "sentence" (`the answer is …`), as far as
+    `read_line` reads it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], T | None] | None = None,
+        forms: Sequence[str] = FORMS,
+        expects: str = "an answer in <answer> tags",
+        read_line: Callable[[str], T | None] | None = None,
+    ) -> None:
+        assert forms and set(forms) <= _SPANS.keys(), forms
+        self.read = read or cast(Callable[[str], T | None], str)
+        self._read_line = read_line
+        self.forms, self.expects = tuple(forms), expects
+
+    @cached_property
+    def read_line(self) -> Callable[[str], T | None]:
+        """Read a line after a marker; None for any line if `read` takes prose."""
+        if self._read_line is not None:
+            return self._read_line
+        try:
+            prose = self.read(_PROSE) is not None
+        except Ambiguous:
+            prose = True
+        return (lambda line: None) if prose else self.read
+
+    def parse(self, text: str) -> str | None:
+        """Return the text of the answer, without surrounding whitespace."""
+        found = self._find(text)
+        return None if found is None else found[0]
+
+    def value(self, completion: str | Sequence[Message]) -> T | None:
+        """Return what `read` makes of the answer in a completion; None if there is no well-formed one."""
+        found = self._find(completion_text(completion))
+        return None if found is None else found[1]
+
+    def wrap(self, answer: str) -> str:
+        """Return `answer` in the first of the forms."""
+        return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "marker": f"ANSWER: {answer}"}[
+            self.forms[0]
+        ]
+
+    def _find(self, text: str) -> tuple[str, T] | None:
+        text = visible_text(text)
+        spans = [(span, form) for form in self.forms for span in _SPANS[form](text)]
+        spans.sort(key=lambda one: (-one[0][1], one[0][0]))  # the last to end first, and an outer one before its inner
+        firm = [(one, self.read_line if one[1] == "marker" else self.read) for one in spans if one[1] != "sentence"]
+        weak = [
+            one for one in spans if one[1] == "sentence" or (one[1] == "marker" and self.read is not self.read_line)
+        ]
+        fallback = [(one, self.read if one[1] == "marker" else self.read_line) for one in weak]
+        try:
+            for ((start, end), form), read in firm + fallback:
+                line = form in _LINES
+                body = text[start:end].strip() if line or end - start <= MAX_CHARS else ""
+                found = _first(read, _parts(body) if line else [body])
+                if found is not None:
+                    return found
+        except Ambiguous:
+            pass
+        return None
+
+
+def _tags(text: str) -> Iterator[Span]:
+    start = 0
+    for match in _TAG.finditer(text):
+        if match.group() == "<answer>":
+            start = match.end()
+        elif start >= 0:
+            yield start, match.start()
+            start = -1
+
+
+def _boxes(text: str) -> Iterator[Span]:
+    r"""Yield each box, nested ones too. Braces in them are balanced; `\{` and `\}` are characters."""
+    opened: list[int] = []
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else -1
+            if start >= 0:
+                yield start, match.start()
+        elif token == "{" or token.startswith(r"\boxed"):
+            opened.append(-1 if token == "{" else match.end())
+
+
+def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
+    """Return what finds the text after each match of `mark`: up to the end of the line, or to the next match in it."""
+
+    def spans(text: str) -> Iterator[Span]:
+        marks = list(mark.finditer(text))
+        ends = [match.start() for match in marks[1:]] + [len(text)]
+        for match, end in zip(marks, ends, strict=False):
+            line = _LINE.match(text, match.end(), max(end, match.end()))
+            assert line is not None
+            yield line.span()
+
+    return spans
+
+
+def _parts(line: str) -> Iterator[str]:
+    """Yield what of a line may be the answer: all of it, then what stands before a remark.
+
+    Raises Ambiguous for a remark that takes the answer back or offers another: `42. No, 43.`
+    """
+    line = " ".join(line[: LONGEST_LINE + 1].split())
+    line = _FRAME.sub("", line)
+    if len(line) <= LONGEST_LINE:
+        yield line
+    remark = REMARK.search(line)
+    if remark:
+        begins = line[remark.end() :]
+        if _DOUBT.match(begins) or (not remark["bracket"] and _DENIAL.match(begins)):
+            raise Ambiguous(line)
+        yield line[: remark.start()]
+
+
+def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, T] | None:
+    """Return the first part that `read` takes, and its value. Raises Ambiguous if one may mean two things."""
+    doubt = None
+    for part in parts:
+        try:
+            value = read(part) if part else None
+        except Ambiguous as error:
+            doubt = error
+        else:
+            if value is not None:
+                return part, value
+    if doubt is not None:
+        raise doubt
+    return None
+
+
+_LINES = ("marker", "sentence")
+_SPANS: dict[str, Callable[[str], Iterator[Span]]] = {
+    "tag": _tags,
+    "boxed": _boxes,
+    "marker": _after(_MARKER),
+    "sentence": _after(_SENTENCE),
+}

@@ -24,7 +24,7 @@ OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 def inline(func: Func) -> Func:
-    """Marks a function as cheap and pure: it is run in hone's own process, where nothing limits it.
+    """Mark a function as cheap and pure: it is run in hone's own process, where nothing limits it.
 
     For a reward function that cannot hang, whatever a model wrote; `env_response` of a task of several turns can be
     marked too. A rubric runs here if all its functions are marked.
@@ -46,8 +46,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the task's code made of a completion: the values of its functions, the answer that its parser found, as text
-    to show (None: none), and why it failed, if it did. `seconds` is wall time.
+    """What the task's code computed for a completion.
+
+    `answer` is the one that its parser found, as text to show (None: none); `seconds` is wall time.
     """
 
     components: dict[str, float]
@@ -89,8 +90,8 @@ class Rubric:
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
             raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
-        for name, of in self.ranges.items():
-            if not all(map(math.isfinite, (*of.right, *of.wrong))):
+        for name, one in self.ranges.items():
+            if not all(map(math.isfinite, (*one.right, *one.wrong))):
                 raise UserError(f"Rubric: the range of {name} has no end: give finite ones, or declare no range for it")
         self.parser = parser
         self._accepts = {name: _accepted(name, func) for name, func in self.funcs.items()}
@@ -98,11 +99,11 @@ class Rubric:
 
     @property
     def inline(self) -> bool:
-        """Whether all reward functions are marked as cheap and pure."""
+        """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
     def needs(self, column: str) -> bool:
-        """Whether a reward function asks for this argument."""
+        """Return True if a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())
 
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
@@ -119,13 +120,11 @@ class Rubric:
         sample_id: str = "",
         kept: Mapping[str, Any] | None = None,
     ) -> Work[Measured]:
-        """Runs all functions on one completion, up to the first that fails.
+        """Run all functions on one completion, up to the first that fails; `hone.grading.together` drives it.
 
-        To be run by `hone.grading.together`. Each function has copies of its own of what it is given, but for `state`,
-        which all share, and may add to: it holds prompt, completion, answer, info, example_id, stop_reason and
-        is_truncated, as they were for each function, and what the environment of a conversation `kept` in it. The `rng`
-        of each is the stream (seed, "grader", example, sample_id, function): what is graded before or beside it changes
-        nothing, and grading again gives the same.
+        Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
+        answer, info, example_id, stop_reason and is_truncated, what the environment of a conversation `kept`, and what
+        functions add. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}
@@ -144,7 +143,7 @@ class Rubric:
     def score(
         self, measured: Measured, example: Example, completion: list[Message], parser: Parser, stop_reason: str
     ) -> Score:
-        """The reward and the outcome of a completion, of what its functions gave: no code of the task runs here."""
+        """Return reward and outcome of what the functions returned. No code of the task runs here."""
         components = {name: measured.components[name] for name in self.funcs if name in measured.components}
         reward = sum(self.weights[name] * value for name, value in components.items())
         failure = measured.failure or self._no_reward(reward, components)
@@ -159,7 +158,7 @@ class Rubric:
     def _run(
         self, offer: _Offer, draws: Callable[[str], Any], components: dict[str, float]
     ) -> Work[GraderFailure | None]:
-        """Adds to `components` the value of each function that does not abstain, up to the first that fails."""
+        """Add to `components` the value of each function that does not abstain, up to the first that fails."""
         for name, func in self.funcs.items():
             kwargs = offer.arguments(self._accepts[name])
             if "rng" in self._accepts[name]:
@@ -172,7 +171,7 @@ class Rubric:
         return None
 
     def _no_reward(self, reward: float, components: Mapping[str, float]) -> GraderFailure | None:
-        """The failure of a grading whose functions all returned, yet without making a reward."""
+        """Return the failure of a grading whose functions all returned, yet make no reward."""
         if self._any_weight and not any(self.weights[name] for name in components):
             return GraderFailure(Outcome.GRADER_ERROR, "every reward function that has a weight abstained")
         if not math.isfinite(reward):
@@ -190,19 +189,34 @@ class Rubric:
         return name
 
 
+@inline
+def format(completion: list[Message], parser: Parser) -> float:
+    """Return 1 if there is a well-formed answer, be it right or wrong, else 0."""
+    return float(parser.parse_answer(completion) is not None)
+
+
+def answer_rubric(correctness: RewardFunc) -> Rubric:
+    """Return the rubric that gives 0 without a well-formed answer, 0.1 for a wrong one, 1 for a right one."""
+    ranges = {
+        "format": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
+        component_name(correctness): Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
+    }
+    return Rubric([format, correctness], [0.1, 0.9], correctness=correctness, ranges=ranges)
+
+
 def component_name(func: RewardFunc) -> str:
-    """The name a reward function is reported under: its own, that of the function in a partial, or its class's."""
+    """Return the name of a reward function: its own, that of the function in a partial, or its class's."""
     func = _unwrapped(func)
     return getattr(func, "__name__", type(func).__name__)
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Whether a function, or that in a partial, is marked by `inline`."""
+    """Return True if a function, or that in a partial, is marked by `inline`."""
     return getattr(_unwrapped(func), "inline", False) is True
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Whether a function, or that in a partial, or the `__call__` of an object is async."""
+    """Return True if a function, or that in a partial, or the `__call__` of an object is async."""
     func = _unwrapped(func)
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
@@ -224,7 +238,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 
 
 class _Offer:
-    """What reward functions are offered: what one of them changes, but for `state`, no other one sees."""
+    """The arguments that reward functions are offered. What one of them changes, but for `state`, no other one sees."""
 
     def __init__(
         self, example: Example, completion: list[Message], parser: Parser, stop_reason: str, kept: Mapping[str, Any]
@@ -244,7 +258,7 @@ class _Offer:
         }
 
     def arguments(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of one function, but for its `rng`."""
+        """Return the arguments of one function, but for its `rng`."""
         offered = self.copies() | {"answer": self._facts["answer"], "parser": self._parser, "state": self._state}
         if "state" in names:
             self._state |= self._facts | {name: offered[name] for name in ("prompt", "completion", "info")}
@@ -254,7 +268,7 @@ class _Offer:
 def _explain(
     example: Example, completion: list[Message], parser: Parser, answer: str | None, components: Mapping[str, float]
 ) -> str:
-    """Why this reward, in one line: what was expected and what came (`answer`, by `_short`), then each component."""
+    """Explain the reward in one line: what was expected and what came, then each component."""
     if answer is None:
         text = completion_text(completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"
@@ -266,7 +280,7 @@ def _explain(
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    """The value's repr; of a long text both ends, of what has no text (a number of 5,000 digits) its type."""
+    """Return the value's repr; of a long text both ends, of what has no text (a number of 5,000 digits) its type."""
     try:
         text = value if isinstance(value, str) else str(value)
     except Exception:

@@ -1,4 +1,4 @@
-"""The Python files of tasks and reward functions: finding them, importing them, and digests of what they are."""
+"""The Python files of tasks and reward functions: where they are, importing them, and digests of their source."""
 
 from __future__ import annotations
 
@@ -24,24 +24,19 @@ from hone.errors import UserError
 _sources: dict[str, str] = {}
 _noted: set[Path] = set()
 _beside: set[Path] = set()
-"""Folders that are on the path because a file that was imported lies there."""
+"""Folders that are on the path because an imported task file lies there."""
 
 
 @dataclass(frozen=True)
 class TaskFile:
     """The file of a task. `local`: it lies in the current folder or its `environments/`, and is not hone's own.
 
-    `hides` is the file of hone's own task of that name, which a local one is found before.
+    `hides` is the file of hone's own task of the same name, if the local one comes before it.
     """
 
     path: Path
     local: bool
     hides: Path | None
-
-
-def sources() -> dict[str, str]:
-    """Digests of the task files that this process has imported, as they were then."""
-    return dict(_sources)
 
 
 def task_file(env_id: str) -> TaskFile | None:
@@ -58,15 +53,13 @@ def task_file(env_id: str) -> TaskFile | None:
 def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None, trusted: bool) -> None:
     """Raise UserError if a run's task would execute a local file that is not the one it was made with.
 
-    `recorded` is the digest in the run's run.json, None if it has none; `trusted` lets any file pass. A task of reward
-    functions is refused unless it is trusted: which function is called is what the run says. Prints on stderr, once,
-    which local file is going to be executed.
+    `recorded` is the digest in run.json, None if it has none; `trusted` lets any file pass. A task of reward functions
+    must be trusted, for the run itself names the functions. Prints on stderr, once, which local file will be executed.
     """
-    wrapped = args.get("task") if env_id == "one-shot" else None
-    if FUNCTIONS in (env_id, wrapped) and not trusted:
+    if FUNCTIONS in (env_id, args.get("task") if env_id == "one-shot" else None) and not trusted:
         raise UserError(
-            "the run was trained on reward functions that it names itself, so they are not executed: look at them "
-            "(orchestrator.env.args in its config.toml, a rewards.py in it), and pass --trust-local-task"
+            "the run names its own reward functions, so they are not executed: look at them (orchestrator.env.args in "
+            "its config.toml, a rewards.py in it), and pass --trust-local-task"
         )
     file = task_file(env_id)
     if file is None or not file.local:
@@ -89,7 +82,7 @@ def note_file(env_id: str, file: TaskFile, more: str = "") -> None:
 
 
 def is_taken(name: str) -> str | None:
-    """Where a module of this name is found already, as a task or as an installed package; None if it is nowhere."""
+    """Return where a module of this name is already found, as a task or an installed package; None if nowhere."""
     if name == FUNCTIONS:
         return "hone's own task of reward functions"
     if (path := find_file(name)) is not None:
@@ -99,7 +92,7 @@ def is_taken(name: str) -> str | None:
 
 
 def find_file(name: str) -> Path | None:
-    """The local file of the task with this module name, if there is one."""
+    """Return the local file of the task with this module name, if there is one."""
     for folder in folders():
         for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
             if path.is_file():
@@ -108,15 +101,26 @@ def find_file(name: str) -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Where task files may lie, first match wins."""
+    """Return the folders where task files may lie; the first match wins."""
     here = Path.cwd()
     return [here / "environments", *_own_folders(), here]
 
 
 def _own_folders() -> list[Path]:
-    """The folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
+    """Return the folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
+
+
+def sources() -> dict[str, str]:
+    """Return digests of the task files that this process has imported, as they were then."""
+    return dict(_sources)
+
+
+def note_source(module: Path) -> None:
+    """Remember the digest of a module's source at its first import: later imports do not read the file again."""
+    if module.exists():
+        _sources.setdefault(str(module), digests.of_source(module))
 
 
 def source_digest(path: Path) -> str:
@@ -137,7 +141,7 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 
 
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
-    """Return the files in the folders `beside` that a source imports, itself or through them, in order of their names.
+    """Return the files in the folders `beside` that a source imports, itself or through them, sorted.
 
     An installed package goes before a file of the same name. Folders of installed tasks, or of hone's own, have none.
     """
@@ -145,7 +149,7 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
     found: set[Path] = set()
     queue = [source]
     while queue:
-        for name in _imported(queue.pop()):
+        for name in _imported(queue.pop()) - sys.stdlib_module_names:
             places = [folder / part for folder in folders for part in (f"{name}.py", f"{name}/__init__.py")]
             file = next((place for place in places if place.is_file()), None)
             if file is not None and file not in found and _is_found_there(name, file):
@@ -168,20 +172,16 @@ def _imported(source: bytes) -> set[str]:
 
 def _is_found_there(name: str, file: Path) -> bool:
     """Return True if an import of `name` will find this file. UserError if it would find that of another task."""
-    if name in sys.stdlib_module_names:
-        return False
     origin = _origin(name)
-    if origin in (None, file):
-        return True
-    if _lies_beside(origin):
+    if _lies_beside(origin) and origin != file:
         raise UserError(
             f"{file} can't be imported: this process has imported {origin} as {name!r} already; rename one of the two"
         )
-    return False
+    return origin in (None, file)
 
 
 def _origin(name: str) -> Path | None:
-    """The file that an import of a top-level module finds; None if there is none."""
+    """Return the file that an import of a top-level module finds; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module without a spec, such as __main__
@@ -189,23 +189,22 @@ def _origin(name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
-def _lies_beside(file: Path) -> bool:
+def _lies_beside(file: Path | None) -> bool:
     """Return True for a module that is found because it lies beside a task file, not because it is installed."""
-    return file.parent in _beside or file.parent.parent in _beside
+    if file is None:
+        return False
+    return (file.parent.parent if file.name == "__init__.py" else file.parent) in _beside
 
 
 def is_installed(name: str) -> bool:
     """Return True if a top-level module was imported, or can be and is no file beside another task."""
     if name in sys.modules:
         return True
-    if importlib.util.find_spec(name) is None:
-        return False
-    origin = _origin(name)
-    return origin is None or not _lies_beside(origin)
+    return importlib.util.find_spec(name) is not None and not _lies_beside(_origin(name))
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """The module at `path`, imported once per file and process. It may import modules that lie beside it.
+    """Import the module at `path`, once per file and process. It may import modules that lie beside it.
 
     It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
     `datasets.py` must not stand in for the package. Nor must files beside it, so their folder comes last on the path.
@@ -245,14 +244,8 @@ def put_on_path(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def note_source(module: Path) -> None:
-    """Remember what a module's source is when it is imported: later imports in this process do not read it again."""
-    if module.exists():
-        _sources.setdefault(str(module), digests.of_source(module))
-
-
 def mistake(path: Path, error: Exception) -> UserError:
-    """What went wrong in a task file, and in which of its lines."""
+    """Return the error that says what went wrong in a task file, and in which of its lines."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     what = str(error)
     if isinstance(error, SyntaxError) and error.filename == str(path):
@@ -262,7 +255,7 @@ def mistake(path: Path, error: Exception) -> UserError:
 
 
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
-    """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; returns it and its file, if that is known.
+    """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
 
     A module is looked for in the current folder, then where Python finds it. UserError if it is not there, can't be
     imported, or has no such function.
@@ -270,15 +263,16 @@ def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     module_name, _, name = place.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UserError(f"{place!r} names no function: write MODULE:FUNCTION or FILE.py:FUNCTION, as in rewards:exact")
-    path = Path(module_name) if module_name.endswith(".py") else Path(f"{module_name.replace('.', '/')}.py")
-    if module_name.endswith(".py") and not path.is_file():
+    is_file = module_name.endswith(".py")
+    path = Path(module_name if is_file else f"{module_name.replace('.', '/')}.py")
+    if is_file and not path.is_file():
         raise UserError(f"{place!r}: there is no file {path}")
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is not None and path.is_file() and path.samefile(main):
         raise UserError(f"{place!r} names the script that is running: give the function itself, not its name")
     put_on_path(Path.cwd())
     try:
-        by_file = path.is_file() and (module_name.endswith(".py") or "." not in module_name)
+        by_file = path.is_file() and (is_file or "." not in module_name)
         module = import_file(path.stem, path) if by_file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name in (module_name, module_name.partition(".")[0]):

@@ -52,17 +52,17 @@ class Template:
         self._columns = {str(column): _compiled(value, f"{name}.{column}", False) for column, value in columns.items()}
 
     def row(self, row: Row, where: str) -> Row:
-        """The new row. UserError, naming the row by `where`, if it lacks a column that the template wants."""
+        """Return the new row. UserError, naming the row by `where`, if it lacks a column that the template wants."""
         made = {column: make(row, where) for column, make in self._columns.items()}
         return made | {column: str(made[column]) for column in _SAID & made.keys() if _is_number(made[column])}
 
     def rows(self, rows: Rows) -> Rows:
-        """The same for all rows, each when it is asked for."""
+        """Return the same for all rows, each when it is asked for."""
         return rows.map(self.row)
 
 
 def _compiled(value: Any, name: str, as_text: bool) -> Make:
-    """What makes `value`, of the type that config files know, with its placeholders filled in."""
+    """Return the function that makes `value` of a row, with its placeholders filled in."""
     if isinstance(value, str):
         return _text(value, name, as_text)
     if _is_each(value):
@@ -88,7 +88,7 @@ def _is_each(value: Any) -> bool:
 
 
 def _turns(value: Mapping[str, Any], name: str) -> Make:
-    """What makes a message of each turn in a list, and `roles` of the turns' words for them."""
+    """Return the function that makes a message of each turn in a list; `roles` maps the turns' words for roles."""
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: say what stands in a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
@@ -142,7 +142,7 @@ def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
 
 
 def _placeholder(field: str, name: str) -> Make:
-    """What looks up `field` in a row. Keys and positions only: no attribute of a Python object can be reached."""
+    """Return the function that looks up `field` in a row, by keys and positions only: no attribute is reached."""
     keys = field.split(".")
 
     def look_up(row: Row, where: str) -> Any:
@@ -162,7 +162,7 @@ def _placeholder(field: str, name: str) -> Make:
 
 
 def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> UserError:
-    """The error for key number `depth` of a placeholder, which `value` does not have."""
+    """Return the error for key number `depth` of a placeholder, which `value` does not have."""
     wanted, before = ".".join(keys), ".".join(keys[:depth])
     if not isinstance(value, Mapping):
         found = f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{shown(value)} and has no keys"
@@ -176,7 +176,7 @@ def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> 
 
 
 def _written(field: str, name: str) -> Callable[[Row, str], str]:
-    """What makes text of the value that `field` stands for. UserError for null: no prompt should say "None"."""
+    """Return the function that writes the value of `field` as text. UserError for null: no prompt should say "None"."""
     look_up = _placeholder(field, name)
 
     def write(row: Row, where: str) -> str:

@@ -1,25 +1,32 @@
-"""Tasks in which the model calls tools: typed Python functions, run in turns between its messages.
+"""Tasks with tools: typed Python functions that the model may call, run in turns between its messages.
 
 def multiply(a: int, b: int) -> int:
     \"\"\"Multiplies two numbers.\"\"\"
     return a * b
 
 ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
+
+The schema of a tool comes from its type hints and docstring. pydantic makes it and checks the arguments, so that both
+say the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired, get_type_hints
+
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
-from hone.environments.rubric import is_async, is_inline
-from hone.environments.tool_functions import ToolFunction
+from hone.environments.rubric import component_name, is_async, is_inline
 from hone.errors import UserError
 from hone.grading import GraderFailure, together
 from hone.model.strict_json import read_object
@@ -28,7 +35,10 @@ from hone.types import Message, Outcome, content_hash
 
 ERROR = "error:"
 """How the answer to a call begins that did not work."""
+STATE = "state"
+"""A parameter of this name is not the model's to give: it gets the conversation's state."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class ToolEnv(MultiTurnEnv):
@@ -53,12 +63,6 @@ class ToolEnv(MultiTurnEnv):
         super().__init__(max_turns=max_turns, **kwargs)
         if callable(tools) or not all(callable(tool) for tool in tools):
             raise UserError(f"environment {self.id!r}: tools is {tools!r:.100}; it must be a list of functions")
-        if not isinstance(max_chars, int) or max_chars < 1:
-            raise UserError(
-                f"environment {self.id!r}: max_chars is {max_chars!r}; it must be a whole number, at least 1"
-            )
-        if not all(isinstance(error, type) and issubclass(error, BaseException) for error in stop_errors):
-            raise UserError(f"environment {self.id!r}: stop_errors is {stop_errors!r}; it must be a list of exceptions")
         functions = [ToolFunction(tool) for tool in tools]
         self.tools = {function.name: function for function in functions}
         if not functions or len(self.tools) != len(functions):
@@ -71,25 +75,22 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def responds_inline(self) -> bool:
-        """Whether all tools are marked as cheap and pure (`hone.environments.inline`)."""
         return all(is_inline(tool.func) for tool in self.tools.values()) or super().responds_inline
 
     @property
     def responds_async(self) -> bool:
-        """Whether any tool is async."""
         return any(is_async(tool.func) for tool in self.tools.values()) or super().responds_async
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
-        """The answers to the calls of the last message, in their order; none if it calls nothing."""
+        """Return the answers to the calls of the last message, in their order; none if it calls nothing."""
         calls = calls_of(messages[-1])
         answers = [self._answer(call, state) for call in calls]
-        waiting = [answer for answer in answers if not isinstance(answer, str)]
-        return (
-            self._later(calls, answers) if waiting else [_message(*pair) for pair in zip(calls, answers, strict=True)]
-        )
+        if not all(isinstance(answer, str) for answer in answers):
+            return self._later(calls, answers)
+        return [_message(*pair) for pair in zip(calls, answers, strict=True)]
 
     def called(self, name: str, **arguments: Any) -> list[Message]:
-        """A message that calls a tool, and the tool's answer, run now: what demonstrations are made of.
+        """Return a message that calls a tool, and the tool's answer, run now: what demonstrations are made of.
 
         [*self.called("multiply", a=6, b=7), {"role": "assistant", "content": "ANSWER: 42"}]
         """
@@ -101,9 +102,9 @@ class ToolEnv(MultiTurnEnv):
         return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """A tool that was ended at its deadline, or took its process with it, is told to the model like any error.
+        """Return an error for the model if a tool was killed at its deadline or ended its process.
 
-        What else went wrong, such as an exception that left `env_response`, is none of the model's: the sample fails.
+        For other failures, such as an exception that left `env_response`, None: the sample fails.
         """
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
@@ -113,7 +114,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[str]:
-        """What a call is answered; an async tool's answer is still to be awaited."""
+        """Run a call and return its answer; that of an async tool is still to be awaited."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -138,7 +139,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(*pair) for pair in zip(calls, texts, strict=True)]
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:
-        """The tool that a call names, and its arguments. ValueError says what is wrong with it."""
+        """Return the tool that a call names, and its arguments. ValueError says what is wrong with it."""
         name, given = arguments_of(call)
         if not name:
             raise ValueError(f"the call cannot be read: {_raw(call)!r}")
@@ -152,7 +153,7 @@ class ToolEnv(MultiTurnEnv):
         return self._cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain))
 
     def _error(self, error: BaseException) -> str:
-        """The exception as an answer; raised again if it is not the model's to know."""
+        """Return the exception as an answer; raise it again if the tool itself is broken."""
         if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, *self.stop_errors)):
             raise error
         return self._cut(_ADDRESS.sub(" at 0x…>", f"{ERROR} {type(error).__name__}: {error}".rstrip(": ")))
@@ -163,7 +164,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """The tool calls of a message of the assistant, in OpenAI's form. A malformed one has the name "".
+    """Return the tool calls of a message of the assistant, in OpenAI's form. A malformed one has the name "".
 
     They are its `tool_calls`; of a message without these, the calls in its text (`<tool_call>{…}</tool_call>`).
     """
@@ -176,7 +177,7 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
 
 
 def arguments_of(call: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """The name of the function that a call names ("": malformed), and the arguments (None: they are no JSON object)."""
+    """Return the name in a call ("": malformed), and the arguments (None: they are no JSON object)."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return "", None
@@ -186,13 +187,13 @@ def arguments_of(call: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
 
 
 def _raw(call: dict[str, Any]) -> str:
-    """The beginning of a call's arguments as they were written."""
+    """Return the beginning of a call's arguments as they were written."""
     function = call.get("function")
     return str(function.get("arguments") if isinstance(function, dict) else "")[:200]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know, such that another run writes the same: sets in order, objects without their address."""
+    """Return what JSON does not know as another run would write it: sets sorted, objects without their address."""
     return sorted(value, key=repr) if isinstance(value, set | frozenset) else _ADDRESS.sub(" at 0x…>", str(value))
 
 
@@ -200,3 +201,110 @@ def _message(call: dict[str, Any], text: Any) -> Message:
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return {"role": "tool", "name": name or "", "tool_call_id": call.get("id") or "", "content": text}
+
+
+class ToolFunction:
+    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError for what cannot be one.
+
+    The description is the docstring up to its Args section, that section (in Google's form) describes the arguments.
+    """
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func, self.name = func, component_name(func)
+        parameters = dict(inspect.signature(func).parameters)
+        self.takes_state = parameters.pop(STATE, None) is not None
+        text, described = read_docstring(inspect.getdoc(func) or "")
+        self._arguments = _arguments(self.name, func, parameters, described)
+        self.schema: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": self.name, "description": text, "parameters": _schema(self._arguments, parameters)},
+        }
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments, converted where that is unambiguous ("3" to 3). ValueError says why not."""
+        try:
+            return self._arguments.validate_python(arguments)
+        except ValidationError as error:
+            wrong = "; ".join(self._words(one) for one in error.errors(include_url=False)[:3])
+            raise ValueError(wrong) from None
+
+    def _words(self, error: Any) -> str:
+        name = ".".join(str(part) for part in error["loc"])
+        properties = self.schema["function"]["parameters"]["properties"]
+        if error["type"] == "missing" and name in properties:
+            return f"{self.name} needs the argument {name!r}"
+        if error["type"] == "extra_forbidden":
+            return f"{self.name} has no argument {name!r}; it takes {', '.join(properties) or 'none'}"
+        return f"argument {name!r} of {self.name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return the description, and what the Args section says of each argument."""
+    parts = re.split(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):[ \t]*$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    arguments = next((sections[name] for name in ("Args", "Arguments", "Parameters") if name in sections), "")
+    described: dict[str, str] = {}
+    indent, name = None, ""
+    for line in arguments.splitlines():
+        depth = len(line) - len(line.lstrip())
+        indent = depth if indent is None and line.strip() else indent
+        head = re.match(r"\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line) if depth == indent else None
+        if head is not None:
+            name, described[head[1]] = head[1], head[2].strip()
+        elif line.strip() and name:
+            described[name] = f"{described[name]} {line.strip()}".strip()
+    return parts[0].strip(), described
+
+
+def _arguments(
+    name: str, func: Callable[..., Any], parameters: dict[str, inspect.Parameter], described: dict[str, str]
+) -> Any:
+    """Return a pydantic adapter of the table of arguments."""
+    try:
+        target = inspect.unwrap(func.func if isinstance(func, functools.partial) else func)
+        hints = get_type_hints(target if inspect.isroutine(target) else type(target).__call__, include_extras=True)
+    except NameError as error:
+        raise UserError(f"tool {name}: a type hint cannot be resolved ({error}): import what it names") from error
+    fields: dict[str, Any] = {}
+    for key, parameter in parameters.items():
+        if parameter.kind not in _NAMED:
+            raise UserError(f"tool {name}: the parameter {parameter} cannot be given by name; name each argument")
+        if key not in hints:
+            raise UserError(f"tool {name}: the parameter {key} has no type hint; give it one, such as {key}: str")
+        kind = Annotated[hints[key], Field(description=described[key])] if described.get(key) else hints[key]
+        fields[key] = kind if parameter.default is parameter.empty else NotRequired[kind]
+    table: Any = TypedDict("table", fields)  # pyright: ignore[reportGeneralTypeIssues, reportArgumentType]
+    table.__pydantic_config__ = ConfigDict(extra="forbid")
+    try:
+        return TypeAdapter(table)
+    except PydanticUserError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"tool {name}: a type hint has no JSON schema ({reason}); take types that JSON has") from error
+
+
+def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return the JSON schema of the arguments, with their defaults and without titles."""
+    schema = arguments.json_schema(schema_generator=_Untitled)
+    first = ("type", "description")
+    properties = {
+        key: {name: value[name] for name in first if name in value} | value
+        for key, value in schema.get("properties", {}).items()
+    }
+    for key, parameter in parameters.items():
+        if parameter.default is not parameter.empty and _is_json(parameter.default):
+            properties[key]["default"] = parameter.default
+    rest = {key: schema[key] for key in ("required", "$defs") if key in schema}
+    return {"type": "object", "properties": properties, **rest}
+
+
+class _Untitled(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""An environment as it runs in a grading process: what `hone.environments.workers` asks, `process_main` hands on."""
+"""An environment as it runs in a grading process, started by `hone.grading.process_main`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ def start(
     sources: dict[str, str],
     timeout: float,
 ) -> Callable[[list[Any]], list[Any]]:
-    """Loads the environment as hone's process loaded it, but for its data, which examples bring along.
+    """Load the environment as hone's process loaded it, without its data, and return the function that answers:
 
-    Returns the function that answers, item by item:
+    - `["grade", samples]`: of each {"components", "answer", "failure", "seconds"}, a `Measured`;
+    - `["respond", [[messages, state], …]]`: of each [what the environment says, its state then], or {"failure"}.
 
-    - `["grade", samples]`: {"components", "answer", "failure", "seconds"}, a `Measured`;
-    - `["respond", [[messages, state], …]]`: [what the environment says, its state then], or {"failure"}.
-
-    "failure" is [outcome, detail, killed], or null.
-
-    UserError if a task file is not as it was when hone's process loaded it.
+    "failure" is [outcome, detail, killed], or null. UserError if a task file has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path
@@ -63,7 +59,7 @@ def _respond(env: Any, items: list[list[Any]], timeout: float) -> list[Any]:
 
 
 def _together(works: list[Any], timeout: float) -> list[Any]:
-    """`together`; RuntimeError if one held up others beyond their deadline, so that each is asked about by itself."""
+    """Run `together`; RuntimeError if one held up others past their deadline, so that each is asked about by itself."""
     from hone.grading import together
 
     late: list[bool] = []
@@ -87,7 +83,7 @@ def _as_json(answer: Any) -> Any:
 
 
 def _check_keys(value: Any) -> None:
-    """TypeError for a key that JSON would make text of, so that it is not found any more."""
+    """Raise TypeError for a key that is no text: JSON would turn it into text, and it would not be found any more."""
     for key in value if isinstance(value, dict) else ():
         if not isinstance(key, str):
             raise TypeError(f"the key {key!r} is no text")

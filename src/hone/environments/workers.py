@@ -1,7 +1,7 @@
 """The processes that an environment's functions run in: each loads the environment by its id and arguments.
 
-`environments/worker.py` is what runs there. Where none can stand in for this environment (it was made in a notebook, or
-changed after it was loaded), and where nothing can go wrong (`inline`), functions run in hone's own process.
+`environments/worker.py` runs there. Functions run in hone's own process if no worker can load this environment (it was
+made in a notebook, or changed after it was loaded) and if they are marked `inline`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
 
 Progress = Callable[[str], None]
-"""Is told what the processes are at, in words; "" when they have nothing more to do."""
+"""Called with what the processes do, in words; "" when they are done."""
 CHUNK = 64
-"""Most samples of one question, where functions wait and do so together."""
+"""Most samples in one question, where async functions wait together."""
 BACKSTOP = 6.0
-"""By the clock, a sample of a run may take this many times its processor time."""
+"""By the clock, a sample may take this many times its processor time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 _SCRIPT = Path(__file__).with_name("worker.py")
@@ -51,11 +51,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Limits:
-    """The processes and what a sample may take: `GradingConfig` as it is used here.
+    """How many processes there are, and what a sample may take.
 
-    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, else time of the clock;
-    by the clock, a sample may then take `backstop` times as long. `hash_seed` decides in which order sets are run
-    through.
+    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
+    much by the clock; else time of the clock. `hash_seed` is PYTHONHASHSEED, which decides the order of sets.
     """
 
     workers: int | None = None
@@ -70,14 +69,14 @@ class Limits:
         return cls(config.workers, config.timeout, config.memory_gib, deterministic)
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """(processor time, time by the clock) of a question whose functions may wait so many times, one by one."""
+        """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How an environment was loaded. `sources` are the digests of the task files there were (`task_files.sources`)."""
+    """How an environment was loaded, with the digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -87,7 +86,7 @@ class Origin:
 
     @property
     def repeatable(self) -> bool:
-        """Whether another process can be told the arguments."""
+        """True if the arguments are JSON, so that another process can load the environment."""
         try:
             return json.loads(json.dumps(self.kwargs)) == self.kwargs
         except (TypeError, ValueError):
@@ -95,7 +94,7 @@ class Origin:
 
 
 class Workers:
-    """The processes of one environment. They are started when they are needed, or by `start`."""
+    """The processes of one environment, started when they are needed, or by `pool.start`."""
 
     def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
         self._limits = limits
@@ -110,7 +109,7 @@ class Workers:
         self._progress = progress
 
     def grade(self, samples: Sequence[Sample], rubric: Rubric) -> list[Measured]:
-        """What the functions of the rubric make of each sample."""
+        """Run the functions of the rubric on each sample."""
         waits = sum(map(is_async, rubric.funcs.values()))
         answers = self._ask("grade", [_packed(sample) for sample in samples], waits, "grading")
         return [_measured(answer, rubric.funcs) for answer in answers]
@@ -118,21 +117,22 @@ class Workers:
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """What the environment says to each conversation, and its state then. UserError for a state that is no JSON."""
+        """Return the environment's answer to each conversation, and its state. UserError for a state not in JSON."""
         for _, state in turns:
             _check_json(state)
         answers = self._ask("respond", [list(turn) for turn in turns], int(waits), "answering the model")
         return [_responded(answer) for answer in answers]
 
     def _ask(self, kind: str, items: list[Any], waits: int, doing: str) -> list[Any]:
-        """The answers about the items: one question each, or where functions wait, many in one.
+        """Return the answers about the items: one question each, or many in one where functions wait.
 
-        Of a chunk without an answer each item is asked about once more by itself, so that only the guilty one fails.
+        Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
         answers: list[Any] = []
         again: list[int] = []
-        for chunk in self._asked(kind, _chunks(items, size), waits, doing):
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        for chunk in self._asked(kind, chunks, waits, doing):
             here = min(size, len(items) - len(answers))
             if isinstance(chunk, GraderFailure) and here > 1:
                 again += range(len(answers), len(answers) + here)
@@ -161,17 +161,17 @@ class Workers:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def unpacked(text: str) -> Sample:
-    """A sample as a worker got it."""
+    """Return the sample that a worker was sent."""
     return pickle.loads(base64.b64decode(text))
 
 
 def _packed(sample: Sample) -> str:
-    """Pickled, for `info` may hold what JSON does not: dates, bytes, tuples. What comes back is JSON."""
+    """Pickle the sample: `info` may hold what JSON does not (dates, bytes, tuples). What comes back is JSON."""
     try:
         return base64.b64encode(pickle.dumps(sample)).decode()
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -192,7 +192,7 @@ def _check_json(state: dict[str, Any]) -> None:
 
 
 def _measured(answer: Any, names: Collection[str]) -> Measured:
-    """What a worker said of one sample. The task's code can make it say anything: only finite numbers are taken."""
+    """Read a worker's answer about one sample. The task's code may forge it: only finite numbers are taken."""
     match answer:
         case {"components": dict(values), "answer": None | str() as found, "seconds": float(seconds)}:
             numbers = all(type(value) is float and math.isfinite(value) for value in values.values())
@@ -202,7 +202,7 @@ def _measured(answer: Any, names: Collection[str]) -> Measured:
 
 
 def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFailure:
-    """What a worker said of one conversation."""
+    """Read a worker's answer about one conversation."""
     match answer:
         case [list(messages), dict(state)]:
             return messages, state
@@ -210,7 +210,7 @@ def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFail
 
 
 def _failure(answer: Any) -> GraderFailure | None:
-    """The failure that an answer about one item is, or tells of."""
+    """Return the failure that an answer about one item is or reports, if any."""
     match answer:
         case GraderFailure():
             return answer
@@ -222,12 +222,8 @@ def _failure(answer: Any) -> GraderFailure | None:
 
 
 def _chunk(answer: Any, count: int, allowed: str) -> list[Any] | GraderFailure:
-    """The answers about `count` items; a failure that took too long names the setting that says how long it may."""
+    """Return the answers about `count` items; a timeout names the setting that allows more."""
     if isinstance(answer, GraderFailure):
         late = answer.outcome is Outcome.GRADER_TIMEOUT
         return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})") if late else answer
     return answer if isinstance(answer, list) and len(answer) == count else _NO_ANSWER
-
-
-def _chunks(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -16,8 +16,7 @@ from hone.environments import Environment
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import roll_out
-from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.types import Policy
 
 BATCH = 256

@@ -12,7 +12,7 @@ import numpy as np
 from hone.environments.rubric import Range
 from hone.evaluation.intervals import Interval, bounded_interval, share_interval
 from hone.evaluation.passk import pass_at_ks
-from hone.orchestrator.metrics import component_means, outcome_shares
+from hone.orchestrator.groups import component_means, outcome_shares
 from hone.types import Example, Outcome, Reply, Score, Trajectory
 
 

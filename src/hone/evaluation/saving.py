@@ -14,9 +14,9 @@ from hone.config.eval import EvalConfig
 from hone.errors import UserError
 from hone.evaluation.result import EvalResult
 from hone.runs import provenance
-from hone.runs.evaluations import RESULTS, plain, to_lines
 from hone.runs.files import write_file, write_json
 from hone.runs.outputs import CARD, FORMAT, check, run_info
+from hone.runs.rollouts import RESULTS, plain, to_lines
 
 
 def results_folder(config: EvalConfig) -> Path:

@@ -58,7 +58,7 @@ class GraderFailure:
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of the `offered` keyword arguments `func` takes: the names of its parameters, or all with `**kwargs`.
+    """Return which `offered` keyword arguments `func` takes: the names of its parameters, or all with `**kwargs`.
 
     Raises ValueError naming a parameter without default that is not offered. Costs a signature inspection: once per
     function.
@@ -86,7 +86,7 @@ def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | G
 
 
 def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
-    """What a reward function returns: a number, or None if it abstains.
+    """Call a reward function and return its number, or None if it abstains.
 
     An exception, a value that is no bool, int, float or numpy number, NaN and infinity are failures.
     """
@@ -99,11 +99,11 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
 def together(
     works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """The results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
+    """Return the results, in the order of `works`. Whatever they wait for at one time, they wait for concurrently.
 
-    What takes longer than `timeout` seconds by the clock is a failure. `held_up` is called where that came late, for
-    something did not let the others go on, so that what they waited for may have been there in time. Between the waits
-    they run one after another, in order, so no result depends on which awaitable is done first.
+    What takes longer than `timeout` seconds by the clock is a failure. `held_up` is called if that came late: something
+    kept the event loop busy, so others may have missed their deadline. Between the waits they run one after another, in
+    order, so no result depends on which awaitable is done first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))
@@ -133,14 +133,14 @@ def _as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
 
 
 def describe_exception(error: BaseException) -> str:
-    """The traceback from the reward function on, without memory addresses, so that two runs write the same text."""
+    """Return the traceback from the reward function on, without memory addresses: two runs write the same text."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
     return cut(_ADDRESS.sub("0x…", text), MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:
-    """The outcome of a completion that could be graded; the first that applies, as `Outcome` lists them.
+    """Return the outcome of a completion that could be graded; the first that applies, as `Outcome` lists them.
 
     `correctness` is the value of the rubric's correctness function before its weight (None: it abstained);
     `well_formed` says that the parser found an answer; `truncated` that sampling was stopped by the length limit.
@@ -196,7 +196,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @functools.cache
 def _beside(process: int) -> ThreadPoolExecutor:
-    """The thread for reward functions beside one whose event loop runs; a forked process has one of its own."""
+    """Return the thread for reward functions beside one whose event loop runs; a forked process has one of its own."""
     return ThreadPoolExecutor(1, "hone-reward")
 
 
@@ -222,7 +222,7 @@ def printable(text: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line of a failure's detail, which of a traceback says what happened; printable."""
+    """Return the last line of a failure's detail, which of a traceback says what happened; printable."""
     return (printable(text).strip().splitlines() or ["no reason was given"])[-1]
 
 

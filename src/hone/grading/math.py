@@ -18,8 +18,8 @@ from pathlib import Path
 from hone.errors import UserError
 from hone.grading import math_worker
 from hone.grading.inline import GraderFailure, describe_exception
+from hone.grading.pool import NoVerdict, Worker
 from hone.grading.process import inside
-from hone.grading.worker import NoVerdict, Worker
 from hone.types import Outcome
 
 LONGEST = 512
@@ -50,7 +50,7 @@ _QUOTED = re.compile(r"(?<![\w)}'])(['\"])[^'\"]+\1")
 
 
 def same(answer: str, gold: str) -> bool | GraderFailure | None:
-    """Whether `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
+    """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
 
     Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
     (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base (`12_{8}`) that the gold does not
@@ -65,9 +65,9 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     answer, gold = _pointed(answer, gold), _pointed(gold, answer)
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         return int(answer) == int(gold)
-    told = _plain(answer).lower() == _plain(gold).lower()
-    if _is_words(answer) or _is_words(gold) or (told and _TEXT.search(gold)):
-        return told
+    same_words = _plain(answer).lower() == _plain(gold).lower()
+    if _is_words(answer) or _is_words(gold) or (same_words and _TEXT.search(gold)):
+        return same_words
     base = _BASE.search(answer)
     if base and base.groups() != getattr(_BASE.search(gold), "groups", tuple)():
         return False
@@ -80,8 +80,10 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def readable(text: str) -> bool:
-    """Whether `text` may be mathematics: not empty, not too long, braces in pairs, no digits parted by a space, but for
-    thousands, no tower of powers that nobody can work out, and no string in quotes, which is code.
+    """Return True if `text` may be mathematics.
+
+    It is not empty or too long, its braces are in pairs, no digits are parted by a space, but for thousands, and it has
+    no tower of powers that nobody can work out, and no string in quotes, which is code.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -91,7 +93,7 @@ def readable(text: str) -> bool:
 
 
 def _is_endless(text: str) -> bool:
-    """Whether the value of `text` has more digits than can be worked out: `9^{9^{9}}`, `99999!`."""
+    """Return True if the value of `text` has more digits than can be worked out: `9^{9^{9}}`, `99999!`."""
     powers = [[int(number[:9]) for number in re.findall(r"\d+", chain[0])] for chain in _POWERS.finditer(text)]
     values = [int(match[1][:9]) for match in _FACTORIAL.finditer(text)]
     for base, *exponents in powers:
@@ -110,7 +112,7 @@ def _power(base: int, exponent: int) -> int:
 
 
 def balanced(text: str) -> bool:
-    """Whether each unescaped brace of `text` has its partner."""
+    """Return True if each unescaped brace of `text` has its partner."""
     depth = 0
     for brace in re.findall(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -145,7 +147,7 @@ def _pointed(text: str, other: str) -> str:
 
 
 def _spelled(char: str) -> str:
-    """A character such as ½ as a fraction; others as they are."""
+    """Return a character such as ½ as a fraction; others as they are."""
     if not unicodedata.decomposition(char).startswith("<fraction>"):
         return char
     above, below = unicodedata.normalize("NFKC", char).split("⁄")
@@ -153,13 +155,13 @@ def _spelled(char: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    """Whether `text` is words. Bare ones need four letters: `xy` is a product, and `Evelyn` not that of its letters."""
+    """Return True if `text` is words. Bare ones need four letters: `xy` is a product."""
     words = _WORD.findall(_plain(text)) if _WORDS.fullmatch(_plain(text)) else []
     return any(len(word) > 3 for word in words) or (bool(words) and bool(_TEXT.search(text)))
 
 
 def _is_prose(text: str) -> bool:
-    """Whether `text` has more letters than formulas have: as a product of so many symbols it takes seconds to read."""
+    """Return True if `text` has more letters than formulas have: as a product of symbols it takes seconds to read."""
     return len(re.findall(r"[^\W\d_]", _COMMAND.sub(" ", _TEXT.sub(" ", text)))) > _MOST_LETTERS
 
 
@@ -170,7 +172,7 @@ def _plain(text: str) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _asked(answer: str, gold: str) -> bool | None:
-    """What math-verify says, remembered. Raises NoVerdict, which is not, if it says nothing."""
+    """Return what math-verify says, remembered. Raises NoVerdict, which is not, if it says nothing."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

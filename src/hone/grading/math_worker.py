@@ -11,7 +11,7 @@ from typing import Any
 
 
 def start() -> Callable[[list[str]], bool | None]:
-    """The function of `[answer, gold]` that says whether they are equal; None if the answer cannot be read."""
+    """Return the function of `[answer, gold]` that says whether they are equal; None if the answer cannot be read."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     reading = [LatexExtractionConfig(boxed_match_priority=0)]

@@ -3,10 +3,10 @@
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
-A question that hangs, crashes or takes too much costs itself alone: its process is replaced, and what it had been given
-beyond that goes to others. One whose process is killed from outside is asked again. Why not Pebble (5.2, measured by
-`benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more for code that hears no signal,
-limits neither memory nor processor time, and is no faster.
+A question that hangs, crashes or takes too much costs itself alone: its process is replaced. If it was killed from
+outside, the question is asked again. Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a
+task had started, takes 4 seconds more for code that ignores signals, limits no memory or processor time, and is no
+faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,34 +33,36 @@ MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
 Heard = Callable[[int, Any], None]
-"""Is told how many questions have their answer, and the latest of these."""
+"""Called with the number of questions answered, and the latest answer."""
 _CLOSING_SECONDS = 10.0
-"""How long a process that has closed its output may live on. One that ends has closed it, too, and on a busy machine it
-may be a while until that is told."""
-_AGAIN = 1
-"""How often a question is asked again whose process was killed from outside."""
-_AGAIN_KEEPER = 3
-"""The same where the keeper was killed: an earlier question's code may have done that."""
-_QUICK_SECONDS = 0.1
-"""A process whose last answer took no longer is given a second question ahead, so that it need not wait for one."""
+"""How long a process that has closed its output may live on: one that is ending has closed it too."""
+_AGAIN, _AGAIN_KEEPER = 1, 3
+"""How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code
+may have killed the keeper."""
 
 
 class StartFailure(Halt):
     """A process could not be started; the last line says why. A run that had others before saves what it has."""
 
 
+class NoVerdict(Exception):
+    """There is no answer to a question; `failure` says why."""
+
+    def __init__(self, failure: GraderFailure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
 @dataclass(eq=False)
 class _Worker:
-    """A process and the questions that it was given, by their indices: it is at the first."""
+    """A process and the index of the question that it is at, with the number under which it was asked."""
 
     process: Process
     deadline: float
     ready: bool = False
     closing: bool = False
-    began: float = 0.0
-    quick: bool = False
-    given: deque[int] = field(default_factory=deque)
-    numbers: deque[int] = field(default_factory=deque)
+    index: int | None = None
+    number: int = 0
 
 
 class Pool:
@@ -91,7 +93,7 @@ class Pool:
         _pools.add(self)
 
     def _forget(self) -> None:
-        """Has no processes, whatever there were."""
+        """Have no processes, whatever there were."""
         self._lock = threading.RLock()
         self._workers: list[_Worker] = []
         self._selector: selectors.BaseSelector | None = None
@@ -108,7 +110,7 @@ class Pool:
         return [worker.process.pid for worker in self._workers]
 
     def start(self, count: int) -> None:
-        """Starts processes until there are `count`, at most `workers`, without waiting for them to be ready."""
+        """Start processes until there are `count`, at most `workers`, without waiting for them to be ready."""
         with self._lock:
             while len(self._workers) < min(count, self.workers):
                 self._hire()
@@ -121,13 +123,12 @@ class Pool:
         doing: str | None = None,
         heard: Heard = lambda done, answer: None,
     ) -> list[Any | GraderFailure]:
-        """The answers, in the order of the questions, whichever comes first.
+        """Return the answers in the order of the questions.
 
         A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
-        processor time (None: no limit) are the verdict that does not depend on how busy the machine is, and
-        `clock_seconds` the backstop for a process that waits. `doing` stands in for the pool's own. `heard` is
-        told how many answers there are, and the latest. StartFailure if a process does not come to be ready. Whatever
-        else is raised here, as by Ctrl-C, ends all processes.
+        processor time (None: no limit) do not depend on how busy the machine is; `clock_seconds` are the backstop for a
+        process that waits. StartFailure if a process does not become ready. Whatever else is raised here, as by Ctrl-C,
+        ends all processes.
         """
         with self._lock:
             try:
@@ -137,7 +138,7 @@ class Pool:
                 raise
 
     def close(self) -> None:
-        """Ends the processes. The next question starts others."""
+        """End the processes. The next question starts others."""
         with self._lock:
             workers, self._workers = self._workers, []  # none is known any more if this is interrupted
             selector, self._selector = self._selector, None
@@ -158,15 +159,10 @@ class Pool:
         if process.unsent:
             self._selector.register(process.questions, selectors.EVENT_WRITE, worker)
 
-    def _dismiss(self, worker: _Worker) -> Ended:
-        """Ends a process, waits for that, and forgets it."""
-        self._workers.remove(worker)
-        self._mute(worker)
-        return worker.process.finish()
-
-    def _mute(self, worker: _Worker) -> None:
-        """Listens to a process no more."""
+    def _remove(self, worker: _Worker) -> None:
+        """Forget a process and no longer listen to it."""
         assert self._selector is not None
+        self._workers.remove(worker)
         for fd in (worker.process.answers, worker.process.status, worker.process.questions):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
@@ -176,7 +172,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a process that was forked: the answers of these processes are for the one that asked."""
+    """Forget the processes in a forked process: their answers are for the one that asked."""
     for pool in list(_pools):
         pool._forget()
 
@@ -207,38 +203,25 @@ class _Round:
                 self.pool.start(len(self.questions) - len(self.answers))
                 self.give()
                 self.listen()
-                self.bury()
+                for process in [process for process in self.gone if readable(process.status, 0)]:
+                    process.finish()  # there may be more of them than a process can have files open
+                    self.gone.remove(process)
         finally:
             for process in self.gone:
                 process.finish()
         return [self.answers[index] for index in range(len(self.questions))]
 
-    def bury(self) -> None:
-        """Takes leave of those let go that have ended: there may be more of them than a process can have files open."""
-        for process in [process for process in self.gone if readable(process.status, 0)]:
-            process.finish()
-            self.gone.remove(process)
-
     def give(self) -> None:
-        """A question to each process that has none, then one more to those that answer quickly."""
-        for ahead in (1, 2):
-            for worker in self.pool._workers:
-                wanted = worker.ready and not worker.closing and (ahead == 1 or worker.quick)
-                if self.waiting and wanted and len(worker.given) < ahead:
-                    index = self.waiting.popleft()
-                    worker.given.append(index)
-                    worker.numbers.append(worker.process.ask(self.questions[index], self.cpu))
-                    if len(worker.given) == 1:
-                        self.begin(worker)
-                    self.watch_questions(worker)
-
-    def begin(self, worker: _Worker) -> None:
-        """The process begins with the first question that it has."""
-        worker.began = time.monotonic()
-        worker.deadline = worker.began + self.clock if worker.given else float("inf")
+        """Give a question to each process that has none."""
+        for worker in self.pool._workers:
+            if self.waiting and worker.ready and not worker.closing and worker.index is None:
+                worker.index = self.waiting.popleft()
+                worker.number = worker.process.ask(self.questions[worker.index], self.cpu)
+                worker.deadline = time.monotonic() + self.clock
+                self.watch_questions(worker)
 
     def listen(self, patience: float | None = None) -> None:
-        """Waits until a process has something to say or its time is up, and takes that."""
+        """Wait until a process has something to say or its time is up, and act on that."""
         selector = self.pool._selector
         assert selector is not None
         if patience is None:
@@ -252,7 +235,7 @@ class _Round:
                 self.too_late(worker)
 
     def hear(self, worker: _Worker) -> None:
-        """Takes what has come from a process."""
+        """Take what has come from a process."""
         process = worker.process
         process.send()
         self.watch_questions(worker)
@@ -269,47 +252,47 @@ class _Round:
             worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS
             self.pool._selector.unregister(process.answers)  # type: ignore[union-attr]
         if worker.closing and readable(process.status, 0):
-            self.ended(worker, self.pool._dismiss(worker))
+            self.pool._remove(worker)
+            self.ended(worker, process.finish())
 
     def take(self, worker: _Worker, reply: Reply) -> bool:
-        """Enters an answer. False if the process has no more of them."""
+        """Enter an answer. Return False if the process gives no more of them."""
         if reply.number == worker.process.first and not worker.ready:
             if reply.error is not None:
                 raise _start_failure(self.doing, reply.error)
             worker.ready = True
-        elif not worker.given or reply.number != worker.numbers[0]:
+        elif worker.index is None or reply.number != worker.number:
             raise Garbled
         else:
-            worker.numbers.popleft()
-            self.enter(worker.given.popleft(), reply.answer if reply.error is None else _error(reply.error))
-            worker.quick = time.monotonic() - worker.began <= _QUICK_SECONDS
-        self.begin(worker)
+            self.enter(worker, reply.answer if reply.error is None else _error(reply.error))
+        worker.deadline = float("inf")
         if reply.last:
             self.let_go(worker)
-            self.give_back(worker)
         return not reply.last
 
-    def enter(self, index: int, answer: Any) -> None:
-        """Notes the answer to a question."""
-        self.answers[index] = answer
+    def enter(self, worker: _Worker, answer: Any) -> None:
+        """Note the answer to the question that a process was at."""
+        assert worker.index is not None
+        self.answers[worker.index] = answer
+        worker.index = None
         self.heard(len(self.answers), answer)
 
     def ended(self, worker: _Worker, ended: Ended) -> None:
-        """A process ended by itself: the question that it was at has no answer."""
+        """Handle a process that ended by itself: the question that it was at has no answer."""
         if not worker.ready:
             self.killed_at_start += ended.killed
             if not ended.killed or self.killed_at_start > self.pool.workers:
                 raise _start_failure(self.doing, ended.failure("starting", None).detail)
             return
-        most = _AGAIN_KEEPER if ended.code is None else _AGAIN
-        if worker.given and ended.killed and self.again[worker.given[0]] < most:
-            self.again[worker.given[0]] += 1
-            self.give_back(worker)
+        index, most = worker.index, _AGAIN_KEEPER if ended.code is None else _AGAIN
+        if index is not None and ended.killed and self.again[index] < most:
+            self.again[index] += 1
+            self.waiting.appendleft(index)
         else:
             self.fail(worker, ended.failure(self.doing, self.cpu))
 
     def too_late(self, worker: _Worker) -> None:
-        """A process has let its time go by."""
+        """End a process that has let its time go by."""
         self.let_go(worker)
         if not worker.ready:
             late = f"it was not ready after {START_SECONDS:.0f} seconds"
@@ -320,24 +303,17 @@ class _Round:
             self.fail(worker, GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds"))
 
     def fail(self, worker: _Worker, failure: GraderFailure) -> None:
-        """The question that a process was at failed; the others that it has are for other processes."""
-        if worker.given:
-            self.enter(worker.given.popleft(), replace(failure, lost=True))
-        self.give_back(worker)
-
-    def give_back(self, worker: _Worker) -> None:
-        self.waiting.extendleft(reversed(worker.given))
-        worker.given.clear()
+        if worker.index is not None:
+            self.enter(worker, replace(failure, lost=True))
 
     def let_go(self, worker: _Worker) -> None:
-        """Ends a process without waiting for that."""
-        self.pool._workers.remove(worker)
-        self.pool._mute(worker)
+        """End a process without waiting for that."""
+        self.pool._remove(worker)
         worker.process.let_go()
         self.gone.append(worker.process)
 
     def watch_questions(self, worker: _Worker) -> None:
-        """Listens for the process to take more, if it has not taken all."""
+        """Listen for the process to take more, if it has not taken all."""
         selector, fd = self.pool._selector, worker.process.questions
         assert selector is not None
         if worker.process.unsent != (fd in selector.get_map()):
@@ -347,13 +323,37 @@ class _Round:
                 selector.unregister(fd)
 
 
+class Worker:
+    """A process of its own for a library that may hang or die: a pool of one, asked one question at a time.
+
+    It is started with the first question and ends with this object. `doing` says in a failure what took too long:
+    "comparing the answer".
+    """
+
+    def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
+        self._pool = Pool(script, arguments, doing, python=python)
+
+    def ask(self, question: Any, cpu_seconds: float, clock_seconds: float) -> Any:
+        """Return the answer. Raises NoVerdict if the function raised, took too long, or could not be asked."""
+        try:
+            [answer] = self._pool.ask_all([question], cpu_seconds, clock_seconds)
+        except StartFailure as error:
+            answer = GraderFailure(Outcome.GRADER_ERROR, str(error))
+        if isinstance(answer, GraderFailure):
+            raise NoVerdict(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        self._pool.close()
+
+
 def _error(detail: str) -> GraderFailure:
     return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
 def _start_failure(doing: str, text: str) -> StartFailure:
-    """`text` is a traceback, of which a UserError's own words are enough."""
-    said = text.strip()
+    """Return the error for a process that did not start. Of a UserError's traceback its own words are enough."""
+    reason = text.strip()
     mark = f"\n{UserError.__module__}.UserError: "
-    said = said.rpartition(mark)[2] if mark in said else said
-    return StartFailure(f"the process for {doing} could not start: {said}")
+    return StartFailure(f"the process for {doing} could not start: {reason.rpartition(mark)[2]}")

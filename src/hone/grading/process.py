@@ -30,7 +30,7 @@ _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
 """Bytes of an answer's line, which `process_main` keeps shorter."""
 _WORDS = 2**16
-"""Bytes of what a process said that are looked at."""
+"""Bytes of what a process wrote on stderr that are looked at."""
 _END_SECONDS = 10.0
 """How long the keeper is given to end what it keeps, before it is ended itself."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 def inside() -> bool:
-    """Whether this code runs in such a process already, so that it need not be protected once more."""
+    """Return True if this code runs in such a process already, so that it need not be protected once more."""
     return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
@@ -136,17 +136,17 @@ class Process:
 
     @property
     def unsent(self) -> bool:
-        """Whether there is something that the process has not taken yet."""
+        """True if there is something that the process has not taken yet."""
         return bool(self._out)
 
     def ask(self, question: Any, seconds: float | None) -> int:
-        """Sends a question that may take so much processor time (None: any); returns its number."""
+        """Send a question that may take so much processor time (None: any); returns its number."""
         self._asked += 1
         self._write([self._asked, seconds, question])
         return self._asked
 
     def send(self) -> None:
-        """Sends what the process takes of what is unsent."""
+        """Send what the process takes of what is unsent."""
         try:
             while self._out:
                 del self._out[: os.write(self.questions, self._out)]
@@ -156,7 +156,7 @@ class Process:
             self._out.clear()  # it has ended, as `status` will tell
 
     def replies(self) -> list[Reply]:
-        """The answers that have come. Garbled for what is none, Closed if there are none and never will be."""
+        """Return the answers that have come. Garbled for what is none, Closed if there are none and never will be."""
         fresh, closed = 0, False
         with contextlib.suppress(BlockingIOError):
             while len(self._in) <= _LONGEST and not closed:
@@ -173,12 +173,12 @@ class Process:
         return []
 
     def let_go(self) -> None:
-        """Has it end, without waiting for that: `status` can be read to its end then."""
+        """Make it end, without waiting for that: `status` can be read to its end then."""
         with contextlib.suppress(OSError):
             self._popen.stdin.close()  # type: ignore[union-attr]
 
     def finish(self) -> Ended:
-        """Ends it, and waits until nothing of it is left."""
+        """End it, and wait until nothing of it is left."""
         return self._end() or Ended(None, "")
 
     def _write(self, value: Any) -> None:
@@ -187,7 +187,7 @@ class Process:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Whether something can be read within this time, be it the end."""
+    """Return True if something can be read within this time, be it the end."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
@@ -203,7 +203,7 @@ def _reply(line: bytes) -> Reply:
 
 
 def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:
-    """Has the keeper end everything, and itself; kills what it cannot. Nothing in a process forked from the owner."""
+    """Make the keeper end everything, and itself; kill what it cannot. Do nothing in a forked process."""
     if os.getpid() != owner:
         os.close(status)
         os.close(words)
@@ -211,21 +211,21 @@ def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, ma
     assert popen.stdin is not None and popen.stdout is not None
     with contextlib.suppress(OSError):
         popen.stdin.close()
-    told = os.read(status, 100) if readable(status, _END_SECONDS) else b""
-    if not told:  # the keeper was killed, or stopped
+    code = os.read(status, 100) if readable(status, _END_SECONDS) else b""
+    if not code:  # the keeper was killed, or stopped
         popen.kill()
         _kill_marked(marker.encode())
     popen.wait()
-    said = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
-    said = said.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
+    text = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
+    text = text.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
     popen.stdout.close()
     os.close(status)
     os.close(words)
-    return Ended(json.loads(told or b"null"), cut(said.strip(), 2000))
+    return Ended(json.loads(code or b"null"), cut(text.strip(), 2000))
 
 
 def _kill_marked(marker: bytes) -> None:
-    """Kills the processes that have this environment variable, where the system tells: what a keeper has not kept."""
+    """Kill the processes that have this environment variable, where the system tells: what a keeper has not kept."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if marker in (folder / "environ").read_bytes().split(b"\0"):

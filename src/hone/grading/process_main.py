@@ -47,7 +47,7 @@ _DEATH_SIGNAL, _SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Becomes the keeper, and forks the worker."""
+    """Become the keeper, and fork the worker."""
     status = int(sys.argv[1])
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def keep(worker: int, woken: int) -> int | None:
-    """Waits for the worker, and kills what it started. Its exit code (minus a signal); None if hone left first."""
+    """Wait for the worker, and kill what it started. Return its exit code (minus a signal); None if hone left first."""
     poller = select.poll()
     poller.register(0, 0)  # no more than that its other end was closed: by hone, or with hone
     poller.register(woken, select.POLLIN)
@@ -90,7 +90,7 @@ def keep(worker: int, woken: int) -> int | None:
 
 
 def work(keeper: int) -> None:
-    """Answers until the questions end."""
+    """Answer until the questions end."""
     own = os.getpid()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.register_at_fork(after_in_child=lambda: os.close(answers))
@@ -154,7 +154,7 @@ class Surroundings:
         self._streams = sys.stdin, sys.stdout, sys.stderr
 
     def restore(self) -> None:
-        """Puts back folder, variables, signal handlers, timers, recursion limit and standard streams."""
+        """Put back folder, variables, signal handlers, timers, recursion limit and standard streams."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers:
             if signal.getsignal(number) is not handler and handler is not None:
@@ -207,7 +207,7 @@ class Traces:
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
-        """Whether there is more than at first, also a moment later: what is about to end is not left behind."""
+        """Return True if there is more than at first, also a moment later: what is about to end is not left behind."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
                 return taken(self._size) > self._most
@@ -215,12 +215,12 @@ class Traces:
         return True
 
     def _threads_at_work(self) -> bool:
-        """Whether threads of Python code that was started go on; those of a pool that wait for work do not."""
+        """Return True if threads of Python code that was started go on; those of a pool that wait for work do not."""
         frames = sys._current_frames()
         return any(frames[thread].f_globals.get("__name__") not in _IDLE for thread in frames.keys() - self._threads)
 
     def _processes(self) -> set[int]:
-        """Those that this one started: its children, and what their end left to the keeper."""
+        """Return those that this one started: its children, and what their end left to the keeper."""
         mine = set()
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -230,7 +230,7 @@ class Traces:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process has not ended: one that has may wait for the keeper to take leave of it."""
+    """Return True if a process has not ended: one that has may wait for the keeper to take leave of it."""
     if pid == 0:  # stands for children that can't be listed
         return True
     if (fd := _opened(f"/proc/{pid}/stat")) < 0:
@@ -250,7 +250,7 @@ def taken(statm: int | None = None) -> int:
 
 
 def _opened(path: str) -> int:
-    """A file descriptor of a file, to be read over and over; -1 if there is none."""
+    """Return a file descriptor of a file, to be read over and over; -1 if there is none."""
     try:
         return os.open(path, os.O_RDONLY)
     except OSError:
@@ -258,7 +258,7 @@ def _opened(path: str) -> int:
 
 
 def _numbers(fd: int, first: bool = False) -> set[int]:
-    """The numbers in a file, or its first one; none if it cannot be read, as after code has closed it."""
+    """Return the numbers in a file, or its first one; none if it cannot be read, as after code has closed it."""
     try:
         words = os.pread(fd, 4096, 0).split()
         return set(map(int, words[:1] if first else words))
@@ -267,7 +267,7 @@ def _numbers(fd: int, first: bool = False) -> set[int]:
 
 
 def _reap(worker: int) -> int | None:
-    """Takes leave of what has ended below the keeper; the exit code of the worker if it is among that."""
+    """Reap what has ended below the keeper; return the exit code of the worker if it is among that."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -280,7 +280,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants(worker: int) -> None:
-    """Kills what there is below this process until nothing is left. What is stopped first can't fork any more."""
+    """Kill what there is below this process until nothing is left. What is stopped first can't fork any more."""
     while True:
         stopped: set[int] = set()
         while found := _descendants(worker) - stopped:
@@ -298,7 +298,7 @@ def _end_descendants(worker: int) -> None:
 
 
 def _descendants(worker: int) -> set[int]:
-    """All below this process; where the system doesn't tell, the worker and its group."""
+    """Return all below this process; where the system doesn't tell, the worker and its group."""
     if not os.path.exists("/proc/self/stat"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
@@ -323,7 +323,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """A setting of this process, where there is such a thing: on Linux."""
+    """Change a setting of this process, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

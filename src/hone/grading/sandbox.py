@@ -5,7 +5,7 @@
 
 bubblewrap gives the code its own namespaces, a file system that holds the interpreter and an empty scratch folder, no
 network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes; limits end what
-takes too much. See docs/sandbox.md for what it promises.
+takes too much. See docs/tasks.md for what it promises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal
 from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading import seccomp
-from hone.grading.sandbox_files import package_roots, readable
+from hone.grading.sandbox_bubblewrap import package_roots, readable
 from hone.grading.sandbox_start import NO_MEMORY, NOT_STARTED, OWN_TASKS, Place, Started
 from hone.grading.sandbox_watch import Bounds, Watched, watch
 
@@ -34,7 +34,7 @@ _INODES = 16384
 _PROBE = {"cpu": 30, "memory": 2 << 30, "processes": 4, "file": 1 << 20}
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
 """How a sandbox was made here before, by bubblewrap, packages and user."""
-_said = threading.Event()
+_warned = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Sandbox:
             self._place = _way_that_works(Place(None, bwrap, program, shown, self.packages))
 
     def run(self, code: str, stdin: str = "") -> Ran:
-        """Runs `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
+        """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
         Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
         the code, and UserError for what is no text.
@@ -130,7 +130,7 @@ class Sandbox:
 
 
 def _bounds(limits: Limits) -> Bounds:
-    """What the whole tree may use."""
+    """Return what the whole tree may use."""
     return Bounds(
         cpu_seconds=limits.cpu_seconds + 0.5,  # the kernel looks at each process, and comes first where there is one
         clock_seconds=limits.clock_seconds,
@@ -142,7 +142,7 @@ def _bounds(limits: Limits) -> Bounds:
 
 
 def _ran(seen: Watched) -> Ran:
-    """The verdict, by why it was killed, else by its exit code."""
+    """Return the verdict, by why it was killed, else by its exit code."""
     output, errors = (text.decode("utf-8", "replace") for text in (seen.output, seen.errors))
     exit_code = seen.exit_code
     if seen.killed is not None:
@@ -164,7 +164,7 @@ def _way_that_works(place: Place) -> Place:
     key = (place.bwrap, place.packages, os.geteuid())
     if key in _works:
         return _works[key]
-    said = []
+    reasons = []
     for way in bubblewrap.ways():
         tried = replace(place, way=way)
         try:
@@ -172,11 +172,11 @@ def _way_that_works(place: Place) -> Place:
                 _works[key] = tried
                 return tried
         except OSError as error:
-            said.append(str(error).removeprefix(NOT_STARTED))
-    raise bubblewrap.refusal(said)
+            reasons.append(str(error).removeprefix(NOT_STARTED))
+    raise bubblewrap.refusal(reasons)
 
 
 def _warn_once() -> None:
-    if not _said.is_set():
-        _said.set()
+    if not _warned.is_set():
+        _warned.set()
         print('hone: isolation "none": code of the model runs with all your rights on this machine', file=sys.stderr)

@@ -1,17 +1,52 @@
-"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, and why it may not work here."""
+"""bubblewrap: the command that makes a sandbox of namespaces and an empty file system, what of this machine code may
+read in it, and why it may not work here.
+
+Code sees the interpreter, its standard library, their shared libraries and packages that were asked for. They lie
+elsewhere in the sandbox than on the machine (`/python`, `/lib`, `/packages`), so the paths of a traceback tell nothing
+about it.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hone.errors import UserError
-from hone.grading.sandbox_files import LIBRARIES, Readable
 
+LIBRARIES, PACKAGES = "/lib", "/packages"
+_LEFT_OUT = ("_tkinter", "readline", "_curses", "_curses_panel", "nis", "_ssl")
+"""Modules for a screen, a terminal or the network, which bring most of the libraries."""
+
+# The libraries are found as the loader does it: by loading them. `dlopen` runs no Python code of a module.
+_PROBE = """
+import ctypes, json, os, sys
+library = os.path.dirname(os.__file__)
+modules = os.path.join(library, "lib-dynload")
+paths = [os.path.join(modules, name) for name in sorted(os.listdir(modules))] if os.path.isdir(modules) else []
+left_out = sys.argv[1].split(",")
+paths = [path for path in paths if os.path.basename(path).split(".")[0] not in left_out]
+for path in paths + sys.argv[2:]:
+    if ".so" in path:
+        try:
+            ctypes.CDLL(path, mode=os.RTLD_LAZY)
+        except OSError:
+            pass
+class Loaded(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
+names = []
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Loaded), ctypes.c_size_t, ctypes.c_void_p)
+collect = kind(lambda loaded, size, data: names.append(os.fsdecode(loaded.contents.name or b"")) or 0)
+ctypes.CDLL(None).dl_iterate_phdr(collect, None)
+print(json.dumps([library, sys.platlibdir, names]))
+"""
 NOBODY = 65534
 DEVICES = ("null", "zero", "full", "random", "urandom")
 OVERRIDE = (
@@ -39,7 +74,7 @@ class Way:
 
 
 def ways() -> tuple[Way, ...]:
-    """The ways to try here, best first."""
+    """Return the ways to try here, best first."""
     own = (Way(True, True), Way(True, False))
     if os.geteuid() != 0:
         return own
@@ -48,7 +83,7 @@ def ways() -> tuple[Way, ...]:
 
 
 def executable() -> str:
-    """The path of bwrap. Raises UserError where it is not installed."""
+    """Return the path of bwrap. Raises UserError where it is not installed."""
     found = shutil.which("bwrap")
     if found is None:
         raise UserError(
@@ -61,7 +96,7 @@ def executable() -> str:
 def command(
     bwrap: str, way: Way, shown: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
-    """The command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
+    """Return the command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
     # Root keeps its rights up to `sandbox_main.py`, which gives them all up by becoming another user: where bubblewrap
     # takes some of them, the kernel also forgets that addresses are to be the same each time.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -91,7 +126,7 @@ def command(
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """All that the code finds in its environment."""
+    """Return all that the code finds in its environment."""
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "HOME": scratch,
@@ -106,17 +141,17 @@ def environment(scratch: str) -> dict[str, str]:
     }
 
 
-def refusal(said: Sequence[str]) -> UserError:
-    """Why no sandbox can be made here, by what was said to each way and how the kernel is set, and the remedy."""
+def refusal(reasons: Sequence[str]) -> UserError:
+    """Return the error with the reason why no sandbox can be made here, and the remedy."""
     remedies = [remedy for name, value, remedy in _SYSCTLS if _sysctl(name) == value]
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         remedies.append("docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined")
-    if os.geteuid() == 0 and any("Can't find source path" in text for text in said):
+    if os.geteuid() == 0 and any("Can't find source path" in text for text in reasons):
         remedies.append("a Python that every user may read (not in /root), since root may not mount here")
-    if any("Unknown option" in text for text in said):
+    if any("Unknown option" in text for text in reasons):
         remedies = ["bubblewrap 0.7 or newer"]
     remedy = ", ".join(remedies) or "allow user namespaces to this user (user_namespaces(7))"
-    reason = next((text for text in said if text.startswith("bwrap: ")), said[0].splitlines()[-1])
+    reason = next((text for text in reasons if text.startswith("bwrap: ")), reasons[0].splitlines()[-1])
     return UserError(f"the sandbox can't be made here: {reason!r}. Remedy: {remedy}. {OVERRIDE}")
 
 
@@ -128,7 +163,7 @@ def _sysctl(name: str) -> str | None:
 
 
 def _is_machine_root() -> bool:
-    """Whether root here is root of the whole machine, not that of a container of some user's."""
+    """Return True if root here is root of the whole machine, not that of a container of some user's."""
     return _uid_map()[:2] == [0, 0]
 
 
@@ -142,11 +177,110 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """The user id of sandbox `number` of this process: of the last quarter, which nobody has and no two share at a
-    time; nobody's where there are but a few.
+    """Return a user id for sandbox `number` of this process, of the last quarter, which nobody else uses.
+
+    It is that of nobody where there are few ids.
     """
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
     last = count // 4
     return count - last + (_FIRST_USER + os.getpid() * 64 + number % 64) % last
+
+
+@dataclass(frozen=True)
+class Readable:
+    """What is shown in the sandbox, and where."""
+
+    binds: tuple[tuple[str, str], ...]
+    """Path on this machine, path in the sandbox."""
+    hidden: tuple[str, ...]
+    """Folders of the sandbox that are shown empty."""
+    executable: str
+    """The interpreter's path in the sandbox."""
+
+
+def base_executable() -> str:
+    """Return the Python that a virtual environment was made from, links resolved; else this one."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def readable(packages: tuple[str, ...] = ()) -> Readable:
+    """Return what the interpreter and `packages` (import names) need. Found once, in about 0.1 s.
+
+    Raises UserError for a package that is not installed.
+    """
+    roots = package_roots(packages)
+    extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
+    executable = base_executable()
+    command = [executable, "-I", "-S", "-B", "-c", _PROBE, ",".join(_LEFT_OUT), *extensions]
+    done = subprocess.run(command, capture_output=True, text=True, env={}, cwd="/")
+    if done.returncode:
+        raise UserError(f"the sandbox cannot use the interpreter {executable}: {done.stderr.strip()[-500:]}")
+    library, folder, loaded = json.loads(done.stdout)
+    inside = f"/python/{folder}/{Path(library).name}"
+    binds = {inside: library, f"/python/bin/{Path(executable).name}": executable}
+    binds |= {f"{PACKAGES}/{root.name}": str(root) for root in roots}
+    if loader := _loader(executable):
+        binds[loader] = loader
+    shown = tuple(f"{os.path.realpath(path)}{os.sep}" for path in (library, *map(str, roots)))
+    for name in loaded:
+        if os.path.isfile(name) and name != loader and not os.path.realpath(name).startswith(shown):
+            binds.setdefault(f"{LIBRARIES}/{Path(name).name}", name)
+    hidden = [name for name in ("site-packages", "dist-packages") if Path(library, name).is_dir()]
+    return Readable(
+        tuple((os.path.realpath(source), target) for target, source in binds.items()),
+        tuple(f"{inside}/{name}" for name in hidden),
+        f"/python/bin/{Path(executable).name}",
+    )
+
+
+@functools.cache
+def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the folders and modules of the distributions that hold these import names, and of all they require."""
+    if not packages:
+        return ()
+    from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+
+    from packaging.requirements import Requirement
+
+    holders = packages_distributions()
+    for name in packages:
+        if name not in holders:
+            raise UserError(f'the sandbox cannot offer the package "{name}": it is not installed here')
+    queue = [holder for name in packages for holder in holders[name]]
+    seen: set[str] = set()
+    roots: dict[Path, None] = {}
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # of a requirement that is met otherwise, or not needed on this machine
+            continue
+        tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+        for top in sorted(top for top in tops if not top.endswith((".dist-info", ".egg-info", ".pth"))):
+            roots[Path(str(found.locate_file(top)))] = None
+        for text in found.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                queue.append(requirement.name)
+    return tuple(roots)
+
+
+def _loader(executable: str) -> str | None:
+    """Return the dynamic loader that a 64-bit ELF file asks for (its PT_INTERP); None for a static one."""
+    with open(executable, "rb") as file:
+        header = file.read(64)
+        start, size, count = struct.unpack_from("<Q", header, 32)[0], *struct.unpack_from("<HH", header, 54)
+        for i in range(count):
+            file.seek(start + i * size)
+            entry = file.read(size)
+            if struct.unpack_from("<I", entry)[0] == 3:
+                offset, length = struct.unpack_from("<Q", entry, 8)[0], struct.unpack_from("<Q", entry, 32)[0]
+                file.seek(offset)
+                return os.fsdecode(file.read(length).rstrip(b"\0"))
+    return None

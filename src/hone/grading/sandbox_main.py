@@ -36,7 +36,7 @@ def _prepare(given):
 
 
 def _limit(given):
-    """Sets the limits of this process and of those that it starts, which it can't raise again."""
+    """Set the limits of this process and of those that it starts, which it can't raise again."""
     import resource
 
     limits = [
@@ -61,7 +61,7 @@ def _limit(given):
 
 
 def _supervise(given, child, ready):
-    """Waits for the child and tells how it ended; ends itself, with all others, when hone is gone.
+    """Wait for the child and report how it ended; end itself, with all others, when hone is gone.
 
     Closes `ready` when the child may begin: its own threads must be there before the code can take all that may be.
 
@@ -97,7 +97,7 @@ def _supervise(given, child, ready):
 
 
 def _show(error, traceback):
-    """Writes the traceback as Python does, from the code's own frames on."""
+    """Write the traceback as Python does, from the code's own frames on."""
     import sys
 
     if sys.excepthook is not sys.__excepthook__:
@@ -109,7 +109,7 @@ def _show(error, traceback):
 
 
 def _run(text, name, no_memory, namespace, show=_show):
-    """Runs the code in the main module's namespace. Returns the exit code."""
+    """Run the code in the main module's namespace. Returns the exit code."""
     try:
         exec(compile(text.decode("utf-8", "surrogatepass"), name, "exec", dont_inherit=True), namespace)
     except SystemExit:

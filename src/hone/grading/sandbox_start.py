@@ -23,8 +23,7 @@ from pathlib import Path
 from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading.process import readable
-from hone.grading.sandbox_bubblewrap import Way
-from hone.grading.sandbox_files import PACKAGES, Readable, base_executable, package_roots
+from hone.grading.sandbox_bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
 from hone.grading.sandbox_watch import Tree
 
 NO_MEMORY = 86
@@ -58,7 +57,7 @@ class Place:
 class Started:
     """A process that stands right before the code; `go` lets it begin, and leaving the context ends all of its tree.
 
-    Raises OSError, with what was said, if it didn't come that far; UserError where no process can be waited for.
+    Raises OSError, with its stderr, if it didn't come that far; UserError where no process can be waited for.
     """
 
     def __init__(self, place: Place, settings: dict[str, int], clock_seconds: float, code: bytes, stdin: bytes) -> None:
@@ -110,12 +109,12 @@ class Started:
                 self._drop(fd)
 
     def go(self) -> None:
-        """Lets the code begin."""
+        """Let the code begin."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"g")
 
     def end(self) -> None:
-        """Ends the whole tree, and returns when it is gone."""
+        """End the whole tree, and return when it is gone."""
         if self._way is None and self.tree is not None and self.process.returncode is None:
             self.tree.kill_below()  # also those that have left the group
         gone = True
@@ -174,12 +173,12 @@ class Started:
             )
 
     def _await(self) -> None:
-        """Waits until the process stands before the code, and finds its tree."""
+        """Wait until the process stands before the code, and find its tree."""
         ready = _line(self.report, time.monotonic() + _START_SECONDS) == b"ready\n"
         root = self.process.pid
         if self._status is not None:
-            said = os.pread(self._status, 4096, 0).partition(b"\n")[0]
-            root = json.loads(said)["child-pid"] if ready else 0
+            status = os.pread(self._status, 4096, 0).partition(b"\n")[0]
+            root = json.loads(status)["child-pid"] if ready else 0
         if not ready:
             raise OSError(f"{NOT_STARTED}{self._failed()}")
         self.tree = Tree(root)
@@ -191,15 +190,15 @@ class Started:
                 self._fds.add(self.scratch)
 
     def _failed(self) -> str:
-        """What was said by a process that didn't come to the code. Ends it."""
+        """End a process that didn't come to the code, and return its stderr."""
         self._withdraw()
         assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
-        said = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
-        return said[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"
+        text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
+        return text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"
 
     def _withdraw(self) -> None:
-        """Lets a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
+        """Let a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
 
         To kill bubblewrap while it sets up would strand its child.
         """
@@ -208,7 +207,7 @@ class Started:
             self.process.wait(_BACKSTOP_SECONDS)
 
     def _leave(self) -> None:
-        """Ends what still runs, and closes the pipes."""
+        """End what still runs, and close the pipes."""
         if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
             self._withdraw()
         try:
@@ -221,7 +220,7 @@ class Started:
                 self.tree.close()
 
     def _file(self, content: bytes) -> int:
-        """A file in memory, open at its beginning."""
+        """Return a file in memory, open at its beginning."""
         fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds.add(fd)
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -230,7 +229,7 @@ class Started:
         return fd
 
     def _sealed(self, content: bytes) -> int:
-        """A file in memory that nobody can change."""
+        """Return a file in memory that nobody can change."""
         fd = self._file(content)
         seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -263,13 +262,13 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
-    """The interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
+    """Return the interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
     words = [f"{key}={value:016d}" for key, value in {**given, "no_memory": NO_MEMORY}.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _line(source: int, deadline: float) -> bytes:
-    """The first line of a pipe; what there is of it, if it ends or the time is over."""
+    """Return the first line of a pipe; what there is of it, if it ends or the time is over."""
     line = b""
     while not line.endswith(b"\n") and readable(source, max(0.0, deadline - time.monotonic())):
         part = os.read(source, 1)

@@ -60,7 +60,7 @@ class Watched:
     seconds: float = 0.0
     killed: Reason | None = None
     exit_code: int | None = None
-    """As of `subprocess`; None where nothing said so."""
+    """As of `subprocess`; None where it is unknown."""
 
 
 class Tree:
@@ -74,7 +74,7 @@ class Tree:
             self._root = None
 
     def pids(self) -> list[int]:
-        """Those that are there now, from the root down."""
+        """Return those that are there now, from the root down."""
         found, i = [self.root], 0
         family = None if _KERNEL_KNOWS_CHILDREN else _families()
         while i < len(found):
@@ -98,9 +98,9 @@ class Tree:
                 with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process gives itself any name it likes
                     ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
                 with open(f"/proc/{pid}/status", "rb") as file:
-                    said = dict(line.split(b":", 1) for line in file)
-                kib += sum(int(said[name].split()[0]) for name in _RESIDENT if name in said)
-                tasks += int(said[b"Threads"])
+                    fields = dict(line.split(b":", 1) for line in file)
+                kib += sum(int(fields[name].split()[0]) for name in _RESIDENT if name in fields)
+                tasks += int(fields[b"Threads"])
         return Usage(ticks / _TICK, kib << 10, tasks)
 
     def memory_bytes(self) -> int | None:
@@ -117,7 +117,7 @@ class Tree:
         return kib << 10
 
     def kill_below(self) -> None:
-        """Ends all but the root, which must be there to take care of those that lose their parent."""
+        """End all but the root, which must be there to take care of those that lose their parent."""
         deadline = time.monotonic() + GONE_SECONDS
         while (others := self.pids()[1:]) and time.monotonic() < deadline:
             for pid in others:
@@ -126,17 +126,17 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> None:
-        """Tells the root to end; if it is the first of a namespace of processes, all in that end with it."""
+        """Tell the root to end; if it is the first of a namespace of processes, all in that end with it."""
         if self._root is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._root, signal.SIGKILL)
 
     def wait(self, seconds: float = GONE_SECONDS) -> bool:
-        """Whether the root ended within these seconds; a namespace's first process ends last of all in it."""
+        """Return True if the root ended within these seconds; a namespace's first process ends last of all in it."""
         return self._root is None or readable(self._root, seconds)
 
     def close(self) -> None:
-        """Lets go of the root."""
+        """Let go of the root."""
         if self._root is not None:
             os.close(self._root)
             self._root = None
@@ -154,16 +154,16 @@ class Watchable(Protocol):
     report: int
 
     def go(self) -> None:
-        """Lets it begin."""
+        """Let it begin."""
         ...
 
     def end(self) -> None:
-        """Ends the whole tree."""
+        """End the whole tree."""
         ...
 
 
 def watch(started: Watchable, bounds: Bounds) -> Watched:
-    """Lets the process go and collects its outputs until it ends or passes one of the bounds; then ends its tree."""
+    """Let the process go and collect its outputs until it ends or passes one of the bounds; then end its tree."""
     process = started.process
     assert process.stdout is not None and process.stderr is not None
     seen = Watched()
@@ -205,7 +205,7 @@ def watch(started: Watchable, bounds: Bounds) -> Watched:
 
 
 def _families() -> dict[int, list[int]]:
-    """The children of each process of the machine, from every process's parent."""
+    """Return the children of each process of the machine, from every process's parent."""
     families: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -214,7 +214,7 @@ def _families() -> dict[int, list[int]]:
 
 
 def _read(source: int, kept: bytearray, limit: int) -> bool:
-    """Adds what is there, as long as it is wanted, to `kept`. False at the end."""
+    """Add what is there, as long as it is wanted, to `kept`. Return False at the end."""
     part = os.read(source, 1 << 16)
     kept += part[: max(0, limit + 1 - len(kept))]
     return bool(part)
@@ -241,6 +241,6 @@ def _passed(started: Watchable, seconds: float, bounds: Bounds) -> Reason | None
 
 
 def _number(report: int) -> int | None:
-    """The number that stands in the pipe, as a line of its own."""
+    """Return the number that stands in the pipe, as a line of its own."""
     line = os.read(report, 64) if readable(report, 0) else b""
     return int(line) if line.endswith(b"\n") else None

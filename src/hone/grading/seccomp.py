@@ -165,7 +165,7 @@ _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets; of an argume
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter for `machine` ("x86_64" or "aarch64"; default: this one), as an array of `struct sock_filter`.
+    """Return the filter for `machine` ("x86_64" or "aarch64"; default: this one), as an array of `struct sock_filter`.
 
     Raises UserError for any other architecture.
     """

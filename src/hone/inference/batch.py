@@ -6,11 +6,9 @@ Shapes: B rows, T tokens of the longest completion, V vocabulary, S stop ids of 
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +23,9 @@ from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
 _NO_TOKEN = -1
+_BY_ROW = ("index", "last", "positions", "alive", "cut", "next", "logits")
+_BY_COLUMN = ("uniforms", "tokens", "logprobs", "stops")
+"""The tensors of a batch: with a value for each row, and with as many columns as its longest row needs."""
 NOT_FINITE = "the model's logits are not finite"
 
 Tops = dict[int, tuple[tuple[int, float], ...]]
@@ -53,21 +54,8 @@ class Ticket:
     watch: StopWatch | None = None
 
 
-def failures(tickets: Iterable[int], error: Exception) -> list[Failure]:
-    """Make a Failure for each of the jobs with these tickets, which raised `error`."""
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    text = next(iter(str(error).strip().splitlines()), "")[:300]
-    lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-    return [Failure(ticket, f"{type(error).__name__}: {text}", lines) for ticket in tickets]
-
-
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token.
-
-    `whole` is False while it takes in another batch, and stays so if that fails: it cannot be used any more then.
-    """
-
-    whole = True
+    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token."""
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
         device = logits_BV.device
@@ -93,23 +81,18 @@ class Batch:
         return len(self.tickets)
 
     @property
-    def numbers(self) -> list[int]:
-        """The tickets' numbers."""
-        return [ticket.number for ticket in self.tickets]
-
-    @property
     def room(self) -> int:
-        """Tokens that the row with most of them left may still get."""
+        """Return the tokens that the row with most of them left may still get."""
         return int((self.last - self.index).max()) + 1
 
     def sample(self, version: int, emit: bool) -> list[Token | Failure]:
-        """Takes the next token of every row; of rows that are alive they are returned if `emit`.
+        """Take the next token of every row; return those of rows that are alive if `emit`.
 
-        With `emit` a row whose token cannot be sampled ends in a Failure, and the others go on.
+        With `emit` a row whose logits are not finite ends in a Failure, and the others go on.
         """
         column = self.index[:, None]
         uniforms = self.uniforms.gather(1, column).squeeze(1)
-        self.next, logprobs, tops, failed = self._draw(uniforms, emit)
+        self.next, logprobs, tops = self._draw(uniforms, emit)
         self.tokens.scatter_(1, column, self.next[:, None])
         self.logprobs.scatter_(1, column, logprobs[:, None])
         stopped = (self.next[:, None] == self.stops).any(1)
@@ -119,63 +102,47 @@ class Batch:
         self.cut |= before & stopped
         self.last = torch.where(before & stopped, self.index, self.last)
         self.alive = before & (self.index < self.last)
-        return self._emitted(before, logprobs, tops, version, failed) if emit else []
+        return self._emitted(before, logprobs, tops, version) if emit else []
 
     def _at_stop_string(self, alive: Tensor) -> Tensor:
-        """Rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
-        found = torch.zeros_like(alive)
+        """Return rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
+        at_stop = torch.zeros_like(alive)
         for row in self._watched:
             watch = self.tickets[row].watch
             if watch is not None and alive[row] and watch.push(int(self.next[row])):
-                found[row] = True
-        return found
+                at_stop[row] = True
+        return at_stop
 
-    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, Tops, dict[int, Failure]]:
-        """Tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens, and what failed (only with `emit`)."""
+    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, Tops]:
+        """Return tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens (only with `emit`)."""
         if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
-            chosen, its_logprobs = sample_tokens(self.logits, uniforms, self._groups[0][0])
-            return chosen, its_logprobs, {}, {}
+            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
         tokens, logprobs = torch.zeros_like(self.index), torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
         tops: Tops = {}
-        failed: dict[int, Failure] = {}
         for params, rows in self._groups:
             logits = self.logits.index_select(0, rows)
-            try:
-                tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
-                if params.top_logprobs and emit:
-                    best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
-                    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                    found = zip(rows.tolist(), pairs, strict=True)
-                    tops |= {row: tuple(zip(*pair, strict=True)) for row, pair in found}
-            except Exception as error:
-                if not emit:
-                    raise
-                mine = rows.tolist()
-                failed |= zip(mine, failures((self.tickets[row].number for row in mine), error), strict=True)
-        return tokens, logprobs, tops, failed
+            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
+            if params.top_logprobs and emit:
+                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
+                columns = rows.tolist(), best.indices.tolist(), best.values.tolist()
+                tops |= {row: tuple(zip(ids, values, strict=True)) for row, ids, values in zip(*columns, strict=True)}
+        return tokens, logprobs, tops
 
-    def _emitted(
-        self, before: Tensor, logprobs: Tensor, tops: Tops, version: int, failed: dict[int, Failure]
-    ) -> list[Token | Failure]:
+    def _emitted(self, before: Tensor, logprobs: Tensor, tops: Tops, version: int) -> list[Token | Failure]:
         columns = (x.tolist() for x in (before, self.alive, self.cut, self.next, logprobs))
         emitted: list[Token | Failure] = []
-        lost = []
-        for row, (was, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
+        for row, (was_alive, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
             ticket = self.tickets[row].number
-            if not was:
-                continue
-            if row in failed or not math.isfinite(logprob):
-                lost.append(row)
-                emitted.append(failed.get(row) or Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))
-            else:
+            if was_alive and math.isfinite(logprob):
                 reason = None if goes_on else "stop" if at_stop else "length"
                 emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason))
-        if lost:
-            self.alive[lost] = False
+            elif was_alive:
+                self.alive[row] = False
+                emitted.append(Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))
         return emitted
 
     def advance(self) -> dict[int, Completion]:
-        """Goes on to the next token. Rows that ended are taken out once they are many; returns their completions."""
+        """Go on to the next token. Rows that ended are taken out once they are many; returns their completions."""
         remaining = int(self.alive.sum())
         ended: dict[int, Completion] = {}
         if remaining <= COMPACT_AT * len(self):
@@ -185,13 +152,13 @@ class Batch:
         return ended
 
     def moved(self, logits_BV: Tensor) -> None:
-        """To be called after a decode step, with the logits that it gave."""
+        """Note a decode step, with the logits that it gave."""
         positions = self.positions + 1
         self.cache.moved()
         self.positions, self.logits = positions, logits_BV
 
     def cancel(self, number: int) -> bool:
-        """Ends the row of this ticket, if it is here."""
+        """End the row of this ticket, if it is here."""
         for row, ticket in enumerate(self.tickets):
             if ticket.number == number:
                 self.alive = self.alive.clone()
@@ -204,54 +171,40 @@ class Batch:
         if not self.tickets:
             return
         self.cache.keep(rows)
-        for name in (
-            "uniforms",
-            "tokens",
-            "logprobs",
-            "index",
-            "last",
-            "positions",
-            "alive",
-            "cut",
-            "next",
-            "stops",
-            "logits",
-        ):
+        for name in (*_BY_ROW, *_BY_COLUMN):
             setattr(self, name, getattr(self, name).index_select(0, rows))
         self._group()
 
     def join(self, other: Batch) -> None:
-        """Takes in the rows of another batch."""
-        self.whole = False
+        """Take in the rows of another batch."""
         room = max(self.room, other.room)
         self.cache.join(other.cache, room)
         self.tickets += other.tickets
-        for name in ("uniforms", "tokens", "logprobs", "stops"):
+        for name in _BY_COLUMN:
             mine, theirs = getattr(self, name), getattr(other, name)
             width, fill = max(mine.shape[1], theirs.shape[1]), _NO_TOKEN if name == "stops" else 0
             padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill) for x in (mine, theirs)]
             setattr(self, name, torch.cat(padded))
-        for name in ("index", "last", "positions", "alive", "cut", "next", "logits"):
+        for name in _BY_ROW:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         self._group()
-        self.whole = True
 
     def _group(self) -> None:
-        """Rows that are sampled in the same way, and those whose text is watched."""
+        """Group the rows that are sampled in the same way, and note those whose text is watched."""
         self._watched = [row for row, ticket in enumerate(self.tickets) if ticket.watch is not None]
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
-        for _, found in groupby(order, key=lambda row: self.tickets[row].params.transform):
-            rows = list(found)
+        for _, alike in groupby(order, key=lambda row: self.tickets[row].params.transform):
+            rows = list(alike)
             self._groups.append((self.tickets[rows[0]].params, torch.tensor(rows, device=self.logits.device)))
 
     def _completions(self, rows: Tensor) -> dict[int, Completion]:
-        """Completions of rows that have ended."""
+        """Return the completions of rows that have ended."""
         columns = (self.tokens, self.logprobs, self.last, self.cut)
         tokens_BT, logprobs_BT, last_B, cut_B = (x.index_select(0, rows).cpu().numpy() for x in columns)
-        found = {}
+        completions = {}
         for i, (row, count) in enumerate(zip(rows.tolist(), last_B + 1, strict=True)):
             reason = "stop" if cut_B[i] else "length"
             completion = Completion(tokens_BT[i, :count].tolist(), logprobs_BT[i, :count].tolist(), reason)
-            found[self.tickets[row].number] = completion
-        return found
+            completions[self.tickets[row].number] = completion
+        return completions

@@ -27,7 +27,7 @@ for all columns, attention takes a quarter longer (measured, 128 rows x 128 toke
 
 
 def kv_bytes_per_token(config: DecoderConfig) -> int:
-    """Bytes of keys and values for one token in all layers."""
+    """Return the bytes of keys and values for one token in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.float32.itemsize
 
 
@@ -81,7 +81,7 @@ class Block:
         self.keys, self.values = rows[0].transpose(1, 2), rows[1]  # [K·B, Dh, BLOCK], [K·B, BLOCK, Dh]
 
     def store(self, column: int, k: Tensor, v: Tensor) -> None:
-        """Writes one token's keys and values `[B, K, Dh]`."""
+        """Write one token's keys and values `[B, K, Dh]`."""
         for stored, new in zip(self._columns, (k, v), strict=True):
             stored.select(2, column).copy_(new.transpose(0, 1))
 
@@ -129,25 +129,25 @@ class KVCache:
         kv_heads, rows = k.shape[1], k.shape[0]
 
         scaled = q.float() * q.shape[-1] ** -0.5
-        of_row = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
-        to_prompt = torch.bmm(self.layout.to_groups(of_row, kv_heads), prompt_keys.flatten(0, 1))
+        queries = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
+        to_prompt = torch.bmm(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
         if self.mask is not None:
             to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
-        scores = torch.cat([to_prompt, *(torch.bmm(of_row, block) for block in keys)], dim=-1)  # [K·B, G, width + T]
+        scores = torch.cat([to_prompt, *(torch.bmm(queries, block) for block in keys)], dim=-1)  # [K·B, G, width + T]
         if self.began is not None:
             scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
-        of_prompt, *of_blocks = scores.softmax(-1).split(sizes, dim=-1)
+        prompt_probs, *block_probs = scores.softmax(-1).split(sizes, dim=-1)
 
-        out = torch.bmm(self.layout.to_groups(of_prompt, kv_heads), prompt_values.flatten(0, 1))
+        out = torch.bmm(self.layout.to_groups(prompt_probs, kv_heads), prompt_values.flatten(0, 1))
         out = self.layout.to_rows(out, kv_heads)
-        for probs, block in zip(of_blocks, values, strict=True):
+        for probs, block in zip(block_probs, values, strict=True):
             out = torch.baddbmm(out, probs, block)
         return out.view(kv_heads, rows, -1, q.shape[-1]).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
     def moved(self) -> None:
-        """To be called after a decode step."""
+        """Note a decode step."""
         self.column += 1
 
     @property
@@ -156,11 +156,11 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens that there is room for: what it costs in `kv_bytes_per_token`."""
+        """Return the tokens that there is room for: what it costs in `kv_bytes_per_token`."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: Tensor) -> None:
-        """Drops all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
+        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
         first = 0
         if self.began is not None:
             self.began = self.began.index_select(0, rows)
@@ -173,13 +173,13 @@ class KVCache:
         self._lay_out(self.layout.group_of_row[rows.cpu().numpy()])
 
     def tokens_joined(self, other: KVCache, max_new: int) -> int:
-        """What `tokens` would be after `join`."""
+        """Return what `tokens` would be after `join`."""
         prompts = self.prompts[0][0].shape[1] + other.prompts[0][0].shape[1]
         rows = self.rows + other.rows
         return prompts * max(self.width, other.width) + rows * (max(self.column, other.column) + max_new)
 
     def join(self, other: KVCache, max_new: int) -> None:
-        """Takes in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
+        """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
         width, column = max(self.width, other.width), max(self.column, other.column)
         rows = [cache.rows for cache in (self, other)]
         self.mask = _joined_mask(self, other, width)
@@ -198,7 +198,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
-        """Groups the rows, and stores a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
+        """Group the rows, and store a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
         device, stored = self.prompts[0][0].device, self.prompts[0][0].shape[1]
         self.layout = GroupLayout(prompt_of_row, device)
         if np.array_equal(self.layout.prompt_of_group, np.arange(stored)):
@@ -209,7 +209,7 @@ class KVCache:
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
-    """The blocks of a layer moved right so that the next column is `column`; zeros come before them."""
+    """Return the blocks of a layer moved right so that the next column is `column`; zeros come before them."""
     blocks = [block.stored for block in cache.decoded[layer]]
     if cache.column == column:
         return blocks
@@ -222,7 +222,7 @@ def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
 
 
 def padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
-    """x with zeros behind it up to `size` in one dimension."""
+    """Return x with zeros behind it up to `size` in one dimension."""
     if x.shape[dim] == size:
         return x
     shape = list(x.shape)
@@ -231,7 +231,7 @@ def padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
 
 
 def _joined_mask(first: KVCache, second: KVCache, width: int) -> Tensor | None:
-    """The mask of both caches' prompts, padded to `width`."""
+    """Return the mask of both caches' prompts, padded to `width`."""
     if first.width == second.width and first.mask is None and second.mask is None:
         return None
     parts = []
@@ -244,7 +244,7 @@ def _joined_mask(first: KVCache, second: KVCache, width: int) -> Tensor | None:
 
 
 def _joined_began(first: KVCache, second: KVCache, rows: list[int], column: int, size: int) -> Tensor | None:
-    """The columns before each row's first, once both caches end at `column` and have `size` columns."""
+    """Return the columns before each row's first, once both caches end at `column` and have `size` columns."""
     if first.column == second.column and first.began is None and second.began is None:
         return None
     began = torch.zeros(sum(rows), size, device=first.prompts[0][0].device)

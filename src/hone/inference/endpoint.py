@@ -1,4 +1,4 @@
-"""A server behind an URL, and the patience that its clients have with it.
+"""A server behind an URL, the key to it, and the patience that its clients have with it.
 
 What may pass is tried again: a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx; after 1, 2, 4,
 … seconds, at most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the requests apart; later if the server asks
@@ -8,6 +8,7 @@ for it (Retry-After, at most `LONGEST_RETRY_AFTER`).
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hone import rng
+from hone.errors import UserError
 from hone.grading import printable
 
 HONE = "hone"
@@ -44,25 +46,25 @@ class Endpoint:
 
     @property
     def local(self) -> bool:
-        """True if the server is on this machine."""
+        """Return True if the server is on this machine."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def may_pass(status: int) -> bool:
-    """True if another try may succeed."""
+    """Return True if another try may succeed."""
     return status in _RETRIED or (status >= 500 and status != 501)
 
 
 def delay(attempt: int, asked: float | None, sample_id: str) -> float:
-    """Seconds to wait after try `attempt` (from 0) has failed; `asked` is what the server's Retry-After says."""
+    """Return the seconds to wait after try `attempt` (from 0) has failed; `asked`: the server's Retry-After."""
     factor = 0.5 + 0.5 * rng.key(0, "backoff", sample_id, attempt) / 2**64
     own = min(LONGEST_WAIT, 2.0**attempt) * factor
     return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
 
 
 def retry_after(headers: Any) -> float | None:
-    """Seconds that the headers Retry-After (a number or a date) or retry-after-ms ask for; None if they don't."""
+    """Return the seconds that Retry-After (a number or a date) or retry-after-ms ask for; None without them."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:
@@ -80,6 +82,23 @@ def retry_after(headers: Any) -> float | None:
 
 
 def one_line(text: str) -> str:
-    """What a server said, fit for a message: one line, without control characters, not too long."""
+    """Return a server's words, fit for a message: one line, without control characters, not too long."""
     text = printable(" ".join(text.split()))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
+
+
+def api_key(variable: str | None, flag: str) -> str | None:
+    """Return the key in this environment variable, named by `flag`; None without one. UserError if it holds none.
+
+    So no command line, config or run directory holds a key.
+    """
+    if variable is None:
+        return None
+    if not variable.isidentifier():  # not shown: it may be the key
+        raise UserError(f"{flag} takes the name of the environment variable that holds the API key, not the key itself")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"the environment variable {variable} ({flag}) is not set: put the server's API key into it")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"the environment variable {variable} ({flag}) holds no API key: it must be ASCII")
+    return key

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 
 from hone import rng
 from hone.errors import Halt, UserError
-from hone.inference.batch import NOT_FINITE, Batch, Ticket, failures
+from hone.inference.batch import NOT_FINITE, Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.graphs import GraphRunner
 from hone.inference.invariant import InvariantRunner
 from hone.inference.prefill import Prompt
-from hone.inference.runner import GroupedRunner, Runner
+from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.text import StopWatch
 from hone.inference.types import Completion, Failure, Job, SamplingParams, ScoredToken, Token
@@ -62,10 +62,9 @@ class Engine:
         if cuda_graphs:
             self.runner: Runner = GraphRunner(model, prefix_bytes, kv_bytes)
         else:
-            self.runner = (InvariantRunner if batch_invariant else GroupedRunner)(model, prefix_bytes)
+            self.runner = (InvariantRunner if batch_invariant else Runner)(model, prefix_bytes)
         self.prefill = self.runner.prefill
         self._waiting: deque[Ticket] = deque()
-        self._suspects: set[int] = set()  # waiting again, as they could not be started together
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None
         self._batches: list[Batch] = []
         self._done: dict[int, Completion] = {}
@@ -73,11 +72,11 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a job waits or runs."""
+        """Return True if a job waits or runs."""
         return bool(self._waiting or self._starting or self._batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[Completion]]:
-        """`params.n` completions of each prompt (token ids). Sample i of prompt p is keyed by (seed, "generate", p, i).
+        """Return `params.n` completions of each prompt (token ids). Sample i of prompt p: key (seed, "generate", p, i).
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -90,7 +89,7 @@ class Engine:
         return [flat[p * params.n : (p + 1) * params.n] for p in range(len(prompts))]
 
     def run(self, jobs: Sequence[Job], params: SamplingParams) -> list[Completion]:
-        """One completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
+        """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
         What fails is raised, and all jobs are dropped. Raises Halt if the model's logits are not finite.
         """
@@ -109,7 +108,7 @@ class Engine:
         return completions
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
-        """Queues a job, which is sampled as its own `params` say, else these; returns its ticket.
+        """Queue a job, which is sampled as its own `params` say, else these; return its ticket.
 
         Raises UserError for an empty prompt, or one that leaves no room in the model's context.
         """
@@ -120,8 +119,7 @@ class Engine:
         return self._count
 
     def cancel(self, ticket: int) -> None:
-        """Drops a job, wherever it is; does nothing if it has ended."""
-        self._suspects.discard(ticket)
+        """Drop a job, wherever it is; does nothing if it has ended."""
         self._waiting = deque(other for other in self._waiting if other.number != ticket)
         if self._starting is not None:
             tickets, prompts = self._starting
@@ -132,20 +130,19 @@ class Engine:
                 return
 
     def clear(self) -> None:
-        """Drops all jobs."""
+        """Drop all jobs."""
         self._waiting.clear()
         self._batches.clear()
         self._done.clear()
-        self._suspects.clear()
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
-        """To be called when the model's parameters were changed: tokens from now on are of this version."""
+        """Note that the model's parameters were changed: tokens from now on are of this version."""
         self.version = version
         self.prefill.weights_changed()
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Logprobs of each sequence's tokens but the first, given those before: of softmax(logits / temperature).
+        """Return the logprobs, of softmax(logits / temperature), of each sequence's tokens but the first.
 
         The sequences go through the same prefill as prompts do. Raises UserError for one that is empty or too long.
         """
@@ -153,7 +150,7 @@ class Engine:
 
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
-        """`score` of one sequence, with the `top` likeliest tokens in the place of each."""
+        """Return `score` of one sequence, with the `top` likeliest tokens in the place of each."""
         self._check(Job(tuple(ids), 0, 0))
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
@@ -168,9 +165,9 @@ class Engine:
         return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
 
     def step(self) -> list[Token | Failure]:
-        """Lets in what fits, then takes one token of every running job. Nothing if no job is there.
+        """Let in what fits, then take one token of every running job; return nothing if no job is there.
 
-        An error is not raised. It ends the jobs that may have caused it, each with a Failure; the others go on.
+        A job whose logits are not finite ends with a Failure. Whatever else fails is raised: then call `clear`.
         """
         emitted = self._step(emit=True)
         self._done.clear()
@@ -178,88 +175,34 @@ class Engine:
 
     @torch.no_grad()
     def _step(self, emit: bool) -> list[Token | Failure]:
-        """Take one step. With `emit` it returns tokens, and failures of jobs; else errors are raised."""
-        emitted = self._admit(emit)
-        for batch in list(self._batches):
-            try:
-                emitted += batch.sample(self.version, emit)
-                self._done |= batch.advance()
-            except Exception as error:
-                if not emit:
-                    raise
-                emitted += failures(batch.numbers, error)
-                self._batches.remove(batch)
+        """Take one step; with `emit` it returns tokens and failures, else completions are left in `_done`."""
+        self._admit()
+        emitted: list[Token | Failure] = []
+        for batch in self._batches:
+            emitted += batch.sample(self.version, emit)
+            self._done |= batch.advance()
         self._batches = [batch for batch in self._batches if len(batch)]
         if self._batches:
-            emitted += self._join(emit)
-            emitted += self._decode(emit)
+            self.runner.join(self._batches, self._budget)
+            self.runner.decode(self._batches)
         return emitted
 
-    def _admit(self, emit: bool) -> list[Token | Failure]:
-        """Begins what waits and fits; goes on with prompts that are computed in chunks.
-
-        If that fails, the requests are tried again one by one: jobs of one request have the same `params` object.
-        """
+    def _admit(self) -> None:
+        """Begin what waits and fits; go on with prompts that are computed in chunks."""
         if self._starting is None:
             tickets = self._next_tickets()
             if not tickets:
-                return []
-            self._starting = tickets, []
+                return
+            distinct = dict.fromkeys(ticket.job.prompt for ticket in tickets)
+            self._starting = tickets, [self.prefill.begin(prompt) for prompt in distinct]
         tickets, prompts = self._starting
-        try:
-            if not prompts:
-                distinct = dict.fromkeys(ticket.job.prompt for ticket in tickets)
-                prompts += [self.prefill.begin(prompt) for prompt in distinct]
-            self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
-            if all(prompt.done == len(prompt.ids) for prompt in prompts):
-                self._batches += self.runner.start(tickets, prompts)
-                self._starting = None
-            return []
-        except Exception as error:
-            if not emit:
-                raise
+        self.prefill.advance([p for p in prompts if p.done < len(p.ids)], self.prefill_tokens)
+        if all(prompt.done == len(prompt.ids) for prompt in prompts):
+            self._batches += self.runner.start(tickets, prompts)
             self._starting = None
-            if all(ticket.params is tickets[0].params for ticket in tickets):
-                return [*failures((ticket.number for ticket in tickets), error)]
-        self._suspects.update(ticket.number for ticket in tickets)
-        self._waiting.extendleft(reversed(tickets))
-        return []
-
-    def _join(self, emit: bool) -> list[Token | Failure]:
-        """Join batches. If that fails, the batches that were being joined are lost."""
-        before = list(self._batches)
-        try:
-            self.runner.join(self._batches, self._budget)
-            return []
-        except Exception as error:
-            if not emit:
-                raise
-            self._batches = [batch for batch in self._batches if batch.whole]
-            kept = {number for batch in self._batches for number in batch.numbers}
-            tried = dict.fromkeys(number for batch in before for number in batch.numbers)
-            return [*failures((number for number in tried if number not in kept), error)]
-
-    def _decode(self, emit: bool) -> list[Token | Failure]:
-        """Decode one step of all batches; if that fails, of each batch alone that has not moved yet."""
-        before = [(batch, batch.logits) for batch in self._batches]
-        try:
-            self.runner.decode(self._batches)
-            return []
-        except Exception:
-            if not emit:
-                raise
-        lost: list[Token | Failure] = []
-        for batch, logits in before:
-            try:
-                if batch.logits is logits:
-                    self.runner.decode([batch])
-            except Exception as error:
-                lost += failures(batch.numbers, error)
-                self._batches.remove(batch)
-        return lost
 
     def _next_tickets(self) -> list[Ticket]:
-        """The jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
+        """Return the jobs to begin now: as many as fit into the cache, and whose prompts fit into one prefill."""
         budget = self._budget
         used = sum(batch.cache.tokens for batch in self._batches)
         taken: list[Ticket] = []
@@ -273,8 +216,6 @@ class Engine:
             full = used + width * (len(taken) + 1) > budget
             if (full and (taken or self._batches)) or (taken and new and tokens + new > self.prefill_tokens):
                 break
-            if taken and ticket.params is not taken[0].params and self._suspects & {ticket.number, taken[0].number}:
-                break
             tokens += new
             longest_prompt, longest_new = widths
             prompts.add(job.prompt)
@@ -282,14 +223,13 @@ class Engine:
         all_fit = len(taken) == len(self._waiting)
         if self._batches and not all_fit and used > (1 - ADMIT_AT) * budget:
             return []
-        for ticket in taken:
+        for _ in taken:
             self._waiting.popleft()
-            self._suspects.discard(ticket.number)
         return taken
 
     @property
     def _budget(self) -> int:
-        """Tokens that the cache may hold."""
+        """Return the tokens that the cache may hold."""
         return self.kv_bytes // kv_bytes_per_token(self.model.config)
 
     def _check(self, job: Job) -> None:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
-from hone.inference.prefill import Prefill, Prompt
-from hone.inference.runner import first_logits, rows_of
+from hone.inference.prefill import Prompt
+from hone.inference.runner import Runner, first_logits, rows_of
 from hone.model.decoder import Decoder, Linear
 
 GRANULE = 64
@@ -37,14 +37,13 @@ MAX_PADDING = 2
 """Batches are joined unless their cache would grow by more than this factor: a step reads all of it."""
 
 
-class GraphRunner:
+class GraphRunner(Runner):
     """Decodes batches one after the other, as few as possible, each with one graph."""
 
     granule = GRANULE
 
     def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
-        self.model = model
-        self.prefill = Prefill(model, prefix_bytes)
+        super().__init__(model, prefix_bytes)
         self.budget = kv_bytes // kv_bytes_per_token(model.config)
         self.states: list[SlotState] = []
         self._cast = [module for module in model.modules() if isinstance(module, Linear) and module.bf16_product]
@@ -57,7 +56,7 @@ class GraphRunner:
         return [Batch(tickets, SlotCache(prompts, prompt_of_row, max_tokens), logits_BV)]
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """The two smallest that may be one, again and again; the one that has no slots yet is taken in by another."""
+        """Join the two smallest that may be one, again and again; another takes in the one that has no slots yet."""
         while (pair := _pair_to_join(batches, budget)) is not None:
             first, second = (_cache(batch) for batch in pair)
             self._grow(first, len(first) + len(second), max(first.span, second.span))
@@ -78,7 +77,7 @@ class GraphRunner:
             batch.moved(state.logits[:rows])
 
     def _record(self, state: SlotState, slots: int, tokens: int) -> Callable[[], object]:
-        """What does one step of these slots when called."""
+        """Return what does one step of these slots when called."""
         step = partial(_decode, self.model, state, slots, tokens)
         if self.model.device.type != "cuda":
             return step
@@ -94,7 +93,7 @@ class GraphRunner:
         return graph.replay
 
     def _drop_stale_graphs(self, tokens: int) -> None:
-        """If what they read is elsewhere now: the table of positions, made for at least `tokens`, or a bf16 copy."""
+        """Drop graphs if what they read has moved: the table of positions, for at least `tokens`, or a bf16 copy."""
         sources = [self.model.rotary.reserve(tokens, self.model.device), *(linear.weight_bf16 for linear in self._cast)]
         if self._sources and any(now is not then for now, then in zip(sources, self._sources, strict=True)):
             for state in self.states:
@@ -102,7 +101,7 @@ class GraphRunner:
         self._sources = sources
 
     def _place(self, cache: SlotCache) -> SlotState:
-        """Gives the rows of a cache slots: the smallest free state that is large enough, else a new one."""
+        """Give the rows of a cache slots: the smallest free state that is large enough, else a new one."""
         rows, span = len(cache), cache.span
         free = [state for state in self.states if state.cache is None and state.slots >= rows and state.tokens >= span]
         if free:
@@ -117,7 +116,7 @@ class GraphRunner:
         return state
 
     def _grow(self, cache: SlotCache, rows: int, span: int) -> None:
-        """Makes the state of a cache large enough, with room for more where the budget has it."""
+        """Make the state of a cache large enough, with room for more where the budget has it."""
         state = cache.state
         assert state is not None, "one batch begins at a time, and gets slots before the next"
         if state.slots >= rows and state.tokens >= span:
@@ -128,7 +127,7 @@ class GraphRunner:
         state.resize(*(roomy if fits else (rows, span)), rows=len(cache))
 
     def _make_room(self, size: int) -> None:
-        """Drops free states, then what the others have in excess, if `size` more tokens would not fit the budget."""
+        """Drop free states, then what the others have in excess, if `size` more tokens would not fit the budget."""
         if sum(state.size for state in self.states) + size <= self.budget:
             return
         self.states = [state for state in self.states if state.cache is not None]
@@ -154,7 +153,7 @@ class SlotState:
         self.resize(slots, tokens, rows=0)
 
     def resize(self, slots: int, tokens: int, rows: int) -> None:
-        """Moves the first `rows` slots to new tensors. If that fails, it has no slots and nothing can be decoded."""
+        """Move the first `rows` slots to new tensors. If that fails, it has no slots and nothing can be decoded."""
         self.drop_graphs()
         self.slots = self.tokens = 0
         layers, self.layers = self.layers, []
@@ -168,7 +167,7 @@ class SlotState:
         self.slots, self.tokens, self.layers = slots, tokens, layers
 
     def drop_graphs(self) -> None:
-        """Graphs of one state share the memory of what they compute in between; a pool serves no second set."""
+        """Drop all graphs. Those of one state share the memory of what they compute; a pool serves no second set."""
         self.graphs: dict[tuple[int, int], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -178,7 +177,7 @@ class SlotState:
 
     @property
     def cache(self) -> SlotCache | None:
-        """Whose rows are here; None: it is free."""
+        """Return the cache whose rows are here; None: it is free."""
         return self.owner and self.owner()
 
 
@@ -203,24 +202,24 @@ class SlotCache:
 
     @property
     def span(self) -> int:
-        """Tokens that each slot needs."""
+        """Return the tokens that each slot needs."""
         return -(-int(self.ends.max()) // GRANULE) * GRANULE
 
     @property
     def tokens(self) -> int:
-        """What it needs, in `kv_bytes_per_token`; its state may have more, which the runner can take back."""
+        """Return what it needs, in `kv_bytes_per_token`; its state may have more, which the runner can take back."""
         return len(self) * self.span
 
     def tokens_joined(self, other: SlotCache, max_new: int = 0) -> int:
-        """What `tokens` would be after `join`."""
+        """Return what `tokens` would be after `join`."""
         return (len(self) + len(other)) * max(self.span, other.span)
 
     def moved(self) -> None:
-        """To be called after a decode step."""
+        """Note a decode step."""
         self.lengths = self.lengths + 1
 
     def keep(self, rows: Tensor) -> None:
-        """Drops all rows but `rows`."""
+        """Drop all rows but `rows`."""
         index = rows.cpu().numpy()
         self.lengths, self.ends = self.lengths[index], self.ends[index]
         if self.state is None:
@@ -230,20 +229,20 @@ class SlotCache:
             layer[:, : len(index)] = layer.index_select(1, rows)
 
     def join(self, other: SlotCache, max_new: int) -> None:
-        """Takes in the rows of `other` behind its own; a state has enough room for both."""
+        """Take in the rows of `other` behind its own; a state has enough room for both."""
         assert self.state is not None, "one batch begins at a time, and gets slots before the next"
         other.write(self.state, len(self))
         self.lengths = np.concatenate([self.lengths, other.lengths])
         self.ends = np.concatenate([self.ends, other.ends])
 
     def move_into(self, state: SlotState) -> None:
-        """From where prefill left them into a free state."""
+        """Move the rows from where prefill left them into a free state."""
         self.write(state, 0)
         self.state, self.prompts, self.prompt_of_row = state, [], np.array([], dtype=np.int64)
         state.owner = weakref.ref(self)
 
     def write(self, state: SlotState, begin: int) -> None:
-        """Copies the rows into the slots from `begin` on, with zeros behind them."""
+        """Copy the rows into the slots from `begin` on, with zeros behind them."""
         end = begin + len(self)
         assert end <= state.slots and self.span <= state.tokens
         if self.state is not None:
@@ -260,12 +259,12 @@ class SlotCache:
         for index, layer in enumerate(state.layers):
             layer[:, begin:end] = 0
             for which in (0, 1):
-                of_prompts = torch.cat([prompt.layers[index][which] for prompt in self.prompts])
-                layer[which][slot_N, :, column_N] = of_prompts.index_select(0, source_N).float()
+                stored = torch.cat([prompt.layers[index][which] for prompt in self.prompts])
+                layer[which][slot_N, :, column_N] = stored.index_select(0, source_N).float()
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
-    """One step of the first slots, of whose tokens it sees the first: from `next` and `positions` to `logits`.
+    """Decode one step of the first slots, of whose tokens it sees the first: from `next` and `positions` to `logits`.
 
     Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
     may stand anywhere: they write to their own slot.
@@ -298,7 +297,7 @@ class _SlotAttention:
 
 
 def _pair_to_join(batches: list[Batch], budget: int) -> tuple[Batch, Batch] | None:
-    """The smallest two that fit the budget and each other, those that have slots first."""
+    """Return the smallest two batches that fit the budget and each other, those that have slots first."""
     order = sorted(batches, key=lambda batch: (_cache(batch).state is not None, len(batch)), reverse=True)
     total = sum(batch.cache.tokens for batch in batches)
     for pair in reversed(list(combinations(order, 2))):
@@ -314,5 +313,5 @@ def _cache(batch: Batch) -> SlotCache:
 
 
 def _power_of_two(x: int) -> int:
-    """The next one from x on."""
+    """Return the next power of two from x on."""
     return 1 << (x - 1).bit_length()

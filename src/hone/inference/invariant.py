@@ -22,20 +22,20 @@ from torch import Tensor
 from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import padded
 from hone.inference.prefill import Layers, Prefill, Prompt
-from hone.inference.runner import rows_of
+from hone.inference.runner import Runner, rows_of
 from hone.model.decoder import Decoder
 
 TILE = 32
 """Rows of a decode step, tokens of a prompt's chunk, and tokens of an attention block."""
 
 
-class InvariantRunner:
+class InvariantRunner(Runner):
     """Decodes batches of at most `tile` rows, one after the other; each is padded to exactly that many."""
 
     granule = TILE
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
-        self.model = model
+        super().__init__(model, prefix_bytes)
         self.tile = TILE if rows_are_alike(model) else 1
         self.prefill = InvariantPrefill(model, prefix_bytes)
 
@@ -52,7 +52,7 @@ class InvariantRunner:
         return batches
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """The two smallest, as long as they fit into one tile, and the padding between them into the bounds."""
+        """Join the two smallest, as long as they fit into one tile, and the padding between them into the bounds."""
         while len(batches) > 1:
             batches.sort(key=len, reverse=True)
             first, second = batches[-2:]
@@ -107,7 +107,7 @@ class RowCache:
         return padded(_attend(queries, blocks, masks).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
-        """For the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
+        """Make room for the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
             self.layers = [F.pad(layer, (0, 0, 0, missing)) for layer in self.layers]
@@ -115,29 +115,29 @@ class RowCache:
         self.mask = _minus_infinity(columns > self.lengths[:, None])
 
     def moved(self) -> None:
-        """To be called after a decode step."""
+        """Note a decode step."""
         self.lengths = self.lengths + 1
         self.longest += 1
         self.room -= 1
 
     @property
     def tokens(self) -> int:
-        """Tokens that there is room for: what it costs in `kv_bytes_per_token`."""
+        """Return the tokens that there is room for: what it costs in `kv_bytes_per_token`."""
         return len(self) * _blocks(self.longest + max(self.room, 0)) * TILE
 
     def tokens_joined(self, other: RowCache, max_new: int) -> int:
-        """What `tokens` would be after `join`."""
+        """Return what `tokens` would be after `join`."""
         return (len(self) + len(other)) * _blocks(max(self.longest, other.longest) + max_new) * TILE
 
     def keep(self, rows: Tensor) -> None:
-        """Drops all rows but `rows`."""
+        """Drop all rows but `rows`."""
         self.lengths = self.lengths.index_select(0, rows)
         self.longest = int(self.lengths.max())
         size = _blocks(self.longest) * TILE
         self.layers = [layer.index_select(1, rows)[:, :, :, :size] for layer in self.layers]
 
     def join(self, other: RowCache, max_new: int) -> None:
-        """Takes in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
+        """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
         self.longest, self.room = max(self.longest, other.longest), max_new
         size = max(self.layers[0].shape[3], other.layers[0].shape[3])
         for index, pair in enumerate(zip(self.layers, other.layers, strict=True)):
@@ -194,7 +194,7 @@ class _ChunkAttention:
 
 
 def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
-    """Softmax attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, summed in order."""
+    """Compute attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, summed in order."""
     scores = [torch.bmm(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
     top = torch.stack([score.amax(-1, keepdim=True) for score in scores]).amax(0)
     out = torch.zeros_like(queries)
@@ -208,7 +208,7 @@ def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor]) 
 
 @torch.no_grad()
 def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
-    """Whether this machine's kernels give a row the same bits wherever it lies in a tile, whatever lies beside it.
+    """Return True if this machine's kernels give a row the same bits wherever it lies in a tile, beside whatever.
 
     Tries rows of random keys and values: all of them, in another order, and a few of them alone.
     """
@@ -233,7 +233,7 @@ def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
 
 
 def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows: Sequence[int]) -> Tensor:
-    """Logits `[steps, rows, V]` of these rows in one tile, after the given tokens `[steps, TILE]`."""
+    """Return the logits `[steps, rows, V]` of these rows in one tile, after the given tokens `[steps, TILE]`."""
     cache = RowCache([prompts[row] for row in rows], len(token_ids))
     logits = []
     for tokens in token_ids:
@@ -245,7 +245,7 @@ def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows:
 
 
 def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` new tokens' keys and values behind the old ones."""
+    """Return the first `count` new tokens' keys and values behind the old ones."""
     k, v = new[0][:count], new[1][:count]
     return (k, v) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
 

@@ -77,7 +77,7 @@ class Prompt:
     """Which weights it was begun with, as `Prefill` counts them."""
 
     def computed(self, hidden_ND: Tensor) -> None:
-        """Takes the hidden states of its next tokens."""
+        """Take the hidden states of its next tokens."""
         self.hidden = hidden_ND[-1]
         if self.all_hidden is not None:
             self.all_hidden.append(hidden_ND)
@@ -92,12 +92,12 @@ class Prefill:
         self._weights = 0
 
     def weights_changed(self) -> None:
-        """Forgets all prefixes; those of prompts that are half computed will not be remembered."""
+        """Forget all prefixes; those of prompts that are half computed will not be remembered."""
         self.prefixes.clear()
         self._weights += 1
 
     def begin(self, ids: tuple[int, ...], all_hidden: bool = False) -> Prompt:
-        """The prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
+        """Return the prompt with what a cached prefix knows of it: never the last token, whose hidden state is needed.
 
         `all_hidden`: every token's hidden state is wanted, so nothing is taken from the cache.
         """
@@ -107,7 +107,7 @@ class Prefill:
         return Prompt(ids, layers, done, weights=self._weights)
 
     def advance(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """Computes the prompts to their ends: together if what is left of them fits into `budget` tokens.
+        """Compute the prompts to their ends: together if what is left of them fits into `budget` tokens.
 
         Else one by one, and of a prompt with more tokens left than `budget` only that many.
         """
@@ -124,7 +124,7 @@ class Prefill:
         self._remember(prompts)
 
     def _remember(self, prompts: Sequence[Prompt]) -> None:
-        """Prefixes of the prompts that are done, unless they began under other weights."""
+        """Remember prefixes of the prompts that are done, unless they began under other weights."""
         for prompt in prompts:
             if prompt.done == len(prompt.ids) and prompt.weights == self._weights:
                 self.prefixes.add(prompt.ids, prompt.layers)
@@ -145,7 +145,7 @@ class Prefill:
             prompt.computed(hidden_ND)
 
     def _continue(self, prompts: Sequence[Prompt], budget: int) -> None:
-        """The next tokens of each prompt, at most `budget`, in one pass."""
+        """Compute the next tokens of each prompt, at most `budget`, in one pass."""
         device = self.model.device
         ends = [min(prompt.done + budget, len(prompt.ids)) for prompt in prompts]
         new = [prompt.ids[prompt.done : end] for prompt, end in zip(prompts, ends, strict=True)]
@@ -173,7 +173,7 @@ class PrefixCache:
         self._owner: dict[bytes, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
-        """Keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
+        """Return keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
         if not self._prompts:
             return [], 0
         for number, key in reversed(list(enumerate(self._hashes(ids), start=1))):
@@ -184,7 +184,7 @@ class PrefixCache:
         return [], 0
 
     def add(self, ids: tuple[int, ...], layers: Layers) -> None:
-        """Remembers a prompt, unless it is longer than the cache or too short for a block."""
+        """Remember a prompt, unless it is longer than the cache or too short for a block."""
         size = _bytes(layers)
         if size > self.max_bytes or len(ids) < self.block or ids in self._prompts:
             return
@@ -196,13 +196,13 @@ class PrefixCache:
         self._owner |= dict.fromkeys(self._hashes(ids), ids)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._prompts.clear()
         self._owner.clear()
         self.bytes = 0
 
     def _hashes(self, ids: tuple[int, ...]) -> Iterator[bytes]:
-        """A hash of each prefix of whole blocks, shortest first: each is made of the one before."""
+        """Yield a hash of each prefix of whole blocks, shortest first: each is made of the one before."""
         key = b""
         for end in range(self.block, len(ids) + 1, self.block):
             key = blake2b(key + array("q", ids[end - self.block : end]).tobytes(), digest_size=16).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,34 +18,12 @@ MAX_BATCHES = 4
 """With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
 
 
-class Runner(Protocol):
-    """What the engine schedules on."""
+class Runner:
+    """What the engine schedules on: a prompt is stored once for its group, and layers' products run over all batches.
 
-    @property
-    def granule(self) -> int:
-        """A row takes a multiple of this many tokens of the cache."""
-        ...
-
-    @property
-    def prefill(self) -> Prefill:
-        """Computes the prompts."""
-        ...
-
-    def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
-        """Batches of jobs whose prompts are computed."""
-        ...
-
-    def join(self, batches: list[Batch], budget: int) -> None:
-        """Joins those that had better be one, in place, as long as all caches together have at most `budget` tokens."""
-        ...
-
-    def decode(self, batches: Sequence[Batch]) -> None:
-        """One step of all batches: new `logits` for each."""
-        ...
-
-
-class GroupedRunner:
-    """The fast one: a prompt is stored once for its group, and the layers' products run over all batches at once."""
+    `InvariantRunner` and `GraphRunner` lay batches out in other ways. A row takes a multiple of `granule` tokens of the
+    cache.
+    """
 
     granule = 1
 
@@ -54,6 +32,7 @@ class GroupedRunner:
         self.prefill = Prefill(model, prefix_bytes)
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        """Return batches of jobs whose prompts are computed."""
         prompt_of_row = rows_of(tickets, prompts)
         logits_BV = first_logits(self.model, prompts, prompt_of_row)
         layers = [
@@ -65,7 +44,7 @@ class GroupedRunner:
         return [Batch(tickets, cache, logits_BV)]
 
     def join(self, batches: list[Batch], budget: int) -> None:
-        """The two smallest when there are many, unless the padding between them would go beyond the bounds."""
+        """Join the two smallest when there are many, in place, if all caches then have at most `budget` tokens."""
         if len(batches) <= MAX_BATCHES:
             return
         batches.sort(key=len, reverse=True)
@@ -75,6 +54,7 @@ class GroupedRunner:
             first.join(batches.pop())
 
     def decode(self, batches: Sequence[Batch]) -> None:
+        """Take one step of all batches, which gives each its new `logits`."""
         sizes = [len(batch) for batch in batches]
         tokens, positions = (torch.cat([getattr(b, name) for b in batches]) for name in ("next", "positions"))
         caches = [cast(KVCache, batch.cache) for batch in batches]
@@ -96,12 +76,12 @@ class _Side:
 
 
 def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
-    """Which of the prompts each job continues, `[B]`."""
+    """Return which of the prompts each job continues, `[B]`."""
     index_of = {prompt.ids: index for index, prompt in enumerate(prompts)}
     return np.array([index_of[ticket.job.prompt] for ticket in tickets])
 
 
 def first_logits(model: Decoder, prompts: Sequence[Prompt], prompt_of_row: np.ndarray) -> Tensor:
-    """Logits `[B, V]` of the first token of rows that continue these of the prompts."""
+    """Return the logits `[B, V]` of the first token of rows that continue these of the prompts."""
     last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
     return model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(last.device))

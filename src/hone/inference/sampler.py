@@ -14,7 +14,7 @@ WHOLE, BLOCK = 1024, 128
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids `[B]` int64 and their logprobs `[B]` float32.
+    """Return token ids `[B]` int64 and their logprobs `[B]` float32.
 
     Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`. A row whose logits
     hold NaN or +inf gets some token of the vocabulary, with the logprob NaN.
@@ -28,7 +28,7 @@ def sample_tokens(
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Of each row the first index `[B]` at which the sum of its weights so far exceeds u times their total.
+    """Return of each row the first index `[B]` at which the sum of its weights so far exceeds u times their total.
 
     Running sums are in float64 along each row alone, so what a row draws doesn't depend on its neighbours, and an index
     of weight 0 is never drawn. In a large vocabulary the block is found first, by sums as exact as the weights, then
@@ -52,7 +52,7 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
-    """The first index `[B, 1]` whose value exceeds the threshold; if rounding left none, the last that adds to it."""
+    """Return the first index `[B, 1]` whose value exceeds the threshold; if rounding left none, the last that adds."""
     # Nothing exceeds NaN: its place is behind the end.
     last_B1 = torch.searchsorted(cumulative_BN, cumulative_BN[:, -1:].contiguous()).clamp_(
         max=cumulative_BN.shape[1] - 1
@@ -61,7 +61,7 @@ def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> to
 
 
 def token_distribution(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Logprobs `[B, V]` of softmax(logits / temperature), of softmax(logits) when greedy."""
+    """Return logprobs `[B, V]` of softmax(logits / temperature), of softmax(logits) when greedy."""
     scaled_BV = logits_BV if params.greedy or params.temperature == 1 else logits_BV / params.temperature
     return torch.log_softmax(scaled_BV, dim=-1)
 
@@ -92,7 +92,7 @@ def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor
 def target_logprobs(
     model: Decoder, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float, top: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logprobs `[N]` of these tokens after these hidden states, then ids and logprobs `[N, K]` of the K = `top`
+    """Return logprobs `[N]` of these tokens after these hidden states, then ids and logprobs `[N, K]` of the K = `top`
     likeliest in their place; the logits of few rows are held at once.
     """
     rows = max(1, MAX_LOGITS // model.config.vocab_size)
@@ -102,5 +102,5 @@ def target_logprobs(
         logprobs = token_distribution(model.logits(hidden), params)
         best = logprobs.topk(min(top, logprobs.shape[1]))
         parts.append((logprobs.gather(1, targets[:, None]).squeeze(1), best.indices, best.values))
-    told, ids, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    return told, ids, values
+    logprobs_N, ids_NK, top_NK = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logprobs_N, ids_NK, top_NK

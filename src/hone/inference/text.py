@@ -22,7 +22,7 @@ class Detokenizer:
         self._start = self._shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` add; the bytes of a character that is not complete wait for the rest."""
+        """Return the text that `ids` add; the bytes of a character that is not complete wait for the rest."""
         self._ids += ids
         text = self._rest()
         if not text or text.endswith(_PARTIAL):
@@ -31,7 +31,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What still waited."""
+        """Return what still waited."""
         text = self._rest()
         self._start, self._shown = self._shown, len(self._ids)
         return text
@@ -52,7 +52,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain now; "" for good once `found` is set."""
+        """Return the text that is certain now; "" for good once `found` is set."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -66,30 +66,30 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return what was held back, when nothing more comes."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` with which `stop` begins."""
+        """Return the length of the longest end of `text` with which `stop` begins."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class StopWatch:
-    """Whether the text of a growing list of ids has come to one of the stop strings."""
+    """Watches for the stop strings in the text of a growing list of ids."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._text, self._stops = Detokenizer(tokenizer), StopStrings(stops)
 
     def push(self, token: int) -> bool:
-        """True once a stop string is complete."""
+        """Return True once a stop string is complete."""
         self._stops.push(self._text.push([token]))
         return self._stops.found is not None
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """One token as text; one that is only a part of a character, as the vocabulary spells it."""
+    """Return one token as text; one that is only a part of a character, as the vocabulary spells it."""
     text = tokenizer.decode([token], skip_special_tokens=False)
     return (tokenizer.id_to_token(token) or "") if _PARTIAL in text or not text else text

@@ -55,12 +55,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the likeliest token is taken."""
+        """Return True if the likeliest token is taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def transform(self) -> tuple[float, float, int, float, int]:
-        """What of it decides how logits become a token: rows that agree in this are sampled together."""
+        """Return what decides how logits become a token: rows that agree in this are sampled together."""
         return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs
 
 

@@ -19,11 +19,18 @@ from tokenizers import Tokenizer
 from hone import digests
 from hone.errors import UserError
 from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
-from hone.model.rendering import END_THINK, Rendering, TemplateRendering, named_rendering, squeeze
-from hone.model.template import find_template, read_override, special_tokens
+from hone.model.rendering import (
+    END_THINK,
+    Rendering,
+    TemplateRendering,
+    find_template,
+    named_rendering,
+    read_override,
+    special_tokens,
+    squeeze,
+)
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
-from hone.model.tool_calls import Tool, openai_call, tool_calls
-from hone.model.tool_messages import with_objects
+from hone.model.tool_calls import Tool, tool_calls, with_objects
 from hone.types import Message
 
 TOKENIZER_FILES = (
@@ -92,10 +99,7 @@ class ChatRenderer:
         """
         form = self._rendering.format
         text = self.opened_by_template + self._decode_keeping(ids, form.tokens if form is not None else ())
-        if form is not None:
-            calls = tool_calls(text, form, tools)
-        else:
-            calls = [openai_call(call, text, i) for i, call in enumerate(self._rendering.read_calls(ids, tools))]
+        calls = tool_calls(text, form, tools) if form is not None else []
         message: Message = {"role": "assistant", "content": text}
         return message | {"tool_calls": calls} if calls else message
 

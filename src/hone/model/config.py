@@ -1,19 +1,42 @@
 """The shape of a dense decoder, read from and written to a Hugging Face `config.json`.
 
-Three families are supported: `llama`, `qwen2` (also Qwen2.5: biases on q, k, v) and `qwen3` (RMS norm on each head of q
-and k). Whatever this decoder does not compute is refused here with a sentence that lists what it does: a config that is
-silently half understood gives a model that is silently wrong.
+`FAMILIES` is the table of what sets the supported families apart; to add one like Llama, add a row, and to `rope.py` a
+scaling rule if it has its own. Whatever the decoder does not compute is refused here: a config that is half understood
+gives a model that is silently wrong.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from hone.errors import UserError
 
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+@dataclass(frozen=True)
+class Family:
+    """What sets a family of decoders apart; where a file leaves out a value, the family's default counts.
+
+    `attention_bias` says which biases the key of that name in config.json turns on: those of q, k, v and of o.
+    `qkv_bias`: those of q, k and v are always there. `extra` are keys that its config.json has in transformers.
+    """
+
+    architecture: str
+    attention_bias: tuple[bool, bool] = (True, True)
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    max_positions: int = 32768
+    extra: tuple[tuple[str, Any], ...] = (("use_sliding_window", False), ("sliding_window", None))
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", mlp_bias=True, max_positions=2048, extra=()),
+    "qwen2": Family("Qwen2ForCausalLM", attention_bias=(False, False), qkv_bias=True),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+}
+"""By `model_type` in config.json; `qwen2` is Qwen2.5's too."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 SUPPORTED = (
     "hone's decoder supports dense Llama, Qwen2, Qwen2.5 and Qwen3 models with SiLU, full attention "
@@ -75,7 +98,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> DecoderConfig:
-        """From the content of a `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""
+        """Read the content of a `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""
         hf = {name: value for name, value in hf.items() if value is not None}
         family = hf.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
@@ -85,7 +108,8 @@ class DecoderConfig:
         missing = [k for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers") if k not in hf]
         if missing:
             raise UserError(f"config.json lacks {', '.join(missing)}: is it the config of a whole model?")
-        heads = hf.get("num_attention_heads", 32)
+        row, heads = FAMILIES[family], hf.get("num_attention_heads", 32)
+        qkv_bias, o_bias = (on and bool(hf.get("attention_bias")) for on in row.attention_bias)
         theta, scaling = _rope(hf)
         eos = hf.get("eos_token_id")
         return cls(
@@ -96,17 +120,16 @@ class DecoderConfig:
             num_layers=hf["num_hidden_layers"],
             num_heads=heads,
             num_kv_heads=hf.get("num_key_value_heads") or heads,
-            # Qwen3's files always carry head_dim; transformers' default for a file without it is 128.
-            head_dim=hf.get("head_dim") or (128 if family == "qwen3" else hf["hidden_size"] // heads),
+            head_dim=hf.get("head_dim") or row.head_dim or hf["hidden_size"] // heads,
             rope_theta=theta,
             rope_scaling=scaling,
             rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
-            qkv_bias=family == "qwen2" or bool(hf.get("attention_bias", False)),
-            o_bias=family != "qwen2" and bool(hf.get("attention_bias", False)),
-            mlp_bias=family == "llama" and bool(hf.get("mlp_bias", False)),
-            qk_norm=family == "qwen3",
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            max_position_embeddings=hf.get("max_position_embeddings", 2048 if family == "llama" else 32768),
+            qkv_bias=row.qkv_bias or qkv_bias,
+            o_bias=o_bias,
+            mlp_bias=row.mlp_bias and bool(hf.get("mlp_bias")),
+            qk_norm=row.qk_norm,
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
+            max_position_embeddings=hf.get("max_position_embeddings", row.max_positions),
             initializer_range=hf.get("initializer_range", 0.02),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
             bos_token_id=hf.get("bos_token_id"),
@@ -114,11 +137,12 @@ class DecoderConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` that transformers loads this model from (weights saved in float32)."""
+        """Return the `config.json` that transformers loads this model from (weights saved in float32)."""
+        row = FAMILIES[self.family]
         rope = dict(self.rope_scaling or {"rope_type": "default"}) | {"rope_theta": self.rope_theta}
         eos = list(self.eos_token_ids)
         hf: dict[str, Any] = {
-            "architectures": [FAMILIES[self.family]],
+            "architectures": [row.architecture],
             "model_type": self.family,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -143,34 +167,26 @@ class DecoderConfig:
         }
         if self.rope_scaling:
             hf["rope_scaling"] = dict(self.rope_scaling)
-        if self.family != "qwen2":
+        if any(row.attention_bias):
             hf["attention_bias"] = self.o_bias
-        if self.family == "llama":
+        if row.mlp_bias:
             hf["mlp_bias"] = self.mlp_bias
-        else:
-            hf |= {"use_sliding_window": False, "sliding_window": None}
-        return hf
+        return hf | dict(row.extra)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value < 2**31
+def _is_int(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < 2**31
 
 
-def _is_id(value: Any) -> bool:
-    return type(value) is int and -1 <= value < 2**31  # some files write -1 for none
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e30 and math.isfinite(value)
-
-
-_COUNT, _NUMBER, _ID = (_is_count, "a whole number above 0"), (_is_number, "a number"), (_is_id, "a token id")
+_COUNT = (lambda x: _is_int(x, 1), "a whole number above 0")
+_NUMBER = (lambda x: type(x) in (int, float) and 0 <= x < 1e30, "a number")
+_ID = (lambda x: _is_int(x, -1), "a token id")  # some files write -1 for none
 _VALUES = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), _COUNT),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"), _COUNT),
     **dict.fromkeys(("rms_norm_eps", "initializer_range", "rope_theta", "attention_dropout"), _NUMBER),
     **dict.fromkeys(("bos_token_id", "pad_token_id"), _ID),
-    "eos_token_id": (lambda x: all(map(_is_id, x)) if isinstance(x, list) else _is_id(x), "a token id, or a list"),
+    "eos_token_id": (lambda x: all(map(_ID[0], x)) if isinstance(x, list) else _ID[0](x), "a token id, or a list"),
     "layer_types": (lambda x: isinstance(x, list), "a list"),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (lambda x: isinstance(x, dict), "an object")),
 }
@@ -178,8 +194,8 @@ _VALUES = {
 
 
 def _check_values(hf: dict[str, Any]) -> None:
-    """Raises UserError for a value of the wrong kind."""
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    """Raise UserError for a value of the wrong kind."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     for name, value in [*hf.items(), *([] if theta is None else [("rope_theta", theta)])]:
         if name in _VALUES and not _VALUES[name][0](value):
@@ -190,7 +206,7 @@ def _check_values(hf: dict[str, Any]) -> None:
 
 
 def _refuse_unsupported(hf: dict[str, Any]) -> None:
-    """Raises UserError for anything in the config that changes the computation in a way the decoder does not do."""
+    """Raise UserError for anything in the config that changes the computation in a way the decoder does not do."""
     found = []
     if hf.get("hidden_act", "silu") not in ("silu", "swish"):
         found.append(f"activation {hf['hidden_act']!r}")
@@ -208,7 +224,7 @@ def _refuse_unsupported(hf: dict[str, Any]) -> None:
 
 
 def _rope(hf: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """(theta, scaling or None) from `rope_parameters`, else from `rope_theta` and `rope_scaling`."""
+    """Return (theta, scaling or None) from `rope_parameters`, else from `rope_theta` and `rope_scaling`."""
     scaling = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     rope_type = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
@@ -218,7 +234,6 @@ def _rope(hf: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
         raise UserError(f"this model rotates only a part of each head ({partial}): {SUPPORTED}")
     if rope_type == "default":
         return float(theta), None
-    scaling.setdefault("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
-    if scaling["original_max_position_embeddings"] is None:
-        scaling.pop("original_max_position_embeddings")
+    if "original_max_position_embeddings" in hf:
+        scaling.setdefault("original_max_position_embeddings", hf["original_max_position_embeddings"])
     return float(theta), {"rope_type": rope_type} | scaling

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hone.model.bf16 import bf16_linear, bf16_mlp, to_bf16
 from hone.model.config import DecoderConfig
-from hone.model.ops import rms_norm, split_and_rotate, swiglu, swiglu_forward
+from hone.model.ops import bf16_linear, bf16_mlp, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 

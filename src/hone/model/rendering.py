@@ -1,22 +1,30 @@
-"""The two ways in which a conversation becomes ids: a chat template, or `renderers` for the models it knows by name."""
+"""The two ways in which a conversation becomes ids: a chat template, or `renderers` for the models it knows by name.
+
+A chat template is rendered as transformers does it, without importing it, which takes seconds. One difference is on
+purpose: a template that asks for today's date is given a fixed one, for a prompt must not depend on the day.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+import datetime
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from hone.errors import UserError
-from hone.model.template import compile_template
-from hone.model.tool_calls import HERMES, LLAMA, XML, Call, Format, Tool, format_of_template
-from hone.model.tool_messages import with_objects, without_tools
+from hone.model.files import read_json
+from hone.model.tool_calls import HERMES, LLAMA, XML, Format, Tool, format_of_template, with_objects, without_tools
 from hone.types import Message
 
 REMEDY = "give a template that only appends with model.chat_template"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
+FIXED_DATE = datetime.datetime(2024, 7, 26)
+"""What Llama 3's own template falls back to."""
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FORMAT_OF_RENDERER = {
     "qwen3": HERMES,
     "qwen3-vl": HERMES,
@@ -26,65 +34,27 @@ FORMAT_OF_RENDERER = {
     "qwen3.8": XML,
     "llama-3": LLAMA,
 }
-"""Of the models that `renderers` knows, those whose calls hone reads itself; the calls of others the package reads."""
-
-
-class Rendering(Protocol):
-    """How one model's conversations are written."""
-
-    stop_ids: tuple[int, ...]
-    format: Format | None
-
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Ids of the conversation and the opening of the assistant's next turn."""
-        ...
-
-    def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
-        """The conversation as text, special tokens included; `opens`: with the opening of the assistant's next turn."""
-        ...
-
-    def continuation_ids(
-        self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Ids by which the finished turn continues `prompt_ids`, with whatever the template writes after it."""
-        ...
-
-    def bridge_ids(
-        self,
-        conversation: Sequence[Message],
-        answers: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        opened: str,
-        ends: Sequence[int],
-    ) -> list[int]:
-        """Ids that follow the end of the conversation's last turn: the answers, and the opening of the next turn.
-
-        `opened` is what the template opens for the model to continue, `ends` are the ids that end a turn.
-        """
-        ...
-
-    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
-        """The tool calls of sampled ids, for a rendering without a `format`."""
-        ...
+"""How the models are trained to write calls that `renderers` renders here; it knows others, which hone cannot load."""
 
 
 class TemplateRendering:
     """A chat template (Jinja) and a tokenizer. One that knows no tools (`knows_tools`) gets them in Hermes' form."""
 
-    stop_ids = ()
+    stop_ids: tuple[int, ...] = ()
 
     def __init__(self, tokenizer: Tokenizer, template: str, tokens: dict[str, str]) -> None:
         self._tokenizer = tokenizer
-        self._compiled = compile_template(template, tokens)
-        self.knows_tools = self._compiled.knows_tools
+        self._render, self.knows_tools = compile_template(template, tokens)
         self.format = format_of_template(template) if self.knows_tools else HERMES
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        """Return the ids of the conversation and of the opening of the assistant's next turn."""
         return self._encode(self.text(messages, True, tools))
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
+        """Return the ids by which the finished turn continues `prompt_ids`, with what the template writes after it."""
         prompt, full = self.text(messages, True, tools), self.text([*messages, completion], False, tools)
         if not full.startswith(prompt):
             raise UserError(
@@ -105,9 +75,11 @@ class TemplateRendering:
         opened: str,
         ends: Sequence[int],
     ) -> list[int]:
-        structured = self.format is not None and self.format.structured
-        only_calls = self.format is not None and self.format.only_calls
-        turns, marker = stand_ins(conversation, answers, opened, structured, only_calls)
+        """Return the ids that follow the conversation's last turn: the answers, and the opening of the next turn.
+
+        `opened` is what the template opens for the model to continue, `ends` are the ids that end a turn.
+        """
+        turns, marker = stand_ins(conversation, answers, opened)
         full = self.text([*turns, *answers], True, tools)
         check_history(self.text(turns[:-1], True, tools), turns[-1], full, opened, answers)
         at = full.rfind(marker)
@@ -117,31 +89,29 @@ class TemplateRendering:
             raise UserError(f"the chat template does not write where an assistant's turn ends: {REMEDY}")
         return tail[end + 1 :]
 
-    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
-        return []
-
     def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
+        """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
         if self.format is None and tools:
             raise UserError(
                 "the chat template lists tools, but asks for calls in a form that hone does not read: "
-                "give a template in the form of Qwen, Llama 3, Mistral or DeepSeek V3 with model.chat_template"
+                "give a template in the form of Qwen or Llama 3 with model.chat_template"
             )
         written = [for_template(message, self.format) for message in messages]
         if not self.knows_tools:
-            return self._compiled.render(without_tools(written, tools), opens, None)
-        return self._compiled.render(written, opens, tools)
+            return self._render(without_tools(written, tools), opens, None)
+        return self._render(written, opens, tools)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
 
 
 class NamedRendering:
-    """A model that the `renderers` package knows."""
+    """A model that the `renderers` package knows; the methods are those of `TemplateRendering`."""
 
     def __init__(self, renderer: Any, tokenizer: Tokenizer) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self.stop_ids = tuple(renderer.get_stop_token_ids())
-        self.format = FORMAT_OF_RENDERER.get(renderer.config.name)
+        self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
+        self.format: Format | None = FORMAT_OF_RENDERER[renderer.config.name]
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         return list(self._rendered(messages, True, tools).token_ids)
@@ -171,85 +141,60 @@ class NamedRendering:
         ends: Sequence[int],
     ) -> list[int]:
         """Not by the renderer's own `bridge_to_next_turn`: that refuses more than is rewritten, and gives no reason."""
-        turns, _ = stand_ins(conversation, answers, opened, structured=self.format is None)
+        turns, _ = stand_ins(conversation, answers, opened)
         full = self._rendered([*turns, *answers], True, tools)
         text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)
         prompt = self._tokenizer.decode(self.prompt_ids(turns[:-1], tools), skip_special_tokens=False)
         check_history(prompt, turns[-1], text, opened, answers)
-        of_turn = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
-        end = next((i for i in reversed(of_turn) if full.token_ids[i] in ends), None)
+        turn_ids = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
+        end = next((i for i in reversed(turn_ids) if full.token_ids[i] in ends), None)
         if end is None:
             raise UserError(f"{type(self._renderer).__name__} does not write where an assistant's turn ends: {REMEDY}")
         return list(full.token_ids[end + 1 :])
-
-    def read_calls(self, ids: list[int], tools: Sequence[Tool] | None) -> list[Call]:
-        try:
-            parsed = self._renderer.parse_response(ids, tools=list(tools) if tools else None).tool_calls
-        except Exception:  # the package's readers do not expect every text that a model may write
-            return [Call(None, {}, self._tokenizer.decode(ids, skip_special_tokens=False))]
-        return [
-            Call(call.name, call.arguments)
-            if call.name and call.status == "ok" and isinstance(call.arguments, dict)
-            else Call(None, {}, call.raw)
-            for call in parsed
-        ]
 
     def _rendered(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> Any:
         written = [for_template(message, self.format) for message in messages]
         return self._renderer.render(written, tools=list(tools) if tools else None, add_generation_prompt=opens)
 
 
+Rendering = TemplateRendering | NamedRendering
+
+
 def for_template(message: Message, form: Format | None) -> Message:
-    """The message as a template takes it: calls that stand in the text are not written twice, arguments are objects."""
+    """Return the message as a template takes it: calls that the text holds are not written twice, arguments are
+    objects.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message
     text = message.get("content")
-    spoken = form.before_calls(text) if form is not None and isinstance(text, str) else text
-    if spoken != text and form is not None and not form.structured:
+    if form is not None and isinstance(text, str) and form.before_calls(text) != text:
         return {name: part for name, part in message.items() if name != "tool_calls"}
-    return {**message, "content": spoken or "", "tool_calls": [with_objects(call) for call in calls]}
+    return {**message, "content": text or "", "tool_calls": [with_objects(call) for call in calls]}
 
 
-def stand_ins(
-    conversation: Sequence[Message], answers: Sequence[Message], opened: str, structured: bool, only_calls: bool = False
-) -> tuple[list[Message], str]:
-    """The conversation with something short in place of what the model said, and the text that ends the last turn.
+def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> tuple[list[Message], str]:
+    """Return the conversation with a marker in place of what the model wrote, and that marker.
 
     What was sampled is never rendered again: no text of a model decides how the template writes what follows, nor
-    whether it can. Kept is whether there was thought. `structured`: a turn that tools answer gets a call for each of
-    their messages, for templates that want to see them; `only_calls`: it has no thought beside them.
+    whether it can. Kept is whether there was thought.
     """
     marker = "said"
     while any(marker in str(message) for message in (*conversation, *answers)):
         marker += " on"
     turns: list[Message] = []
-    messages = [*conversation, *answers]
-    for i, message in enumerate(conversation):
-        if message.get("role") != "assistant":
-            turns.append(message)
-            continue
+    for message in conversation:
         content = message.get("content")
-        thought = THINKING if opened or (isinstance(content, str) and END_THINK in content) else ""
-        answered = itertools.takewhile(lambda later: later.get("role") == "tool", messages[i + 1 :])
-        calls = [_stand_in_call(answer, marker) for answer in answered] if structured else []
-        if calls:
-            turns.append({"role": "assistant", "content": "" if only_calls else thought, "tool_calls": calls})
-        else:
-            turns.append({"role": "assistant", "content": thought + marker})
+        thinks = opened or (isinstance(content, str) and END_THINK in content)
+        turn = {"role": "assistant", "content": (THINKING if thinks else "") + marker}
+        turns.append(turn if message.get("role") == "assistant" else message)
     assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"
     return turns, marker
 
 
-def _stand_in_call(answer: Message, marker: str) -> dict[str, Any]:
-    function = {"name": answer.get("name") or "tool", "arguments": {"text": marker}}
-    return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
-
-
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:
-    """Raises UserError unless `full` goes on from `prompt`, after which `turn` was said. White space may move."""
-    said = turn["content"].removeprefix(opened)
-    begun = squeeze(prompt + said)
+    """Raise UserError unless `full` goes on from `prompt` and then `turn`. White space may move."""
+    begun = squeeze(prompt + turn["content"].removeprefix(opened))
     if not squeeze(full).startswith(begun):
         roles = " and ".join(dict.fromkeys(str(message.get("role")) for message in answers))
         raise UserError(
@@ -260,7 +205,7 @@ def check_history(prompt: str, turn: Message, full: str, opened: str, answers: S
 
 
 def _difference(before: str, after: str, one: str, other: str) -> str:
-    """Where two texts part, in words, and the remedy."""
+    """Describe where two texts part, with the remedy."""
     pairs = zip(before, after, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
     start = max(at - 10, 0)
@@ -268,7 +213,7 @@ def _difference(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Templates may move white space around a turn, never anything else."""
+    """Return the text without white space, which templates may move around a turn."""
     return "".join(text.split())
 
 
@@ -294,11 +239,105 @@ class _RendererTokenizer:
 
 
 def named_rendering(name: str, tokenizer: Tokenizer) -> NamedRendering | None:
-    """The rendering of a model that `renderers` knows by this hub id, else None: its generic fallback is never used."""
+    """Return the rendering of a model that `renderers` knows by this hub id, else None."""
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
-    if name not in MODEL_RENDERER_MAP:
+    if MODEL_RENDERER_MAP.get(name) not in FORMAT_OF_RENDERER:
         return None
     config = config_from_name(MODEL_RENDERER_MAP[name])
     return NamedRendering(create_renderer(_RendererTokenizer(tokenizer, name), cast(Any, config)), tokenizer)
+
+
+def find_template(folder: Path) -> str | None:
+    """Return the template in a model folder: chat_template.jinja, else that of tokenizer_config.json, else None."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = read_json(folder, "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template or read_json(folder, "chat_template.json").get("chat_template")
+
+
+def read_override(chat_template: str) -> str:
+    """Return the template that `model.chat_template` names: itself if it is Jinja, else the content of that file."""
+    if "{{" in chat_template or "{%" in chat_template:
+        return chat_template
+    path = Path(chat_template)
+    if not path.is_file():
+        raise UserError(
+            f"model.chat_template names {chat_template}, which is not a file: give a file, or the Jinja text"
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Return the named special tokens (`bos_token`, `eos_token`, …) that templates may write."""
+    found = read_json(folder, "special_tokens_map.json") | read_json(folder, "tokenizer_config.json")
+    tokens = {name: found[name] for name in NAMED_TOKENS if found.get(name)}
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+
+
+def compile_template(template: str, tokens: dict[str, str]) -> tuple[Callable[..., str], bool]:
+    """Return `render(messages, add_generation_prompt, tools)`, and whether the template reads `tools`.
+
+    Raises UserError for a template that can't be parsed.
+
+    The environment is transformers': sandboxed, blocks trimmed, loop controls, `tojson` without HTML escapes,
+    `raise_exception`, and `generation` blocks, which only mark.
+    """
+    import jinja2
+    import jinja2.ext
+    import jinja2.meta
+    import jinja2.nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = FIXED_DATE.strftime
+    try:
+        compiled = environment.from_string(template)
+        knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(
+            f"the chat template is not valid Jinja (line {error.lineno}: {error.message}): correct it"
+        ) from error
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] | None) -> str:
+        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        try:
+            return compiled.render(
+                messages=present,
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **tokens,
+            )
+        except Exception as error:  # a template is its author's program, and may fail in any way
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UserError(
+                f"the model's chat template refuses a conversation of {roles} ({error}): "
+                "change the messages, or give another template with model.chat_template"
+            ) from error
+
+    return render, knows_tools

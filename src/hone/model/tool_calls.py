@@ -3,13 +3,12 @@ r"""Tool calls in the text of a model, in the form that its family was trained t
     HERMES    Qwen2.5, Qwen3, hone/tiny  <tool_call>{"name": "f", "arguments": {…}}</tool_call>
     XML       Qwen3-Coder, Qwen3.5       <tool_call><function=f><parameter=x>…</parameter></function></tool_call>
     LLAMA     Llama 3.x                  {"name": "f", "parameters": {…}}, the whole text, after <|python_tag|> or not
-    MISTRAL   Mistral                    [TOOL_CALLS][{"name": "f", "arguments": {…}}], or [TOOL_CALLS]f[ARGS]{…}
-    DEEPSEEK  DeepSeek V3                <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, or in a fence
 
-Which one it is, the chat template says: it writes earlier calls in it.
+The chat template shows which one it is, as it writes earlier calls in it. A template that knows no tools gets them in
+the form of Hermes, in the texts of the system, the assistant and the user (`without_tools`).
 
 Text of a model is data: calls are read in time linear in its length, as strict JSON within bounds. What was thought
-(`<think>`) calls nothing. A call that cannot be read is a malformed one, for the model to be told.
+(`<think>`) calls nothing. A call that cannot be read is a malformed one, which the environment answers with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hone.model.strict_json import MAX_CHARS, read_json, read_object, skip_space
-from hone.types import content_hash
+from hone.types import Message, content_hash
 
 MAX_CALLS = 64
 """Calls in one message; what follows the last of them is one malformed call."""
@@ -48,8 +47,7 @@ class Format:
 
     `opening` is the regular expression of what a call starts with, `read` reads from where that starts: (calls, where
     they end). `signs`: a chat template that holds one of these texts writes this format. `tokens`: special tokens of
-    the format, which decoding must keep. `structured`: the template wants calls as `tool_calls`, not in the text;
-    `only_calls`: of a turn that calls tools it writes no text.
+    the format, which decoding must keep.
     """
 
     name: str
@@ -57,8 +55,6 @@ class Format:
     read: Read
     signs: tuple[str, ...]
     tokens: tuple[str, ...] = ()
-    structured: bool = False
-    only_calls: bool = False
 
     def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
         """The calls in a text, in order."""
@@ -236,42 +232,6 @@ def _read_llama(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], 
 
 
 _LOOKS_LIKE_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
-_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*")
-
-
-def _read_mistral(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    start = at + len("[TOOL_CALLS]")
-    value, end = read_json(text, skip_space(text, start))
-    if isinstance(value, list) and value:
-        raw = text[start:end].strip()
-        return [_call(item) or Call(None, {}, raw) for item in value[:MAX_CALLS]], end
-    if head := _MISTRAL_NAME.match(text, start):
-        value, end = read_json(text, head.end())
-        if isinstance(value, dict):
-            return [Call(head.group(1), value)], end
-    following = text.find("[TOOL_CALLS]", start)
-    end = following if following >= 0 else len(text)
-    return [Call(None, {}, text[start:end].strip())], end
-
-
-_DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>"
-_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"\s*function\s*" + _DEEPSEEK_SEP + r"([^\n<]+)\n```json\n")
-_NAMED = re.compile(r"\s*([^\n<]+)" + _DEEPSEEK_SEP)
-
-
-def _read_deepseek(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], int]:
-    body = text.index(_DEEPSEEK_BEGIN, at) + len(_DEEPSEEK_BEGIN)
-    for head, fence in ((_FENCED, "```"), (_NAMED, "")):
-        if match := head.match(text, body):
-            value, end = read_json(text, skip_space(text, match.end()))
-            end = skip_space(text, end)
-            end = skip_space(text, end + len(fence)) if fence and text.startswith(fence, end) else end
-            if isinstance(value, dict) and text.startswith(_DEEPSEEK_END, end):
-                return [Call(match.group(1).strip(), value)], end + len(_DEEPSEEK_END)
-    return _until(text, body, _DEEPSEEK_END, _DEEPSEEK_BEGIN)
-
-
 HERMES = Format("hermes", re.compile("<tool_call>"), _read_hermes, ("<tool_call>",))
 XML = Format("xml", re.compile("<tool_call>"), _read_xml, ("<function=",))
 LLAMA = Format(
@@ -281,24 +241,66 @@ LLAMA = Format(
     ("<|python_tag|>", '"parameters": dictionary'),
     tokens=("<|python_tag|>",),
 )
-MISTRAL = Format(
-    "mistral",
-    re.compile(r"\[TOOL_CALLS\]"),
-    _read_mistral,
-    ("[TOOL_CALLS]",),
-    tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    structured=True,
-    only_calls=True,
-)
-DEEPSEEK = Format(
-    "deepseek",
-    re.compile(rf"(?:{_DEEPSEEK_CALLS}\s*)?{_DEEPSEEK_BEGIN}"),
-    _read_deepseek,
-    (_DEEPSEEK_BEGIN,),
-    tokens=(_DEEPSEEK_BEGIN, _DEEPSEEK_SEP, _DEEPSEEK_END, _DEEPSEEK_CALLS, "<｜tool▁calls▁end｜>"),
-    structured=True,
-)
 GLM_SIGN = "<arg_key>"
 """GLM writes something else between the tags of Hermes."""
-FORMATS = (DEEPSEEK, MISTRAL, XML, HERMES, LLAMA)
+FORMATS = (XML, HERMES, LLAMA)
 """In the order in which a template's text is looked through."""
+
+HERMES_TOOLS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""The words with which Hermes and Qwen models were trained."""
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
+    """The same conversation in Hermes' form for a template that knows neither tools nor their messages.
+
+    Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
+    """
+    plain: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            answer = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+            if plain and plain[-1].get("answers"):
+                plain[-1]["content"] += "\n" + answer
+            else:
+                plain.append({"role": "user", "content": answer, "answers": True})
+        elif calls := message.get("tool_calls"):
+            written = [_written(call) for call in calls]
+            content = "\n".join([text for text in [message.get("content")] if text] + written)
+            plain.append({"role": message["role"], "content": content})
+        else:
+            plain.append(dict(message))
+    plain = [{name: part for name, part in message.items() if name != "answers"} for message in plain]
+    if not tools:
+        return plain
+    listed = HERMES_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if plain and plain[0].get("role") == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{listed}"}, *plain[1:]]
+    return [{"role": "system", "content": listed}, *plain]
+
+
+def with_objects(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, as chat templates take them; text that is no object stays."""
+    function = dict(call.get("function") or call)
+    if isinstance(function.get("arguments"), str):
+        value = read_object(function["arguments"])
+        function["arguments"] = function["arguments"] if value is None else value
+    return {**call, "function": function} if "function" in call else function
+
+
+def _written(call: dict[str, Any]) -> str:
+    function = with_objects(call).get("function") or call
+    body = {"name": function.get("name", ""), "arguments": function.get("arguments", {})}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""A process that the launcher has started: what it says, how it ended, and that nothing of it is left.
+"""A process that the launcher has started: its lines, how it ended, and that nothing of it is left.
 
 Standard library only.
 """
@@ -23,13 +23,10 @@ INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
-_KEPT_LINES = 50
 _LONGEST_LINE = 2**16
 """Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
-_ERROR = re.compile(r"(?P<rank>\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""How a line begins that says what went wrong: hone's own, or the last of a traceback, torch marks it by rank."""
-_SAID = 400
-"""Characters of that line that are repeated in a sentence."""
+_ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
+"""How a line begins that says what went wrong: hone's own, or the last of a traceback, which torch marks by rank."""
 
 
 class Log:
@@ -40,11 +37,11 @@ class Log:
         self._descriptor = _append_to(path)
 
     def write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # a disk that is full is told by who can do something about it
+        with contextlib.suppress(OSError):  # a full disk is reported by a role, which knows the remedy
             os.write(self._descriptor, line)
 
     def move(self, path: Path) -> None:
-        """From now on the file is `path`, behind what that holds."""
+        """Use `path` from now on, behind what that holds."""
         if path == self.path:
             return
         before, self._descriptor = self._descriptor, _append_to(path)
@@ -57,15 +54,15 @@ class Log:
         os.close(self._descriptor)
 
 
+def _append_to(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
 def show(stream: int, text: bytes) -> None:
-    """Writes to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
+    """Write to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(stream, text) :]  # a signal may leave it at a part
-
-
-def _append_to(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 @dataclass
@@ -77,7 +74,7 @@ class Stream:
     _begun: bytes = b""
 
     def read(self, chunks: int = 16) -> bool:
-        """Hands over the lines that are there, without waiting, of at most so many chunks; False at the end."""
+        """Hand over the lines that are there, without waiting, of at most so many chunks; False at the end."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(chunks):
                 if not (data := os.read(self.descriptor, 2**16)):
@@ -91,7 +88,7 @@ class Stream:
         return True
 
     def close(self) -> None:
-        """Hands over what is still there, and closes, though a process that left its group may hold the other end."""
+        """Hand over what is still there, and close, though a process that left its group may hold the other end."""
         self.read(chunks=1024)
         if self._begun:
             self.take(self._begun + b"\n")
@@ -102,8 +99,9 @@ class Stream:
 class Child:
     """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
 
-    On Linux it is killed when the launcher is gone, however that ended; elsewhere `hone.orchestrator.launched` sees to
-    that, in the process itself. `rank` is None where there is only one.
+    On Linux it is killed when the launcher is gone, however that ended; elsewhere the process itself sees to that.
+    `rank` is None where there is only one. `echo` gets each line, with the number of its stream; without it the
+    streams are one.
     """
 
     role: str
@@ -112,12 +110,19 @@ class Child:
     env: Mapping[str, str]
     log: Log
     echo: Callable[[int, bytes], None] | None = None
-    """Also told each line, with the number of the stream that it came on; else the streams are one."""
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=50))
     code: Any = None
     """Exit code once it has ended, -N if signal N ended it; None before."""
 
     def __post_init__(self) -> None:
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            if _libc is not None:
+                _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != parent:  # it is gone already
+                    os._exit(1)
+
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -125,7 +130,7 @@ class Child:
             stderr=subprocess.PIPE if self.echo else subprocess.STDOUT,
             env=self.env,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with_parent,
         )
         self.pid = self._process.pid
         self.streams: list[Stream] = []
@@ -145,43 +150,42 @@ class Child:
     @property
     def words(self) -> str:
         """`the trainer's rank 1 (pid 123)`"""
-        what = "the inference server" if self.role == INFERENCE else f"the {self.role}"
-        of_rank = "" if self.rank is None else f"'s rank {self.rank}"
-        return f"{what}{of_rank} (pid {self.pid})"
+        role = "inference server" if self.role == INFERENCE else self.role
+        rank = "" if self.rank is None else f"'s rank {self.rank}"
+        return f"the {role}{rank} (pid {self.pid})"
 
     @property
     def cause(self) -> str:
-        """How it ended: `was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`."""
+        """`was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
         if self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
 
     @property
     def error(self) -> str:
-        """The last line that says what went wrong, else the last that is not empty."""
-        said = [line for line in reversed(self.lines) if line.strip()]
-        found = next((line for line in said if _ERROR.match(line)), said[0] if said else "")
-        if (match := _ERROR.match(found)) and match["rank"]:
-            found = found.removeprefix(match["rank"])
-        found = found.removeprefix("error: ")
-        return found if len(found) <= _SAID else f"{found[:_SAID]} ..."
+        """The last line that says what went wrong, else the last that is not empty; at most 400 characters of it."""
+        lines = [line for line in reversed(self.lines) if line.strip()]
+        line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
+        if (match := _ERROR.match(line)) and match[1]:
+            line = line.removeprefix(match[1])
+        line = line.removeprefix("error: ")
+        return line if len(line) <= 400 else f"{line[:400]} ..."
 
     def send(self, signum: int) -> None:
-        """A signal to the process, if it has not ended."""
+        """Send a signal to the process, if it has not ended."""
         if self.code is None:
             os.kill(self.pid, signum)  # not Popen's, which would wait for it
 
     def poll(self) -> int | None:
-        """`code`, if it has ended; what is left of its group is killed then. `close` is to follow."""
+        """Return `code`; if the process has ended, what is left of its group is killed. `close` is to follow."""
         # While it is not waited for, its number and its group's can't come to mean others.
-        ended = self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        if ended:
-            self._end_group()
+        if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self.kill()
             self.code = self._process.wait()
         return self.code
 
     def close(self) -> None:
-        """Takes what it has said and was not read yet."""
+        """Take the lines that were not read yet."""
         for stream in self.streams:
             stream.close()
         self.streams = []
@@ -189,21 +193,8 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to all of its group."""
         if self.code is None:
-            self._end_group()
-
-    def _end_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
-            os.killpg(self.pid, signal.SIGKILL)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    def prepare() -> None:
-        if _libc is not None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # gone before it could be said
-                os._exit(1)
-
-    return prepare
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def signal_name(signum: int) -> str:

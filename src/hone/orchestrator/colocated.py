@@ -1,8 +1,9 @@
-"""The policy of colocated mode: the engine on the trainer's own parameters."""
+"""Sampler and trainer in this process, on the same parameters: weights are never copied, and a step follows a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +12,18 @@ import numpy as np
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Request
+from hone.orchestrator.types import Request, Update
+from hone.trainer.packing import Sequence as Packed
+from hone.trainer.packing import split_micro_batches
+from hone.trainer.step import Trainer
 from hone.types import Trajectory
 
 
 class EnginePolicy:
-    """Samples in process. `version` is asked at each call: the weights are the trainer's, so always current."""
+    """A `Policy` in this process. `version` is asked at each call: the weights are the trainer's, so always current."""
 
     def __init__(self, engine: Engine, renderer: ChatRenderer, version: Callable[[], int] = lambda: 0) -> None:
-        self.engine = engine
-        self.renderer = renderer
+        self.engine, self.renderer = engine, renderer
         self._version = version
 
     @property
@@ -31,16 +34,15 @@ class EnginePolicy:
         """One trajectory per request; stops at the end-of-turn tokens of the chat template as well as at eos."""
         ends = () if sampling.ignore_eos else self.renderer.stop_ids
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
-        jobs = [Job(r.prompt_ids, r.key, r.max_tokens) for r in requests]
-        completions = self.engine.run(jobs, params)
+        completions = self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params)
         version = self.version
         return [
-            trajectory(r, c, [version] * len(c.token_ids), self.renderer)
-            for r, c in zip(requests, completions, strict=True)
+            trajectory(request, completion, [version] * len(completion.token_ids), self.renderer)
+            for request, completion in zip(requests, completions, strict=True)
         ]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """The weights are the trainer's and already there: forgets what was computed with older ones."""
+        """Forget what was computed with older weights; the new ones are there already."""
         assert path is None, "the engine in this process samples with the trainer's own parameters"
         self.engine.weights_changed(version)
 
@@ -49,9 +51,9 @@ class EnginePolicy:
 
 
 def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:
-    """The completion of a request; `versions` are those of the policy that sampled each of its tokens.
+    """Make the trajectory of a request; `versions` are those of the policy that sampled each token of the completion.
 
-    Its text starts with the tag that the chat template opened for it, if it did: a grader must see what is thought.
+    Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + renderer.decode(completion.token_ids)
@@ -64,3 +66,47 @@ def trajectory(request: Request, completion: Completion, versions: Sequence[int]
         stop_reason=completion.stop_reason,
         sample_id=request.sample_id,
     )
+
+
+class LocalTrainer:
+    """`Updates` of a trainer in this process: a batch is trained on when it is put.
+
+    Its micro-batches have at most `micro_batch_tokens` tokens (None: what suits the device); completions of a group
+    share its prompt, which is computed once. `phase` times the step.
+    """
+
+    ready = True
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        micro_batch_tokens: int | None,
+        phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    ) -> None:
+        self.trainer, self.micro_batch_tokens = trainer, micro_batch_tokens
+        self._phase = phase
+        self._update: Update | None = None
+
+    @property
+    def version(self) -> int:
+        return self.trainer.version - (self._update is not None)
+
+    def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
+        weights, device = self.trainer.fingerprint(), self.trainer.model.device
+        with self._phase("train"):
+            batch = split_micro_batches(list(sequences), self.micro_batch_tokens, device, True) if sequences else []
+            metrics = self.trainer.step(batch)
+        self._update = Update(metrics, weights, token_stats=self.trainer.token_stats())
+        return {}
+
+    def take(self) -> Update:
+        update, self._update = self._update, None
+        assert update is not None, "a batch is put before its update is taken"
+        return update
+
+    def release(self, version: int) -> None: ...
+
+    def give_up(self) -> None: ...
+
+    def fingerprint(self) -> str:
+        return self.trainer.fingerprint()

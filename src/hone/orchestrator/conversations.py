@@ -10,21 +10,65 @@ for the environment's answer is appended to them: nothing is tokenised twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hone import rng
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
-from hone.inference.types import SamplingParams
+from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.requests import RequestMaker
+from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Message, Outcome, Trajectory
+
+
+@dataclass(frozen=True)
+class RequestMaker:
+    """Turns examples into sampling requests, `rollouts` per example.
+
+    A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
+    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; that of a later turn of
+    a conversation by its number too. `tools` are the environment's, as its prompts name them.
+    """
+
+    renderer: ChatRenderer
+    rollouts: int
+    seq_len: int
+    max_tokens: int | None
+    seed: int
+    purpose: str
+    tools: list[dict[str, Any]] | None = None
+
+    def requests(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Request]:
+        """Make the requests of all examples, group by group. UserError if a prompt leaves no room for a completion."""
+        requests = []
+        for example, draw in zip(examples, draws, strict=True):
+            prompt_ids = tuple(self.renderer.prompt_ids(example.prompt, self.tools))
+            limit = self.limit(len(prompt_ids))
+            if limit < 1:
+                raise UserError(
+                    f"the prompt of example {example.id} has {len(prompt_ids)} tokens and leaves no room for a "
+                    f"completion in seq_len = {self.seq_len}; raise seq_len, or take the example out of the data"
+                )
+            for sample in range(self.rollouts):
+                key = self.key(step, draw, sample)
+                requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
+        return requests
+
+    def key(self, step: int, draw: int, sample: int, *more: str | int) -> int:
+        """Return the key of a rollout's first turn; with `more` that of another of its random choices."""
+        return rng.key(self.seed, self.purpose, step, draw, sample, *more)
+
+    def limit(self, tokens: int) -> int:
+        """Return the most tokens of a completion after so many; less than 1 if there is no room."""
+        room = self.seq_len - tokens
+        return room if self.max_tokens is None else min(self.max_tokens, room)
 
 
 def roll_out(
@@ -36,20 +80,20 @@ def roll_out(
     step: int,
     sampling: SamplingParams,
 ) -> list[Trajectory]:
-    """`maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
+    """Sample `maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
-        made = policy.sample(requests, sampling)
-        return [_with_calls(trajectory, maker) for trajectory in made] if maker.tools else made
+        sampled = policy.sample(requests, sampling)
+        return [_with_calls(trajectory, maker) for trajectory in sampled] if maker.tools else sampled
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     states = [
         env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
     ]
-    conversations = [Conversation(maker, *of_one) for of_one in zip(requests, keys, states, strict=True)]
+    conversations = [Conversation(maker, *parts) for parts in zip(requests, keys, states, strict=True)]
     live = conversations
     while live:
         for conversation, turn in zip(live, policy.sample([c.request for c in live], sampling), strict=True):
-            conversation.say(turn)
+            conversation.add_turn(turn)
         live = [c for c in live if c.stop_reason == "stop" and c.turns < env.max_turns]
         answers = env.respond_many([(c.messages, c.state) for c in live]) if live else []
         live = [c for c, answer in zip(live, answers, strict=True) if c.hear(answer, env)]
@@ -59,14 +103,14 @@ def roll_out(
 def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> None:
     """UserError if the model's chat template cannot go on with a conversation of this task as it was sampled.
 
-    Tried with turns in which the model thought, for it may: some templates leave thoughts out of earlier turns.
+    Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
     """
     if not isinstance(env, MultiTurnEnv) or env.max_turns == 1:
         return
-    role = "tool" if env.tool_schemas else "user"
     turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
-    # Mistral's templates want ids of nine characters.
-    answer = {"role": role, "content": "c"} | ({"name": "d", "tool_call_id": "123456789"} if env.tool_schemas else {})
+    answer = {"role": "user", "content": "c"}
+    if env.tool_schemas:  # Mistral's templates want ids of nine characters
+        answer = {"role": "tool", "content": "c", "name": "d", "tool_call_id": "123456789"}
     begun = [*example.prompt, turn]
     for conversation in (begun, [*begun, answer, turn])[: env.max_turns - 1]:
         try:
@@ -76,9 +120,9 @@ def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> N
 
 
 def _with_calls(trajectory: Trajectory, maker: RequestMaker) -> Trajectory:
-    """The rollout of a single turn, with the calls of tools that are in it."""
-    said = trajectory.token_ids[trajectory.sampled_mask].tolist()
-    return replace(trajectory, messages=[*trajectory.messages[:-1], maker.renderer.message(said, maker.tools)])
+    """Return the rollout of a single turn with the tool calls that are in it."""
+    sampled = trajectory.token_ids[trajectory.sampled_mask].tolist()
+    return replace(trajectory, messages=[*trajectory.messages[:-1], maker.renderer.message(sampled, maker.tools)])
 
 
 class Conversation:
@@ -96,41 +140,44 @@ class Conversation:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
 
-    def say(self, turn: Trajectory) -> None:
-        """Takes what was sampled for `request`."""
+    def add_turn(self, turn: Trajectory) -> None:
+        """Add what was sampled for `request`."""
         prompt = len(turn.token_ids) - turn.num_sampled
-        said = turn.token_ids[prompt:].tolist()
+        sampled = turn.token_ids[prompt:].tolist()
         if self.turns and tuple(turn.token_ids[:prompt]) != self.request.prompt_ids:
             raise Halt(
                 f"turn {self.turns + 1} of rollout {turn.sample_id} was sampled from other tokens than it was asked "
                 "for: the server changes the prompts that it is given"
             )
-        self._environment(turn.token_ids[len(self._ids) : prompt].tolist())
-        self._add(said, True, turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist())
-        self.messages.append(self.maker.renderer.message(said, self.maker.tools))
+        self._add_unsampled(turn.token_ids[len(self._ids) : prompt].tolist())
+        self._add(sampled, True, turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist())
+        self.messages.append(self.maker.renderer.message(sampled, self.maker.tools))
         self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
 
     def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
-        """Takes the environment's answer; True if the policy has another turn, for which `request` asks."""
-        said, self.state, self._failure = settled(answer, env, self.messages, self.state)
+        """Add the environment's answer; True if the policy has another turn, for which `request` asks."""
+        messages, self.state, self._failure = settled(answer, env, self.messages, self.state)
         if isinstance(answer, GraderFailure):
             self._late |= self._failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
             self._killed |= answer.killed
-        if not said:
+        if not messages:
             return False
-        bridge = self._bridge(said)
+        # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
+        renderer = self.maker.renderer
+        closing = [] if self._ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
+        bridge = closing + renderer.bridge_ids(self.messages, messages, self.maker.tools)
         limit = self.maker.limit(len(self._ids) + len(bridge))
         if limit < 1:
             self.stop_reason = "length"
             return False
-        self._environment(bridge)
-        self.messages += said
+        self._add_unsampled(bridge)
+        self.messages += messages
         ids, key = tuple(self._ids), self.maker.key(*self._key, self.turns)
         self.request = Request(ids, list(self.messages), key, self.request.sample_id, limit, self.turns)
         return True
 
     def trajectory(self) -> Trajectory:
-        """The conversation so far."""
+        """Return the conversation so far."""
         return Trajectory(
             token_ids=np.array(self._ids, dtype=np.int64),
             sampled_mask=np.array(self._sampled, dtype=np.bool_),
@@ -145,15 +192,7 @@ class Conversation:
             killed=self._killed,
         )
 
-    def _bridge(self, said: list[Message]) -> list[int]:
-        """What the template writes between the turn and the next one. A turn that ended otherwise than the template's
-        turns do, by a general end of text for instance, is closed first.
-        """
-        renderer = self.maker.renderer
-        closing = [] if self._ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
-        return closing + renderer.bridge_ids(self.messages, said, self.maker.tools)
-
-    def _environment(self, ids: list[int]) -> None:
+    def _add_unsampled(self, ids: list[int]) -> None:
         self._add(ids, False, [0.0] * len(ids), [-1] * len(ids))
 
     def _add(self, ids: list[int], sampled: bool, logprobs: list[float], versions: list[int]) -> None:
@@ -161,3 +200,33 @@ class Conversation:
         self._sampled += [sampled] * len(ids)
         self._logprobs += logprobs
         self._versions += versions
+
+
+class RecordedPolicy:
+    """A `Sampler` that repeats what was `recorded`, by sample id, as version `version` of a policy.
+
+    With `lag`, a token is of the version that is recorded, if that is one of the `lag` before, and not a later one.
+    To a turn that was not recorded (an environment that answers where it did not then) it answers only the end.
+    """
+
+    def __init__(self, recorded: Mapping[str, Trajectory], renderer: ChatRenderer, version: int, lag: int = 0) -> None:
+        self._recorded, self._renderer, self._version, self._lag = recorded, renderer, version, lag
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
+
+    def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
+        """Return the completion that was recorded for the request, and the versions of its tokens."""
+        indices = np.flatnonzero(recorded.sampled_mask)
+        turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
+        if request.turn >= len(turns):
+            return Completion([self._renderer.end_of_turn_id], [0.0], "stop"), [self._version]
+        turn = turns[request.turn]
+        versions = recorded.versions[turn].clip(self._version - self._lag, self._version).tolist()
+        ids, logprobs = recorded.token_ids[turn].tolist(), recorded.logprobs[turn].tolist()
+        reason = recorded.stop_reason
+        if recorded.state is not None and request.turn < len(turns) - 1:
+            reason = "stop"
+        elif recorded.state is not None and reason == "length" and ids[-1] in self._renderer.stop_ids:
+            reason = "stop"  # it was the environment's answer that left no room
+        return Completion(ids, logprobs, reason), versions

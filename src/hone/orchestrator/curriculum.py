@@ -25,7 +25,7 @@ from itertools import groupby
 import numpy as np
 
 from hone.config.rl import CurriculumConfig, RLConfig
-from hone.environments.order import epoch_order
+from hone.environments.data import epoch_order
 from hone.errors import UserError
 from hone.orchestrator.ledger import Entry
 
@@ -44,7 +44,7 @@ class Draw:
 class _Place:
     """How far the draws have come: `order` holds the indices of `epoch`, of which `position` are drawn.
 
-    `sizes` are of the epochs begun. `restarted`: since the last `advance` all examples came back.
+    `sizes` are those of the epochs begun. `restarted`: all examples came back since the last `advance`.
     """
 
     number: int = 0
@@ -58,13 +58,7 @@ class _Place:
 class Curriculum:
     """The draws of a run over the first `total` examples, but for those `left_out`."""
 
-    def __init__(
-        self,
-        total: int,
-        seed: int,
-        config: CurriculumConfig,
-        left_out: Collection[int] = (),
-    ) -> None:
+    def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
         self.total, self.seed, self.config = total, seed, config
         self.restarted: Callable[[int], None] = lambda step: None
         """Called with the step that found the pool empty."""
@@ -89,31 +83,31 @@ class Curriculum:
         self._last_epoch = np.zeros(self.total, dtype=np.int64)
 
     @classmethod
-    def of_run(cls, config: RLConfig, rows: int, left_out: Collection[int] = ()) -> Curriculum:
-        """That of a run whose training split has so many rows."""
+    def from_config(cls, config: RLConfig, rows: int, left_out: Collection[int] = ()) -> Curriculum:
+        """Make that of a run whose training split has so many rows."""
         orch = config.orchestrator
         total = rows if orch.max_examples is None else min(rows, orch.max_examples)
         return cls(total, config.seed, orch.curriculum, left_out)
 
     @property
     def epoch_sizes(self) -> tuple[int, ...]:
-        """How many draws each epoch has that has begun, if the curriculum measures; else they are all `size`."""
+        """Return the number of draws of each epoch begun, if the curriculum measures; else they are all `size`."""
         return self._place.sizes
 
     def first(self, count: int) -> list[int]:
-        """The indices of the first draws of the run, at most an epoch of them."""
+        """Return the indices of the first draws of the run, at most an epoch of them."""
         return self._order(0, fresh=True)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
-        """The next draws, until `count` of them are to be sampled; the last one is. `advance` goes past them."""
+        """Return the next draws, until `count` of them are to be sampled; `advance` goes past them."""
         return self._walk(count)[0]
 
     def passed_over(self, draw: Draw, step: int) -> Entry:
-        """The ledger's entry of a draw that is `retired`."""
+        """Return the ledger's entry of a draw that is `retired`."""
         return Entry(draw.number, step, self.ids[draw.index], "retired", 0)
 
     def advance(self, entries: Sequence[Entry]) -> list[Draw]:
-        """Goes past the draws of one step, and by what they showed; returns them.
+        """Go past the draws of one step, and by what they showed; return them.
 
         UserError if they are not those that it would have made.
         """
@@ -130,7 +124,7 @@ class Curriculum:
         return draws
 
     def restore(self, entries: Sequence[Entry]) -> list[Draw]:
-        """Puts the curriculum where it was after these draws, all of a run's from its first on.
+        """Put the curriculum where it was after these draws, all of a run's from its first on.
 
         Returns them, if the curriculum measures. UserError if it would not have made them.
         """
@@ -143,14 +137,14 @@ class Curriculum:
         return []
 
     def metrics(self) -> dict[str, float]:
-        """How many examples are in the pool and out of it; empty without a pool."""
+        """Count the examples in the pool and out of it; empty without a pool."""
         if self.config.pool is None:
             return {}
         retired, parked = int(self._retired.sum()), int((self._parked & ~self._retired).sum())
         return {"pool/active": self.size - retired - parked, "pool/retired": retired, "pool/parked": parked}
 
     def _walk(self, count: int) -> tuple[list[Draw], _Place]:
-        """The draws that come next, and where they lead; changes nothing."""
+        """Return the draws that come next, and where they lead."""
         place, draws, sampled = self._place, [], 0
         while sampled < count:
             if place.position == len(place.order):
@@ -171,7 +165,7 @@ class Curriculum:
         return replace(place, epoch=epoch, position=0, order=order, sizes=sizes, restarted=restarted)
 
     def _order(self, epoch: int, fresh: bool) -> np.ndarray:
-        """The indices of an epoch `[n]` int64; `fresh` goes by nothing that was measured."""
+        """Return the indices of an epoch `[n]` int64; `fresh` ignores what was measured."""
         in_order = self.config.order == "sequential"
         order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
         order = order[self._used[order]]
@@ -184,7 +178,7 @@ class Curriculum:
         return order
 
     def _in_pool(self, epoch: int) -> np.ndarray:
-        """Bool `[total]`: which examples are drawn in an epoch that begins now."""
+        """Return bool `[total]`: the examples that are drawn in an epoch that begins now."""
         if self.config.pool is None:
             return np.ones(self.total, dtype=np.bool_)
         retry = self.config.pool.retry_parked

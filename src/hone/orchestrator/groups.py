@@ -1,7 +1,8 @@
-"""From examples to scored groups: request, sample, grade, advantage."""
+"""From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,11 @@ from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import roll_out
+from hone.orchestrator.conversations import RecordedPolicy, RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, Ledger, State
-from hone.orchestrator.requests import RequestMaker
-from hone.orchestrator.retelling import RecordedPolicy
-from hone.orchestrator.types import Policy, Sampler
+from hone.orchestrator.types import Policy
+from hone.trainer.packing import Sequence as Packed
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
@@ -35,13 +35,10 @@ class GroupSampler:
         self, config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, curriculum: Curriculum
     ) -> None:
         orch = config.orchestrator
+        self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
         self.prompts = orch.batch_size // orch.rollouts_per_example
-        self.env, self.policy = env, policy
         self.rows = env.split("train")
-        self.curriculum = curriculum
-        self._lag = orch.max_async_level
-        self._sampling = SamplingParams(temperature=orch.sampling.temperature)
-        self._advantage, self._seed = orch.advantage, config.seed
+        self.sampling = SamplingParams(temperature=orch.sampling.temperature)
         self.maker = RequestMaker(
             renderer,
             orch.rollouts_per_example,
@@ -53,40 +50,60 @@ class GroupSampler:
         )
 
     def draw(self) -> tuple[list[int], list[Example]]:
-        """The next step's draws that are to be sampled, and their examples."""
+        """Return the next step's draws that are to be sampled, and their examples."""
         draws = [draw for draw in self.curriculum.draw(self.prompts) if not draw.retired]
         return [draw.number for draw in draws], [self.rows[draw.index] for draw in draws]
 
     def first(self, count: int) -> list[Example]:
-        """The examples of the run's first draws: those of its first step, at most `count`."""
+        """Return the examples of the run's first draws: those of its first step, at most `count`."""
         return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
-        """A group of rollouts for each example, group by group."""
-        return self._roll_out(self.policy, examples, draws, step)
+        """Sample a group of rollouts for each example, group by group."""
+        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling)
 
     def retell(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
     ) -> list[Trajectory]:
-        """What `sample` gives if the policy is version `step` and chooses the tokens that it chose in `recorded`: where
-        versions may change meanwhile, each by the one that is recorded.
+        """Return what `sample` gives if the policy is version `step` and chooses the tokens of `recorded`.
 
-        ValueError if `recorded` are not as many.
+        Where versions may change meanwhile, each token is of the one that is recorded. ValueError if `recorded` are
+        not as many.
         """
         requests = self.maker.requests(examples, draws, step)
         rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
-        return self._roll_out(RecordedPolicy(rollouts, self.maker.renderer, step, self._lag), examples, draws, step)
-
-    def _roll_out(
-        self, sampler: Sampler, examples: Sequence[Example], draws: Sequence[int], step: int
-    ) -> list[Trajectory]:
-        return roll_out(self.env, sampler, self.maker, examples, draws, step, self._sampling)
+        policy = RecordedPolicy(rollouts, self.maker.renderer, step, self.config.orchestrator.max_async_level)
+        return roll_out(self.env, policy, self.maker, examples, draws, step, self.sampling)
 
     def grade(
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
-        """The completions with their scores and advantages."""
-        return grade_groups(self.env, examples, draws, trajectories, self._advantage, self._seed)
+        """Return the completions with their scores and advantages."""
+        return grade_groups(
+            self.env, examples, draws, trajectories, self.config.orchestrator.advantage, self.config.seed
+        )
+
+
+def grade_groups(
+    env: Environment,
+    examples: Sequence[Example],
+    draws: Sequence[int],
+    trajectories: Sequence[Trajectory],
+    advantage: AdvantageConfig,
+    seed: int = 0,
+) -> list[Group]:
+    """Score the trajectories, given group by group, and compute the advantages of each group.
+
+    The random numbers of a reward function derive from `seed`.
+    """
+    size, groups = len(trajectories) // len(examples), []
+    all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
+    for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
+        members = slice(index * size, (index + 1) * size)
+        scores = all_scores[members]
+        advantages_G = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
+        groups.append(Group(example, draw, list(trajectories[members]), scores, advantages_G))
+    return groups
 
 
 def check_prompts(
@@ -102,7 +119,7 @@ def check_prompts(
     """UserError naming the row if one of these examples leaves no room for a completion in `seq_len` tokens.
 
     `limit` is what the user knows `seq_len` as, `remedy` what to do. Of generated examples the first 64 are enough.
-    `advance` is told how many are done. `tools` are the environment's.
+    `advance` gets how many are done. `tools` are the environment's.
     """
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
@@ -112,29 +129,6 @@ def check_prompts(
                 f"{split.where(index)}: the prompt has {tokens} tokens and leaves no room for a completion in {limit}; "
                 f"{remedy}"
             )
-
-
-def grade_groups(
-    env: Environment,
-    examples: Sequence[Example],
-    draws: Sequence[int],
-    trajectories: Sequence[Trajectory],
-    advantage: AdvantageConfig,
-    seed: int = 0,
-) -> list[Group]:
-    """Scores the trajectories (given group by group) and computes each group's advantages.
-
-    What a reward function draws derives from `seed`.
-    """
-    size = len(trajectories) // len(examples)
-    all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
-    groups = []
-    for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
-        of_group = slice(index * size, (index + 1) * size)
-        members, scores = list(trajectories[of_group]), all_scores[of_group]
-        advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
-        groups.append(Group(example, draw, members, scores, advantages))
-    return groups
 
 
 def rewards(scores: Sequence[Score]) -> np.ndarray:
@@ -148,7 +142,7 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """How the group's draw ends: `failed` if fewer than two samples could be graded, `filtered` without variance."""
+    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without variance."""
     mask_G = valid(group.scores)
     if mask_G.sum() < 2:
         return "failed"
@@ -156,13 +150,36 @@ def group_state(group: Group) -> State:
 
 
 def oldest_version(group: Group, step: int) -> int:
-    """The oldest version of which a token of the group was sampled; `step` if none was."""
+    """Return the oldest version of which a token of the group was sampled; `step` if none was."""
     versions = [int(t.versions[t.sampled_mask].min()) for t in group.trajectories if t.num_sampled]
     return min(versions, default=step)
 
 
+def trainable(groups: Sequence[Group], truncated: str) -> list[Packed]:
+    """Return the completions that a step is trained on, in the order of the groups.
+
+    Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
+    completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
+    """
+    return [
+        Packed(
+            token_ids=trajectory.token_ids,
+            loss_mask=trajectory.sampled_mask,
+            logprobs=trajectory.logprobs,
+            versions=trajectory.versions,
+            advantage=float(group.advantages[index]),
+            group=group.draw,
+            sample=index,
+        )
+        for group in groups
+        if group_state(group) == "trained"
+        for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
+        if not score.outcome.is_failure and not (truncated == "mask" and trajectory.truncated)
+    ]
+
+
 def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
-    """Enters how the draws of a step ended: those of its groups, and those that were passed over.
+    """Enter how the draws of a step ended: those of its groups, and those that were passed over.
 
     The curriculum goes by it from then on.
     """
@@ -181,3 +198,57 @@ def _entry(draw: int, step: int, group: Group) -> Entry:
     outcomes = [score.outcome for score in group.scores]
     solved, graded = outcomes.count(Outcome.CORRECT), sum(not outcome.is_failure for outcome in outcomes)
     return Entry(draw, step, group.example.id, group_state(group), tokens, solved, graded)
+
+
+def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:
+    """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
+
+    Of a task of several turns also how many they were, and the tokens between them, which are the environment's. With
+    `lag`, the versions that the sampler may be behind, also the staleness of the stalest token, in versions.
+    """
+    scores = [score for group in groups for score in group.scores]
+    trajectories = [t for group in groups for t in group.trajectories]
+    graded = rewards(scores)[valid(scores)]
+    states = [group_state(group) for group in groups]
+    metrics: dict[str, float] = {}
+    if len(graded):
+        metrics["reward/mean"] = float(graded.mean())
+        metrics["reward/std"] = float(graded.std())
+        metrics |= component_means([score.components for score in scores if not score.outcome.is_failure])
+    metrics["frac_reward_zero_std"] = states.count("filtered") / len(groups)
+    metrics |= outcome_shares([score.outcome for score in scores])
+    metrics["completion/length/mean"] = float(np.array([t.num_sampled for t in trajectories]).mean())
+    metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
+    metrics |= _identical_shares(groups)
+    if any(t.state is not None for t in trajectories):
+        metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
+        metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
+    staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
+    metrics["staleness/mean"] = float(staleness.mean())
+    if lag:
+        metrics["staleness/max"] = float(staleness.max())
+    return metrics | {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
+
+
+def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
+    """Compute the shares of completions whose sampled tokens are those of another: an earlier one of the same prompt
+    (`completion/repeated`), or any of another prompt in the step (`completion/identical`).
+    """
+    texts = [[t.token_ids[t.sampled_mask].tobytes() for t in group.trajectories] for group in groups]
+    total = sum(map(len, texts))
+    prompts_with = Counter(text for group in texts for text in set(group))
+    return {
+        "completion/repeated": sum(len(group) - len(set(group)) for group in texts) / total,
+        "completion/identical": sum(prompts_with[text] > 1 for group in texts for text in group) / total,
+    }
+
+
+def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Compute `reward/<component>/mean` over the samples in which the component did not abstain."""
+    names = dict.fromkeys(name for sample in components for name in sample)
+    return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
+
+
+def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Compute `outcome/<name>`: the share of the samples, for each of the six outcomes; they add up to 1."""
+    return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

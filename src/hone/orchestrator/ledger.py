@@ -17,10 +17,8 @@ State = Literal["trained", "filtered", "failed", "retired"]
 class Entry:
     """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (not sampled).
 
-    `retired` is a draw whose example was in the pool when the order of its epoch was decided, and was retired by a
-    group that was graded since then: it is passed over. Examples that are not in the pool have no draw in the epoch.
-
-    `tokens` counts what its rollouts cost: prompt and completion tokens of all of them. `solved` of the `graded`
+    A draw is `retired` if its example was in the pool when the order of its epoch was decided, and was retired by a
+    group graded since then. `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded`
     rollouts were correct; both are kept where the curriculum goes by them, else None.
     """
 
@@ -33,7 +31,7 @@ class Entry:
     graded: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """As JSON: what is None is left out."""
+        """Return it as JSON: what is None is left out."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -45,20 +43,13 @@ class Ledger:
         self.tokens = sum(entry.tokens for entry in self.entries)
 
     def close(self, entry: Entry) -> None:
-        """Records how a draw ended. Draws close in order, each once."""
-        assert entry.draw == self.next_draw, f"draw {entry.draw} closed out of order; expected {self.next_draw}"
+        """Record how a draw ended. Draws close in order, each once."""
+        expected = len(self.entries)
+        assert entry.draw == expected, f"draw {entry.draw} closed out of order; expected {expected}"
         self.entries.append(entry)
         self.tokens += entry.tokens
 
-    @property
-    def next_draw(self) -> int:
-        """Index of the next draw to take."""
-        return len(self.entries)
-
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
-        """The entries so far as a JSON-ready record, made when asked for: a thread may do that while draws go on.
-
-        Those of the steps before `before` only, if that is given.
-        """
+        """Return what makes a JSON-ready record of the entries so far (of steps before `before`), in any thread."""
         entries = [entry for entry in self.entries if before is None or entry.step < before]
         return lambda: {"ledger": [entry.record() for entry in entries]}

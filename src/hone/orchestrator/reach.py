@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hone.errors import UserError
+from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 VLLM = "vllm"
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 """A text that tokenizers of different models cut differently."""
+ASK = 0.5
+"""Seconds between two questions whether a server is there."""
 
 
 @dataclass(frozen=True)
@@ -32,40 +36,73 @@ class Server:
         return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
 
 
+def wait_for_server(
+    endpoint: Endpoint,
+    patience: float,
+    say: Callable[[str], None] = lambda text: None,
+    interrupt: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until a server answers at `endpoint`, with a line every 30 s. Halt after `patience` seconds.
+
+    `interrupt` is called again and again, and may raise.
+    """
+    began = last = time.monotonic()
+    while not answers(endpoint):
+        interrupt()
+        now = time.monotonic()
+        if now - began > patience:
+            raise Halt(f"no server answers at {endpoint.url}, after {patience:.0f} s")
+        if now - last > 30:
+            last = now
+            say(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s")
+        time.sleep(ASK)
+
+
+def answers(endpoint: Endpoint) -> bool:
+    """Return True if the server takes requests, also if its samples fail: it may be waiting for better weights."""
+    import httpx
+
+    url = endpoint.url.rstrip("/").removesuffix("/v1") + "/health"
+    try:
+        response = httpx.get(url, timeout=5, trust_env=not endpoint.local)
+        return response.is_success or response.json()["status"] == "failing"
+    except (httpx.HTTPError, ValueError, TypeError, KeyError):
+        return False
+
+
 def reach(
     endpoint: Endpoint, model: str, renderer: ChatRenderer | None, tokens: int, spool: Path, parameters: int | None
 ) -> Server:
-    """The server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the tokenizer of
-    `renderer` (None: not known yet), room for sequences of `tokens`, and weights from below `spool`. UserError if
-    nothing answers there, or something else does.
+    """Return the server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the
+    tokenizer of `renderer` (None: not known yet), room for `tokens`, and weights from below `spool`. Else UserError.
     """
 
     async def ask() -> Server:
         async with ServerClient(replace(endpoint, max_retries=0)) as client:
             served = await client.models()
-            found = served[0] if len(served) == 1 else next((entry for entry in served if entry.id == model), None)
-            names = ", ".join(entry.id for entry in served[:20])
-            if found is None:
+            entry = served[0] if len(served) == 1 else next((one for one in served if one.id == model), None)
+            names = ", ".join(one.id for one in served[:20])
+            if entry is None:
                 raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start one that does")
-            if found.owner not in (HONE, VLLM):
+            if entry.owner not in (HONE, VLLM):
                 raise UserError(
-                    f"{endpoint.url} is a server of {found.owner or 'an unknown kind'}: rollouts need token ids, their "
+                    f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
                     f"logprobs and weights that can be updated, as `inference --model.name {model}` has them"
                 )
-            if found.policy_version is None:
+            if entry.policy_version is None:
                 raise UserError(
                     f"{endpoint.url} takes no weights: start vLLM by `inference --backend vllm --model.name {model}`"
                 )
-            if found.max_model_len is not None and found.max_model_len < tokens:
+            if entry.max_model_len is not None and entry.max_model_len < tokens:
                 raise UserError(
-                    f"{endpoint.url} has room for {found.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
+                    f"{endpoint.url} has room for {entry.max_model_len} tokens, seq_len is {tokens}: lower seq_len"
                 )
-            if found.parameters is not None and parameters is not None and found.parameters != parameters:
+            if entry.parameters is not None and parameters is not None and entry.parameters != parameters:
                 raise UserError(
-                    f"{endpoint.url} serves a model of {found.parameters:,} parameters, the run's has {parameters:,}: "
+                    f"{endpoint.url} serves a model of {entry.parameters:,} parameters, the run's has {parameters:,}: "
                     f"start one that serves {model}"
                 )
-            server = Server(endpoint, "hone" if found.owner == HONE else "vllm", found.id)
+            server = Server(endpoint, "hone" if entry.owner == HONE else "vllm", entry.id)
             if renderer is not None:
                 await _check_tokenizer(client, server, model, renderer)
             await _check_root(client, spool)

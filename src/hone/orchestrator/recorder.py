@@ -1,33 +1,39 @@
-"""What the RL loop tells the run directory: metrics, timings and rollouts of each step, versions to save."""
+"""What the RL loop tells the run directory: metrics, timings and rollouts of each step, and completions that could not
+be graded: the first is shown with its traceback, all are counted, and too many end the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hone.orchestrator.failures import FailureWatch
+from hone.errors import Halt, UserError
+from hone.grading import last_line, printable
+from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import group_state
-from hone.orchestrator.watch import Verdicts
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Score, Trajectory
+from hone.types import Group, Outcome, Score, Trajectory
+
+WINDOW = 1000
+"""Completions over which the share of failures is taken: so many that 5 % do not pass for 10 % by chance."""
+LEAST = 256
+"""The same in a run that has fewer altogether."""
 
 
 class RunRecorder:
     """Records a run of RL."""
 
-    def __init__(self, run: RunWriter, saver: Saver, watch: Verdicts, failures: FailureWatch) -> None:
-        self.run = run
-        self.saver = saver
-        self.watch = watch
-        self.failures = failures
+    def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch) -> None:
+        self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
+        """Time what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
@@ -40,8 +46,7 @@ class RunRecorder:
         timings: Mapping[str, float] | None = None,
         token_stats: TokenStats | None = None,
     ) -> None:
-        """Writes a step; `weights` is the fingerprint of the version that it trained, `token_stats` what it computed of
-        the tokens.
+        """Write a step; `weights` is the fingerprint of the version that it trained, `token_stats` are of its tokens.
 
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Halt if too many completions
         could not be graded (UserError if all of the first step), and if sampler and trainer were too far apart.
@@ -51,51 +56,143 @@ class RunRecorder:
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
                 if token_stats is not None:
-                    self.run.token_stats(step, token_rows(groups, token_stats))
+                    self.run.token_stats(step, _token_rows(groups, token_stats))
             self.run.note_weights(groups[0].scores[0].weights)
-        tokens = sum(t.num_sampled for group in groups for t in group.trajectories)
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        tokens = sum(trajectory.num_sampled for trajectory in trajectories)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
-        self._look_at_tools(step, [trajectory for group in groups for trajectory in group.trajectories])
+        self._check_tools(step, trajectories)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
-            self.failures.tell_total()
+            self.failures.show_total()
         self.watch.trained(step, metrics)
 
     def returned(self, step: int, draws: list[int], oldest: int) -> None:
-        """Notes draws that are sampled again, for a token of theirs is older than version `oldest`."""
+        """Note draws that are sampled again, for a token of theirs is older than version `oldest`."""
         self.run.event("stale", step, draws=draws, oldest=oldest)
 
     def evaluated(
-        self,
-        step: int,
-        trajectories: Sequence[Trajectory],
-        scores: Sequence[Score],
-        rows: list[dict[str, Any]],
+        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
     ) -> None:
-        """Writes the samples of an evaluation of that version, as `rows`, and says what went wrong in it."""
+        """Write the samples of an evaluation of that version, as `rows`, and show what went wrong in it."""
         with self.run.phase("record"):
             self.run.evaluation(step, rows)
-        self._look_at_tools(step, trajectories)
+        self._check_tools(step, trajectories)
         self.failures.evaluated(step, scores)
 
-    def _look_at_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+    def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):
             self.run.mark_inexact(step, "a tool was ended at its deadline")
         if any(trajectory.killed for trajectory in trajectories):
             self.run.mark_inexact(step, "a process of the environment was killed from outside, and once more")
 
 
-def token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[str, Any]]:
-    """The rows of `hone.runs.tokens`, in the order of `group_rows`."""
-    found = token_stats.by_completion()
-    rows = []
+def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[str, Any]]:
+    """Return the rows of `hone.runs.rollouts`, in the order of `group_rows`."""
+    stats, rows = token_stats.by_completion(), []
     for group in groups:
         for index, trajectory in enumerate(group.trajectories):
-            entropies, logprobs = found.get((group.draw, index), (None, None))
+            entropies, logprobs = stats.get((group.draw, index), (None, None))
             assert entropies is None or len(entropies) == trajectory.num_sampled
-            rows.append(
-                {"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs},
-            )
+            row = {"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs}
+            rows.append(row)
     return rows
+
+
+class FailureWatch:
+    """Judges every step: Halt if more than the share `max_failed` of the last completions could not be graded.
+
+    These are the last `WINDOW` or, in a run of fewer (`planned`), all: the first failures of a run are not many yet.
+    A step without a single graded completion always ends the run.
+    """
+
+    def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
+        self._max_failed, self._run = max_failed, run
+        self._window = max(LEAST, min(WINDOW, planned))
+        self._steps: deque[tuple[int, int]] = deque()
+        self._shown: set[Outcome] = set()
+        self._evaluation_shown = False
+        self._failed = self._total = 0
+
+    def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
+        """Count the steps that a run took before it was resumed: their metrics, of so many `completions` each.
+
+        If too many of them failed, that ended the run and has been mended since: counting begins anew.
+        """
+        names = [f"outcome/{outcome}" for outcome in Outcome if outcome.is_failure]
+        for line in metrics:
+            if names[0] in line:
+                self._count(round(sum(line[name] for name in names) * completions), completions)
+        if self._too_many():
+            self._steps.clear()
+
+    def step(self, step: int, scores: Sequence[Score]) -> None:
+        """Count a step's scores, and show the first failure of each kind.
+
+        UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
+        """
+        failures = [score for score in scores if score.outcome.is_failure]
+        self._count(len(failures), len(scores))
+        if not failures:
+            return
+        first, kinds = failures[0].detail, Counter(score.outcome for score in failures)
+        self._mark_inexact(step, failures)
+        firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._shown}
+        self._shown |= kinds.keys()
+        for outcome, detail in firsts.items():
+            self._run.event(str(outcome), step, count=kinds[outcome], total=len(scores), detail=detail)
+        if len(failures) == len(scores):
+            text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
+            if step == 0:
+                raise UserError(f"{text}: mend the reward function. The first:\n{printable(first)}")
+            raise Halt(f"{text} ({last_line(first)}): mend the reward function")
+        for outcome, detail in firsts.items():
+            self._run.display.message(
+                f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
+            )
+        if self._too_many():
+            failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
+            raise Halt(
+                f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
+                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); mend the "
+                f"reward function, whose last error was: {last_line(first)}"
+            )
+
+    def evaluated(self, step: int, scores: Sequence[Score]) -> None:
+        """Show the first failure in an evaluation. They are in none of its averages, and end no run."""
+        failures = [score for score in scores if score.outcome.is_failure]
+        self._mark_inexact(step, failures)
+        if failures and not self._evaluation_shown:
+            self._evaluation_shown = True
+            self._run.display.message(
+                f"{len(failures)} of {len(scores)} completions of the evaluation at step {step} could not be graded "
+                f"and are in no average; the first: {printable(failures[0].detail)}"
+            )
+
+    def show_total(self) -> None:
+        """Show at the end how many there were, if any."""
+        if self._failed:
+            self._run.display.message(
+                f"{self._failed:,} of {self._total:,} completions could not be graded, and nothing was learned from "
+                "them (outcome grader_error or grader_timeout in rollouts/)."
+            )
+
+    def _mark_inexact(self, step: int, failures: Sequence[Score]) -> None:
+        """Mark the run as inexact from `step` on for failures that the completion alone does not decide."""
+        if any(score.outcome is Outcome.GRADER_TIMEOUT for score in failures):
+            self._run.mark_inexact(step, "a grader was ended at its deadline")
+        if any(score.killed for score in failures):
+            self._run.mark_inexact(step, "a process that graded was killed from outside, and once more")
+
+    def _too_many(self) -> bool:
+        failed, seen = sum(failed for failed, _ in self._steps), sum(total for _, total in self._steps)
+        return failed > self._max_failed * max(self._window, seen)
+
+    def _count(self, failed: int, total: int) -> None:
+        self._failed += failed
+        self._total += total
+        self._steps.append((failed, total))
+        while sum(total for _, total in self._steps) - self._steps[0][1] >= self._window:
+            self._steps.popleft()

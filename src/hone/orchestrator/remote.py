@@ -12,18 +12,19 @@ seeds the others of the group by counting on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hone.errors import Halt
-from hone.inference.client import Served, ServerClient
+from hone.inference.client import Gone, Served, ServerClient
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.reach import Server
+from hone.orchestrator.reach import Server, wait_for_server
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 from hone.types import Trajectory
@@ -32,6 +33,8 @@ CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
 AT_ONCE, TOKENS_AT_ONCE = 256, 2**15
 """Most completions, and tokens of them, that one request asks hone's server for, if they are not of one group."""
+
+T = TypeVar("T")
 
 
 class Restarted(Halt):
@@ -48,105 +51,113 @@ class _Loaded:
 
 
 class ServerPolicy:
-    """Samples from a server. `load` writes the weights to `spool`, and has the server take them from there.
+    """Samples from a server. `load` has the server take weights from a folder; without one, those of `spool`'s model.
 
-    `eos_ids` end a completion, as the stop ids of `renderer` do. Halt when the server is gone, or samples from other
-    weights than it was given.
+    Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; which
+    are too old is the caller's to say. Where the server does not name it (vLLM), all tokens of a call count as of the
+    version at its beginning, the oldest that they can be. `eos_ids` end a completion, as the stop ids of `renderer` do.
+    Raises Gone when the server is gone, Restarted when it was started anew, and Halt when it samples from weights that
+    it was not given from here.
     """
 
     def __init__(
         self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int], spool: Spool | None = None
     ) -> None:
-        self.server = server
-        self.renderer = renderer
-        self.spool = spool
+        self.server, self.renderer, self.spool = server, renderer, spool
         self.idle_seconds: float | None = None
-        """How long the server has had nothing to sample since it started, as it said last; None if it does not say."""
+        """How long the server has had nothing to sample since it started, as of its last answer; None if unknown."""
         self._ends = (*renderer.stop_ids, *eos_ids)
         self._loaded = _Loaded()
+        self._given: Mapping[int, str | None] = {0: None}
 
     @property
     def version(self) -> int:
         return self._loaded.version
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        """One trajectory per request, with the prompt that the server says it had."""
+        """One trajectory per request, with the prompt that the server answers it had."""
         begun = self._loaded
         alone = self.server.backend == "vllm" and sampling.greedy  # it refuses n > 1 then
         groups = list(_groups(requests, 1 if alone else len(requests)))
-        asked = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
-        answers = asyncio.run(self._ask([self._body(of_one, sampling) for of_one in asked], begun))
+        calls = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
+        answers = asyncio.run(self._ask([self._body(call, sampling) for call in calls], begun))
         return [
             trajectory
-            for of_one, answer in zip(asked, answers, strict=True)
-            for trajectory in self._trajectories([r for group in of_one for r in group], answer, begun)
+            for call, answer in zip(calls, answers, strict=True)
+            for trajectory in self._trajectories([request for group in call for request in group], answer, begun)
         ]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Has the server take the weights in `path`, or the trainer's."""
+        """Have the server take the weights in `path`, or the trainer's."""
         if path is None:
             assert self.spool is not None, "there is no model here to take the weights of"
             path = self.spool.put(version)
         self._loaded = asyncio.run(self._update(version, str(path.resolve())))
 
     async def _update(self, version: int, folder: str) -> _Loaded:
+        # First: tokens of it may come before the answer. The weights that the server began with do not count any more.
+        self._given = {v: path for v, path in self._given.items() if path} | {version: folder}
         async with ServerClient(self.server.endpoint) as client:
             await client.post("/update_weights", {"path": folder, "version": version})
-            found = await self._served(client)
-        return _Loaded(version, folder, found and found.instance)
+            served = await self._served(client)
+        return _Loaded(version, folder, served and served.instance)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """The sampler's logprobs; NaN where the server can't tell: vLLM's are of temperature 1, whatever is asked."""
-        if self.server.backend == "vllm" and temperature != 1:
+        vllm = self.server.backend == "vllm"
+        if vllm and temperature != 1:
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
-        body = {
-            "model": self.server.model,
-            "prompt": [list(ids) for ids in sequences],
-            "max_tokens": 1 if self.server.backend == "vllm" else 0,
-            "temperature": temperature,
-            "prompt_logprobs": 0,
-        }
+        prompts = [list(ids) for ids in sequences]
+        body = {"model": self.server.model, "prompt": prompts, "max_tokens": 1 if vllm else 0}
+        body |= {"temperature": temperature, "prompt_logprobs": 0}
         (answer,) = asyncio.run(self._ask([body], self._loaded))
         with self._readable("logprobs of the prompt"):
             entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
             return [
-                [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], of_ids, strict=True)]
-                for ids, of_ids in zip(sequences, entries, strict=True)
+                [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]
+                for ids, row in zip(sequences, entries, strict=True)
             ]
 
     async def _ask(self, bodies: Sequence[dict[str, Any]], begun: _Loaded) -> list[Any]:
-        """The answers; Halt unless the server says that its weights are those that it was given.
+        """Return the answers, if the server has weights that it was given from here, also after the last of them.
 
         `begun`: what it had been given when the call began.
         """
         endpoint = replace(self.server.endpoint, concurrency=min(len(bodies), CONNECTIONS))
         async with ServerClient(endpoint) as client:
             answers = await asyncio.gather(*(self._post(client, body, begun) for body in bodies))
-            # After the answers: no other weights can have come in between, for only `load` brings ours back.
             self._check_server(await self._served(client), begun)
-        return answers
+            return answers
 
     async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
-        return await client.post("/v1/completions", body)
+        """Return the answer; what is wrong with its tokens is raised before the other answers have come."""
+        answer = await client.post("/v1/completions", body)
+        with self._readable("versions of its tokens"):
+            versions = {v for choice in answer["choices"] for v in choice.get("policy_versions") or ()}
+        for version in versions:
+            if version not in self._given:
+                self._check_server(await self._served(client), begun)
+                raise Halt(
+                    f"{self.server.words} sampled from version {version} of the weights, which it was not given from "
+                    "here: another run uses it"
+                )
+        return answer
 
     async def _served(self, client: ServerClient) -> Served | None:
-        found = next((entry for entry in await client.models() if entry.id == self.server.model), None)
-        self.idle_seconds = found and found.idle_seconds
-        return found
+        served = next((entry for entry in await client.models() if entry.id == self.server.model), None)
+        self.idle_seconds = served and served.idle_seconds
+        return served
 
-    def _check_server(self, found: Served | None, begun: _Loaded) -> None:
-        self._check_weights(found and found.policy_version, found and found.policy_path, begun)
-
-    def _check_weights(self, version: int | None, path: str | None, begun: _Loaded) -> None:
-        if (version, path) != (begun.version, begun.path):
-            raise Halt(f"{self._other_weights(version, path, begun)}: it was started anew, or another run uses it")
-
-    def _other_weights(self, version: int | None, path: str | None, begun: _Loaded) -> str:
-        first = "those that it began with"
-        return (
-            f"{self.server.words} samples from version {version} of the weights ({path or first}), not "
-            f"{begun.version} ({begun.path or first})"
-        )
+    def _check_server(self, served: Served | None, begun: _Loaded) -> None:
+        restarted = served is not None and (served.policy_path is None or served.instance != begun.instance)
+        if begun.path is not None and restarted:
+            raise Restarted(f"{self.server.words} was started anew, and has not been given the weights")
+        if served is None or served.policy_path not in self._given.values():
+            version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
+            raise Halt(
+                f"{self.server.words} samples from version {version} of the weights ({path}), not {begun.version} "
+                f"({begun.path}): another run uses it"
+            )
 
     def _body(self, groups: Sequence[Sequence[Request]], sampling: SamplingParams) -> dict[str, Any]:
         first = groups[0][0]
@@ -163,7 +174,7 @@ class ServerPolicy:
             "min_p": sampling.min_p,
             "logprobs": 0,
             "return_token_ids": True,
-            # All that ends a completion is named, so that it does not depend on the server's own opinion of the model.
+            # All that ends a completion is named, so that it does not depend on the server's own view of the model.
             "ignore_eos": True,
             "stop_token_ids": sorted({*ends, *(stop for stop in sampling.stop if isinstance(stop, int))}),
             "stop": [stop for stop in sampling.stop if isinstance(stop, str)],
@@ -173,15 +184,11 @@ class ServerPolicy:
 
     def _trajectories(self, requests: Sequence[Request], answer: Any, begun: _Loaded) -> Iterator[Trajectory]:
         with self._readable("ids and logprobs of its tokens"):
-            told = [_told(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
-            assert len(told) == len(requests), f"{len(told)} completions of {len(requests)}"
-        for request, (prompt_ids, completion, versions) in zip(requests, told, strict=True):
+            choices = [_read(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+            assert len(choices) == len(requests), f"{len(choices)} completions of {len(requests)}"
+        for request, (prompt_ids, completion, versions) in zip(requests, choices, strict=True):
             versions = versions or [begun.version] * len(completion.token_ids)
-            self._check_tokens(versions, begun)
             yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
-
-    def _check_tokens(self, versions: Sequence[int], begun: _Loaded) -> None:
-        self._check_weights(next((v for v in versions if v != begun.version), begun.version), begun.path, begun)
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:
@@ -194,51 +201,8 @@ class ServerPolicy:
             ) from error
 
 
-class UpdatingPolicy(ServerPolicy):
-    """Samples while the weights change: another thread may call `load` while `sample` is at work.
-
-    A token may be of any version that was loaded; which are too old is the caller's to say. A server that does not tell
-    (vLLM) leaves it open which: all tokens of a call then count as of the version at its beginning, the oldest that
-    they can be. Nothing of a call is of use that met a server which was started anew (Restarted), or none (Gone): load
-    the weights again, and sample again.
-    """
-
-    def __init__(self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int]) -> None:
-        super().__init__(server, renderer, eos_ids)
-        self._given: dict[int, str] = {}
-
-    async def _update(self, version: int, folder: str) -> _Loaded:
-        self._given = self._given | {version: folder}  # first: its tokens may come before the server's word
-        return await super()._update(version, folder)
-
-    async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
-        """The answer; what is wrong with its tokens is known before the other answers have come."""
-        answer = await super()._post(client, body, begun)
-        with self._readable("versions of its tokens"):
-            versions = [v for choice in answer["choices"] for v in choice.get("policy_versions") or ()]
-        if any(v not in self._given for v in versions):
-            self._check_server(await self._served(client), begun)
-            self._check_tokens(versions, begun)
-        return answer
-
-    def _check_server(self, found: Served | None, begun: _Loaded) -> None:
-        if found is not None and (found.policy_path is None or found.instance != begun.instance):
-            raise Restarted(f"{self.server.words} was started anew, and has not been given the weights")
-        if found is None or found.policy_path not in self._given.values():
-            told = (None, None) if found is None else (found.policy_version, found.policy_path)
-            raise Halt(f"{self._other_weights(*told, begun)}: another run uses it")
-
-    def _check_tokens(self, versions: Sequence[int], begun: _Loaded) -> None:
-        for version in versions:
-            if version not in self._given:
-                raise Halt(
-                    f"{self.server.words} sampled from version {version} of the weights, which it was not given from "
-                    "here: another run uses it"
-                )
-
-
-def _told(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:
-    """What a choice says: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
+def _read(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:
+    """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
     completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")
@@ -270,3 +234,79 @@ def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
         several.append(group)
     if several:
         yield several
+
+
+class SteadyPolicy:
+    """The policy of a server that may die and come back, up to `most` times. Any thread may call it.
+
+    `patience` is how many seconds it may be away; `say` is called with a sentence when it is gone, `returned` with its
+    reason when it is back, with the weights that it was given last. Halt if it does not come back.
+    """
+
+    def __init__(
+        self,
+        policy: ServerPolicy,
+        most: int,
+        patience: float,
+        say: Callable[[str], None],
+        returned: Callable[[str], None],
+    ) -> None:
+        self.policy, self.most, self.patience = policy, most, patience
+        self._say, self._returned = say, returned
+        self._newest: tuple[int, Path] | None = None
+        self._lock = threading.Lock()
+        """Held while the server is given weights, or waited for: older ones never come after newer ones."""
+        self._losses = 0
+        self._left = False
+
+    @property
+    def version(self) -> int:
+        return self.policy.version
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        return self._steadily(lambda: self.policy.sample(requests, sampling))
+
+    def load(self, version: int, path: Path | None = None) -> None:
+        assert path is not None, "the weights are the trainer's, in a folder"
+        self._newest = version, path
+        self._steadily(self._give)
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        return self._steadily(lambda: self.policy.score(sequences, temperature))
+
+    def leave(self) -> None:
+        """Wait for the server no more: whatever finds it gone from now on, or waits for it, fails."""
+        self._left = True
+
+    def _give(self) -> None:
+        with self._lock:
+            if self._newest is not None:
+                self.policy.load(*self._newest)
+
+    def _steadily(self, call: Callable[[], T]) -> T:
+        while True:
+            losses = self._losses
+            try:
+                return call()
+            except (Gone, Restarted) as loss:
+                self._recover(str(loss), losses)
+
+    def _recover(self, reason: str, losses: int) -> None:
+        """Wait for the server, and give it the weights; once for all threads that found it gone."""
+
+        def check_left() -> None:
+            if self._left:
+                raise Halt(reason)
+
+        with self._lock:
+            if self._losses != losses:
+                return
+            if losses >= self.most:
+                raise Halt(f"{reason}, for the {losses + 1}. time (restarts = {self.most})")
+            self._say(f"{reason}: waiting for it")
+            wait_for_server(self.policy.server.endpoint, self.patience, self._say, check_left)
+            self._losses += 1
+            self._returned(reason)
+            with suppress(Gone, Restarted):  # again; the call will find that out
+                if self._newest is not None:
+                    self.policy.load(*self._newest)

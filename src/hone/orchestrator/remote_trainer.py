@@ -1,30 +1,158 @@
 """The trainer in processes of its own, as the orchestrator sees it: batches go there, versions of weights come back.
 
-trainer = RemoteTrainer(transport, publisher, checkpoints, start)
-trainer.take()                              # version 0, which the server has now
-trainer.put(0, sequences)
-update = trainer.take()                     # version 1
+    trainer = RemoteTrainer(transport, publisher, checkpoints, start)
+    trainer.take()                              # version 0, which the server has now
+    trainer.put(0, sequences)
+    update = trainer.take()                     # version 1
+
+The publisher gives each new version to the server while that samples: a thread takes the trainer's results in order,
+has the server take their weights, and measures how far the two are apart; the loop collects what it has done.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
-from hone.orchestrator.metrics import gained
-from hone.orchestrator.publishing import LOOK, Published, Publisher
+from hone.orchestrator.remote import SteadyPolicy
 from hone.orchestrator.types import Update
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.signals import StepAbandoned
 from hone.trainer.packing import Sequence as Packed
+from hone.trainer.token_stats import TokenStats
 from hone.trainer.wire import to_arrays
-from hone.transport import FileTransport, Order
+from hone.transport import FileTransport, Order, Result
 
+LOOK = 0.02
+"""Seconds between two looks at what another thread or process does."""
 FAREWELL = 10.0
 """Seconds that a trainer has to hear that the session ends."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that the trainer has made: its result, and what came of giving it to the server.
+
+    `scores` are the server's logprobs of the canary, None if it was not given the weights; `seconds` is what the
+    update took; `error` is what went wrong. `tokens` is what came with the result about the tokens of its step.
+    """
+
+    result: Result
+    scores: Sequence[float] | None = None
+    seconds: float = 0.0
+    error: Exception | None = None
+    tokens: TokenStats | None = None
+
+
+class Publisher:
+    """Publishes the versions of a session from `first` on, in order, in a thread of its own, until it is closed.
+
+    It goes no further than a version that `hold` is true of, until that is released: what is measured of it is then of
+    that version alone. After an error it publishes nothing more, and goes on to hand out what the trainer has made.
+    """
+
+    def __init__(
+        self,
+        transport: FileTransport,
+        policy: SteadyPolicy,
+        canary: Sequence[int],
+        temperature: float,
+        first: int,
+        hold: Callable[[int], bool],
+    ) -> None:
+        transport.interrupt = self._check_open
+        self._transport, self._policy, self._hold = transport, policy, hold
+        self._canary, self._temperature = list(canary), temperature
+        self._first, self._released = first, first - 1
+        self._quiet = self._closed = False
+        self._changed = threading.Condition()
+        self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """True if `collect` would not wait."""
+        return not self._done.empty()
+
+    def collect(self, interrupt: Callable[[], None]) -> Published:
+        """Return the next version when it is published, or could not be. `interrupt` is called meanwhile; may raise."""
+        while True:
+            try:
+                published = self._done.get(timeout=LOOK)
+            except Empty:
+                interrupt()
+                continue
+            if isinstance(published, BaseException):
+                raise published
+            return published
+
+    def release(self, version: int) -> None:
+        """Go on past `version`, if that is held."""
+        with self._changed:
+            self._released = version
+            self._changed.notify()
+
+    def mute(self) -> None:
+        """Publish nothing more, hold no version, and wait for no server."""
+        self._policy.leave()
+        with self._changed:
+            self._quiet = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread, without a long wait for its work."""
+        self._closed = True
+        self.mute()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _Closed
+
+    def _run(self) -> None:
+        version = self._first
+        try:
+            while True:
+                result = self._transport.result(version)
+                assert result is not None, "it was waited for"
+                arrays = self._transport.token_stats(version) if result.tokens else None
+                tokens = None if arrays is None else TokenStats(**arrays)
+                self._done.put(replace(self._publish(result), tokens=tokens))
+                with self._changed:
+                    self._changed.wait_for(lambda v=version: self._quiet or self._released >= v or not self._hold(v))
+                version += 1
+        except _Closed:
+            pass
+        except BaseException as error:
+            self._done.put(error)
+
+    def _publish(self, result: Result) -> Published:
+        if self._quiet:
+            return Published(result)
+        began = time.perf_counter()
+        try:
+            self._policy.load(result.version, self._transport.weights(result.version))
+            (scores,) = self._policy.score([self._canary], self._temperature)
+        except Exception as error:
+            if self._quiet:  # it was muted meanwhile
+                return Published(result)
+            self._quiet = True
+            return Published(result, error=error)
+        return Published(result, scores, time.perf_counter() - began)
+
+
+class _Closed(Exception):
+    """The publisher is to end."""
 
 
 class RemoteTrainer:
@@ -52,7 +180,7 @@ class RemoteTrainer:
         self.saves: Callable[[int], bool] = lambda version: False
         self.phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
         self.sampler_idle: Callable[[], float | None] = lambda: None
-        """How long the server has had nothing to do, in seconds, as it said last."""
+        """How long the server has had nothing to do, in seconds, as of its last answer."""
         self._idle: float | None = None
         self._waits: deque[float] = deque()
         self._weights = ""
@@ -60,22 +188,26 @@ class RemoteTrainer:
         self._ended = False
 
     def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
-        """Hands over the batch of a step; returns how much waits there now, and how long the server has been idle."""
+        """Hand over the batch of a step; returns how much waits there now, and how long the server was idle since."""
         with self.phase("put"):
             self._put = step + 1
             folder = self._part(step + 1) if self.saves(step + 1) else None
             tokens = sum(len(sequence) for sequence in sequences)
             self._waits.append(self.transport.put(Order(step, "batch", to_arrays(sequences), folder, tokens)))
         batches, tokens = self.transport.waiting()
-        idle, self._idle = gained(self._idle, now := self.sampler_idle()), now
-        return {"queue/batches": batches, "queue/tokens": tokens} | ({} if idle is None else {"idle/inference": idle})
+        timings: dict[str, float] = {"queue/batches": batches, "queue/tokens": tokens}
+        before, self._idle = self._idle, self.sampler_idle()
+        if self._idle is not None:  # a server that was started anew counts from 0
+            grew = before is not None and self._idle >= before
+            timings["idle/inference"] = self._idle - before if before is not None and grew else self._idle
+        return timings
 
     @property
     def ready(self) -> bool:
         return self.publisher.ready
 
     def take(self) -> Update:
-        """The next version, once the server has it."""
+        """Return the next version, once the server has it."""
         began, weights = time.perf_counter(), self._weights
         with self.phase("wait"):
             published = self.publisher.collect(self._look)
@@ -105,11 +237,10 @@ class RemoteTrainer:
             self.publisher.mute()
 
     def fingerprint(self) -> str:
-        """That of `version`."""
         return self._weights
 
     def part(self, version: int) -> Path:
-        """The folder with the trainer's part of the checkpoint of `version`, its current one.
+        """Return the folder with the trainer's part of the checkpoint of `version`, its current one.
 
         If its batch did not ask for it, this ends the session: the trainer writes it, and waits for another session.
         """
@@ -122,7 +253,7 @@ class RemoteTrainer:
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """Ends the session, whatever state it is in; a trainer that waits for a batch has heard it then."""
+        """End the session, whatever state it is in; a trainer that waits for a batch has heard it then."""
         self.publisher.close()
         if self._ended or self._put > self.version:
             return

@@ -19,7 +19,7 @@ from hone.types import Group, Message, Score, Trajectory
 class Request:
     """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does.
 
-    `messages` are those that `prompt_ids` say. `turn` counts the turns of the conversation `sample_id`, from 0.
+    `messages` are those of `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class Sampler(Protocol):
     """Something that completes requests."""
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        """One trajectory per request, in their order."""
+        """Return one trajectory per request, in their order."""
         ...
 
 
@@ -47,18 +47,18 @@ class Policy(Sampler, Protocol):
         ...
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Samples from version `version` from now on: the weights in `path`, or those that it shares (None)."""
+        """Sample from version `version` from now on: the weights in `path`, or those that it shares (None)."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """The sampler's own logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
+        """Return the logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
         ...
 
 
 @dataclass(frozen=True)
 class Update:
-    """What came of a train step: its metrics, the fingerprint of the version that it began with, timings in seconds,
-    and what it computed of each token.
+    """A train step's metrics, the fingerprint of the version that it began with, timings in seconds, and what it
+    computed of each token.
     """
 
     metrics: dict[str, float]
@@ -85,7 +85,7 @@ class Updates(Protocol):
         ...
 
     def take(self) -> Update:
-        """The update on the oldest batch that was put; `version` is the one that it made from then on."""
+        """Return the update on the oldest batch that was put; `version` is the one that it made from then on."""
         ...
 
     def release(self, version: int) -> None:
@@ -97,7 +97,7 @@ class Updates(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """That of `version`."""
+        """Return that of `version`."""
         ...
 
 

@@ -5,7 +5,7 @@ takes milliseconds.
 
     svg = chart([Line(steps, rewards, "blue")], [Points(at, means, lows, highs, "red")], "step", "reward")
 
-Colours are those of `hone.pages.COLORS`, or what the page's style names --s1 to --s6; text and axes take the page's
+Colours are `COLORS`, or what the page's style names --s1 to --s6; text and axes take the page's
 (`currentColor`). So light and dark both work.
 """
 
@@ -20,8 +20,6 @@ from typing import TypeVar
 
 from markupsafe import Markup, escape
 
-from hone.pages import COLORS
-
 Values = Sequence[float | None]
 """Numbers; None, and what is not finite, is a gap."""
 MOST = 600
@@ -29,6 +27,14 @@ MOST = 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 38
 _ROW = 16
 """Pixels from one row of the legend to the next."""
+COLORS = {
+    "blue": "#2563c9",
+    "green": "#12876a",
+    "purple": "#8b45c4",
+    "brown": "#b3591d",
+    "red": "#d9480f",
+    "grey": "#8a94a6",
+}
 _COLORS = {name: f"var(--s{i}, {color})" for i, (name, color) in enumerate(COLORS.items(), 1)}
 
 

@@ -6,7 +6,8 @@ Only what is here is looked at: files, generated tasks, the hub's cache. Nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,42 +20,40 @@ from hone.environments import Environment, MultiTurnEnv
 from hone.environments.environment import Split
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.planning.lengths import Lengths
+from hone.planning.arithmetic import Lengths
 
 if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer
 
-LOOKED_AT = 64
-"""Examples whose lengths are measured, spread evenly over the split."""
+EXAMPLES = 64
+"""How many are measured, spread evenly over the split."""
 CHARACTERS = 4.0
 """Characters of a token, where the tokenizer can't be had."""
-
-
 THOUGHT = 8
 """A limit so many times as long as the task's references is for a model that thinks first: they say nothing then."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found. Lengths are in tokens: `prompts` and `references` of some examples, the latter without those that
-    have none. `estimated`: they were counted in characters. `notes` say what could not be looked at, and why.
+    """What was found of a task: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
+
+    `distinct` is False if the examples are all the same, `estimated` True if tokens were counted by characters. Of a
+    data set for SFT there are `examples` with `tokens` in all. `notes` say what could not be looked at, and why.
     """
 
     pool: int | None = None
     held_out: int | None = None
     turns: int = 1
     distinct: bool = True
-    """Whether the examples looked at are not all the same."""
     prompts: tuple[int, ...] = ()
     references: tuple[int, ...] = ()
     estimated: bool = False
     examples: int | None = None
     tokens: int | None = None
-    """Of a data set for SFT: its rows, and their tokens, by those looked at."""
     notes: list[str] = field(default_factory=list)
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
-        """As measured, and where nothing was, as guessed by the config. A completion is as long as a reference."""
+        """Return the lengths as measured, or as guessed by the config. A completion is as long as a reference."""
         guessed = Lengths.of(config, self.turns)
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:
@@ -65,79 +64,75 @@ class Facts:
             return guessed
         prompt = min(int(np.max(self.prompts)), config.seq_len - 1)
         new = min(config.seq_len - prompt, self.turns * (config.orchestrator.sampling.max_tokens or config.seq_len))
-        mean, how, reached = new / 2, "", 0
+        mean, measured, reached = new / 2, "", 0
         if self.references and np.mean(self.references) * THOUGHT > new:
-            mean, how = min(float(np.mean(self.references)), new), "the task's reference answers"
+            mean, measured = min(float(np.mean(self.references)), new), "the task's reference answers"
             reached = min(max(self.references), new)
-        return Lengths(float(np.mean(self.prompts)), mean, prompt, new, how, reached)
+        return Lengths(float(np.mean(self.prompts)), mean, prompt, new, measured, reached)
 
 
 def look_at(config: RLConfig | SFTConfig) -> Facts:
-    """What can be known of the config's data here."""
-    notes: list[str] = []
+    """Return what can be known of the config's data here."""
     with _cache_only():
-        count, estimated = _counter(config, notes)
+        renderer, notes = _renderer(config)
+        count = Counter(renderer)
         try:
-            if isinstance(config, RLConfig):
-                return _of_task(config, count, estimated, notes)
-            return _of_data(config, count, estimated, notes)
+            if isinstance(config, SFTConfig):
+                facts = _facts_of_data(config, count)
+            else:
+                task = config.orchestrator.env
+                env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+                facts = facts_of_task(config, env, count)
         except UserError as error:
-            notes.append(f"the data can't be looked at: {_first_sentence(error)}")
-            return Facts(notes=notes)
+            facts = Facts(notes=[f"the data can't be looked at: {_first_line(error)}"])
+    facts.notes[:0] = notes
+    return facts
 
 
 @contextmanager
 def _cache_only() -> Iterator[None]:
-    """Inside, `datasets` is imported, which then asks no hub. A process that is started later may ask again."""
+    """Keep `datasets` from asking the hub; afterwards, and in processes that are started then, it may."""
     name = "HF_DATASETS_OFFLINE"
     if name in os.environ:
         yield
         return
     os.environ[name] = "1"
+    settings: Any = sys.modules.get("datasets.config")
+    if settings:
+        settings.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
         del os.environ[name]
+        settings = sys.modules.get("datasets.config")
+        if settings:
+            settings.HF_HUB_OFFLINE = settings.constants.HF_HUB_OFFLINE
 
 
-def _of_task(config: RLConfig, count: Counter, estimated: bool, notes: list[str]) -> Facts:
-    task = config.orchestrator.env
-    env = configured(task.id, task.args, task.template, "orchestrator.env.template")
-    return of_environment(config, env, count, estimated, notes)
-
-
-def of_environment(
-    config: RLConfig,
-    env: Environment,
-    count: Counter,
-    estimated: bool = False,
-    notes: list[str] | None = None,
-    most: int = LOOKED_AT,
-) -> Facts:
-    """What a task that is loaded shows; `most` of its examples are looked at."""
-    notes = [] if notes is None else notes
+def facts_of_task(config: RLConfig, env: Environment, count: Counter, most: int = EXAMPLES) -> Facts:
+    """Return what a task shows; `most` of its examples are looked at."""
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     try:
         train = env.split("train")
     except UserError as error:
-        notes.append(f"the training data can't be looked at: {_first_sentence(error)}")
-        return Facts(turns=turns, notes=notes)
-    indices = spread(min(len(train), config.orchestrator.max_examples or len(train)), most)
-    prompts, references, distinct = _lengths_of(env, train, indices, count)
-    held_out = None
+        return Facts(turns=turns, notes=[f"the training data can't be looked at: {_first_line(error)}"])
+    available = min(len(train), config.orchestrator.max_examples or len(train))
+    prompts, references, distinct = _measure(env, train, available, most, count)
+    held_out, notes = None, []
     if config.orchestrator.eval:
         try:
             held_out = len(env.split("eval"))
         except UserError as error:
-            notes.append(f"the held-out data can't be looked at: {_first_sentence(error)}")
-    return Facts(len(train), held_out, turns, distinct, prompts, references, estimated, notes=notes)
+            notes.append(f"the held-out data can't be looked at: {_first_line(error)}")
+    return Facts(len(train), held_out, turns, distinct, prompts, references, count.estimates, notes=notes)
 
 
-def _lengths_of(
-    env: Environment, split: Split, indices: Sequence[int], count: Counter
+def _measure(
+    env: Environment, split: Split, available: int, most: int, count: Counter
 ) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Return (tokens of prompts, tokens of those references that there are, True unless all examples are the same)."""
     prompts, references, ids = [], [], set()
-    for index in indices:
+    for index in _spread(available, most):
         example = split[index]
         ids.add(example.id)
         prompts.append(count.prompt(example.prompt, env.tool_schemas))
@@ -145,34 +140,29 @@ def _lengths_of(
             reference = env.reference(example)
         except UserError:  # the task declares none
             continue
-        said = [reference] if isinstance(reference, str) else [str(message.get("content")) for message in reference]
-        references.append(sum(count.text(text) for text in said) + 1)
-    return tuple(prompts), tuple(references), len(ids) > 1 or len(indices) < 2
+        texts = [reference] if isinstance(reference, str) else [str(message.get("content")) for message in reference]
+        references.append(sum(count.text(text) for text in texts) + 1)
+    return tuple(prompts), tuple(references), len(ids) > 1 or len(prompts) < 2
 
 
-def _of_data(config: SFTConfig, count: Counter, estimated: bool, notes: list[str]) -> Facts:
+def _facts_of_data(config: SFTConfig, count: Counter) -> Facts:
     from hone.environments.data import load_rows
 
     data = config.data
     if data.env is not None:
         env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")
         train = env.split("train")
-        prompts, references, distinct = _lengths_of(env, train, spread(len(train)), count)
+        prompts, references, distinct = _measure(env, train, len(train), EXAMPLES, count)
         whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
-        return Facts(len(train), distinct=distinct, prompts=prompts, references=whole, estimated=estimated, notes=notes)
+        return Facts(len(train), distinct=distinct, prompts=prompts, references=whole, estimated=count.estimates)
     rows = load_rows(data.path or data.name or "", data.split)
-    lengths = tuple(count.text(str(rows[i])) for i in spread(len(rows)))
-    return Facts(
-        references=lengths,
-        estimated=True,
-        examples=len(rows),
-        tokens=int(np.mean(lengths) * len(rows)),
-        notes=notes,
-    )
+    lengths = tuple(count.text(str(rows[i])) for i in _spread(len(rows), EXAMPLES))
+    tokens = int(np.mean(lengths) * len(rows))
+    return Facts(references=lengths, estimated=True, examples=len(rows), tokens=tokens)
 
 
-def spread(total: int, most: int = LOOKED_AT) -> list[int]:
-    """At most `most` indices below `total`, evenly spread."""
+def _spread(total: int, most: int) -> list[int]:
+    """Return at most `most` indices below `total`, evenly spread."""
     return np.unique(np.linspace(0, total - 1, min(total, most)).astype(int)).tolist()
 
 
@@ -181,6 +171,10 @@ class Counter:
 
     def __init__(self, renderer: ChatRenderer | None) -> None:
         self._renderer = renderer
+
+    @property
+    def estimates(self) -> bool:
+        return self._renderer is None
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:
         if self._renderer is not None:
@@ -193,8 +187,8 @@ class Counter:
         return max(1, round(len(text) / CHARACTERS))
 
 
-def _counter(config: RLConfig | SFTConfig, notes: list[str]) -> tuple[Counter, bool]:
-    """(what counts, whether that is an estimate)."""
+def _renderer(config: RLConfig | SFTConfig) -> tuple[ChatRenderer | None, list[str]]:
+    """Return the model's renderer, or None with a note that it is not here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
     from hone.model.files import is_hub_id
 
@@ -204,15 +198,13 @@ def _counter(config: RLConfig | SFTConfig, notes: list[str]) -> tuple[Counter, b
             from huggingface_hub import snapshot_download
 
             name = snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), local_files_only=True)
-        return Counter(load_renderer(name, config.model.chat_template)), False
-    except Exception as error:  # not here, or half of it: an estimate will do
-        notes.append(f"tokens are estimated from characters: the tokenizer of {config.model.name} is not here")
-        del error
-        return Counter(None), True
+        return load_renderer(name, config.model.chat_template), []
+    except Exception:  # not here, or half of it: an estimate will do
+        return None, [f"tokens are estimated from characters: the tokenizer of {config.model.name} is not here"]
 
 
-def _first_sentence(error: Exception) -> str:
-    """The error in short; for a plan nothing is fetched, so what the hub would have is said to be not here."""
+def _first_line(error: Exception) -> str:
+    """Return the error in short; what the hub would have is not here, for nothing is fetched for a plan."""
     text = str(error).strip().splitlines()[0]
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
     return f"{named} is not here, and nothing is fetched for a plan" if neither else text

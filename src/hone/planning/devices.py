@@ -9,26 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hone.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
+from hone.orchestrator.placement import share_of_cores
 
 GB = 10**9
 PRICES_OF = "mid 2025"
-"""When the prices were looked up."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A machine's accelerator, or its CPU. `memory` bytes; `flops` dense FLOP/s by dtype ("bf16", "fp32"); `bandwidth`
-    bytes/s of its memory; `usd_per_hour` None where nobody rents it.
+    """A machine's accelerator, or its CPU with all `cores`. `memory` and what is `free` of it now in bytes (None: only
+    named), dense `flops` per second by dtype ("bf16", "fp32"), `bandwidth` of its memory in bytes/s.
     """
 
     name: str
@@ -38,9 +35,7 @@ class Device:
     bandwidth: float
     usd_per_hour: float | None = None
     free: int | None = None
-    """Bytes that nobody uses now; None for a device that is only named."""
     cores: int = 1
-    """Of a CPU, whose speed is that of all of them together."""
 
 
 def _gpu(name: str, gb: float, bf16: float, fp32: float, tb_s: float, usd: float) -> Device:
@@ -67,11 +62,11 @@ DEVICES = {
 
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
-"""A card of that memory, for who asks by it."""
+"""By a card's memory."""
 
 
 def device_named(name: str) -> Device:
-    """A device of the table, by its name or its memory (`24gb`). UserError names the nearest."""
+    """Return a device of the table, by its name or its memory (`24gb`). UserError names the nearest."""
     key = name.lower().replace(" ", "").replace("_", "-").removeprefix("nvidia-")
     if key in ("cpu", "here", "this"):
         return this_device(key if key == "cpu" else "auto")
@@ -80,39 +75,37 @@ def device_named(name: str) -> Device:
         if candidate in DEVICES:
             return DEVICES[candidate]
     near = get_close_matches(key, [*DEVICES, *SIZES], n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else "there is none like it."
-    raise UserError(f"no device is known as {name!r}: {hint} Known are {', '.join(DEVICES)}, and cpu")
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(f"no device is known as {name!r}: {hint}Known are {', '.join(DEVICES)}, and cpu")
 
 
 def this_device(name: str = "auto", measured: bool = True) -> Device:
-    """The device that a run with `model.device = name` would take on this machine.
+    """Return the device that a run with `model.device = name` would take on this machine.
 
     What this process has of its memory counts as free. Unless `measured`, a CPU's speed is left out.
     """
     import torch
 
-    if name != "cpu" and torch.cuda.is_available():
-        return _this_gpu(0 if ":" not in name else int(name.split(":")[1]))
-    return this_cpu(measured)
-
-
-def _this_gpu(index: int) -> Device:
-    import torch
-
+    if name == "cpu" or not torch.cuda.is_available():
+        cores = share_of_cores(1)
+        total, free = ram()
+        flops, bandwidth = _measured_speed(cores) if measured else ({}, 0.0)
+        text = f"CPU, {cores} core{'s' if cores > 1 else ''}"
+        return Device(text, "cpu", total, flops, bandwidth, None, free, cores)
+    index = 0 if ":" not in name else int(name.split(":")[1])
     properties = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     free += torch.cuda.memory_reserved(index)
-    known = _of_the_table(properties.name, total)
+    known = _in_table(properties.name, total)
     if known is None:
-        # One multiprocessor of recent cards does about 2 TFLOP/s in bf16; a plan says that this is a guess.
+        # A guess: one multiprocessor of recent cards does about 2 TFLOP/s in bf16.
         count = properties.multi_processor_count
-        flops = {"bf16": 2e12 * count, "fp32": 0.25e12 * count}
-        return Device(properties.name, "cuda", total, flops, 1e12, None, free)
-    return Device(properties.name, "cuda", total, known.flops, known.bandwidth, known.usd_per_hour, free)
+        known = Device("", "cuda", total, {"bf16": 2e12 * count, "fp32": 0.25e12 * count}, 1e12)
+    return replace(known, name=properties.name, memory=total, free=free)
 
 
-def _of_the_table(full_name: str, memory: int) -> Device | None:
-    """The table's entry for a name as the driver tells it, such as `NVIDIA H100 80GB HBM3`."""
+def _in_table(full_name: str, memory: int) -> Device | None:
+    """Return the table's entry for a driver's name of a GPU, such as `NVIDIA H100 80GB HBM3`."""
     words = full_name.lower().replace(" ", "")
     alike = [(key, device) for key, device in DEVICES.items() if key.split("-")[0] in words]
     if not alike:
@@ -122,104 +115,69 @@ def _of_the_table(full_name: str, memory: int) -> Device | None:
     return min(best, key=lambda pair: (("pcie" in pair[0]) != ("pcie" in words), abs(pair[1].memory - memory)))[1]
 
 
-def this_cpu(measured: bool = True) -> Device:
-    """This machine's CPU: its memory and, measured for half a second, its speed in products and copies."""
-    total, free = ram()
-    flops, bandwidth = _measured(_cores()) if measured else ({}, 0.0)
-    return Device(
-        f"CPU, {_cores()} core{'s' if _cores() > 1 else ''}", "cpu", total, flops, bandwidth, None, free, _cores()
-    )
-
-
-def _cores() -> int:
-    from hone.orchestrator.placement import share_of_cores
-
-    return share_of_cores(1)
-
-
 @cache
-def _measured(threads: int) -> tuple[dict[str, float], float]:
-    """(FLOP/s by dtype, bytes/s of a copy) with so many threads, from products of about 0.1 s each."""
+def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
+    """Measure (FLOP/s by dtype, bytes/s of a copy) with so many threads, for 0.1 s each."""
     import torch
+
+    def best(action: Callable[[], object]) -> float:
+        """Return the shortest time of a call, after one that doesn't count."""
+        action()
+        shortest, end = float("inf"), time.perf_counter() + 0.1
+        while (begun := time.perf_counter()) < end:
+            action()
+            shortest = min(shortest, time.perf_counter() - begun)
+        return shortest
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        flops = {"bf16": _gemm(torch.bfloat16), "fp32": _gemm(torch.float32)}
+        n, flops = 1024, {}
+        for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+            a, b = (torch.ones(n, n, dtype=dtype) for _ in range(2))
+            flops[name] = 2 * n**3 / best(lambda a=a, b=b: torch.mm(a, b))
         source = torch.ones(2**23)  # 32 MiB: beyond most caches
         target = torch.empty_like(source)
-        seconds = _best(lambda: target.copy_(source), 0.05)
-        return flops, 2 * source.nbytes / seconds
+        return flops, 2 * source.nbytes / best(lambda: target.copy_(source))
     finally:
         torch.set_num_threads(before)
 
 
-def _gemm(dtype: torch.dtype) -> float:
-    import torch
-
-    n = 1024
-    a, b = (torch.ones(n, n, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / _best(lambda: torch.mm(a, b), 0.1)
-
-
-def _best(action: Callable[[], object], seconds: float) -> float:
-    """The shortest time of a call, after one that doesn't count, among those that fit into `seconds`."""
-    action()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < end:
-        action()
-        best = min(best, time.perf_counter() - begun)
-    return best
-
-
-def ram() -> tuple[int, int]:
-    """(bytes of memory that this process may take, bytes that are free now, its own included): the machine's, or its
-    cgroup's limit.
-    """
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = _available() or total
-    for limit, used in _CGROUPS:
-        most, now = _number(limit), _number(used)
-        if most is not None and most < total:
-            total, free = most, min(free, most - max(0, (now or 0) - _cached(used.with_name("memory.stat"))))
-    return total, max(0, free) + _own()
-
-
-_CGROUPS = [
+CGROUPS = [
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 ]
 
 
-def _cached(path: Path) -> int:
-    """Bytes of files that the cgroup's memory holds, and that the kernel gives up when they are wanted."""
+def ram() -> tuple[int, int]:
+    """Return (bytes of memory that this process may take, bytes free now, its own included).
+
+    They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
+    for limit, used in CGROUPS:
+        try:
+            most, now = int(limit.read_text()), int(used.read_text())
+        except (OSError, ValueError):  # no such cgroup, or "max"
+            continue
+        if most < total:
+            files = memory_fields(used.with_name("memory.stat"))
+            cached = files.get("total_inactive_file", files.get("inactive_file", 0))
+            total, free = most, min(free, most - max(0, now - cached))
+    return total, max(0, free) + own_bytes()
+
+
+def own_bytes() -> int:
+    """Return the bytes of memory that this process has."""
+    return memory_fields(Path("/proc/self/status")).get("VmRSS:", 0) * 1024
+
+
+def memory_fields(path: Path) -> dict[str, int]:
+    """Read the numbers of a file with a name and a number a line; empty where there is no such file."""
     try:
-        counts = dict(line.split() for line in path.read_text().splitlines())
-        return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
-    except (OSError, ValueError):
-        return 0
-
-
-def _own() -> int:
-    """Bytes that this process has."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such cgroup, or "max"
-        return None
-
-
-def _available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

@@ -1,47 +1,46 @@
 """Bytes that a run takes, by part, as hone allocates them.
 
 The parts that stay (weights, optimiser, what the engine derives from the weights) are there in every phase; those of
-sampling (keys and values, logits of a decode step) and those of a train step (gradients, activations, logits) take
-turns. What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions of
-`hone.model` save them; the comments name them.
+sampling (keys and values, logits of a decode step) and of a train step (gradients, activations, logits) take turns.
+What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions of `hone.model`
+save them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.planning.arithmetic import Lengths
 from hone.planning.devices import Device
-from hone.planning.lengths import Lengths
 from hone.planning.shape import Shape
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 KV_GIB = 4
 """GiB of keys and values, where `inference.kv_gib` does not say."""
-MIB = 2**20
-
-Role = Literal["all", "trainer", "sampler"]
-
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """As `hone.trainer.packing`, which needs torch to be imported."""
 MAX_LOGITS = 2**25
 """As `hone.model.decoder`."""
-MAX_PACKED_BYTES = 8 * GIB
-MIN_FP32_PACKED = 2**20
+MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 """As `hone.model.packed`."""
 PROCESS = {"rl": 550 * MIB, "sft": 370 * MIB}
 """What the process itself takes on a CPU, measured: Python, torch, tokenizers; for RL also what grades and records,
 and the kernels that oneDNN compiles for the shapes of sampling."""
 CUDA_CONTEXT = 600 * MIB
 """On a GPU: the context, and the workspaces of its libraries."""
+STAYING = ("process", "weights", "optimiser", "engine copies", "reference model")
+SAMPLING = ("kv cache", "sampling logits", "prefill")
+TRAINING = ("gradients", "activations", "logits")
+
+Role = Literal["all", "trainer", "sampler"]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """`parts` in bytes; `phases` say which of them are there at once, `total` is the largest sum of a phase: `peak`.
+    """`parts` in bytes, and which of them each of the `phases` has; `total` is the largest sum of a phase, `peak`.
 
     `host` is what a run on a GPU takes of the machine's own memory besides.
     """
@@ -51,7 +50,7 @@ class Memory:
     host: int = 0
 
     def of(self, phase: str) -> int:
-        """Bytes of a phase."""
+        """Return the bytes of a phase."""
         return sum(self.parts.get(name, 0) for name in self.phases[phase])
 
     @property
@@ -69,9 +68,32 @@ class Memory:
         return max(self.phases[self.peak], key=lambda name: self.parts.get(name, 0))
 
 
-STAYING: tuple[str, ...] = ("process", "weights", "optimiser", "engine copies", "reference model")
-SAMPLING = ("kv cache", "sampling logits", "prefill")
-TRAINING = ("gradients", "activations", "logits")
+def needed(
+    config: RLConfig | SFTConfig,
+    shape: Shape,
+    device: Device,
+    ranks: int = 1,
+    gpus: int = 1,
+    lengths: Lengths | None = None,
+) -> Memory:
+    """Return what the fullest device takes of the whole run, placed as `orchestrator.placement` does it.
+
+    In mode split the server has the first GPU and each rank one of the last: they meet where there are too few for all.
+    On a CPU all processes share the machine's memory.
+    """
+    own = memory(config, shape, device, ranks, lengths)
+    split = config if isinstance(config, RLConfig) and config.mode == "split" else None
+    others: dict[str, int] = {}
+    if split is not None and split.orchestrator.client.base_url is None:
+        server = memory(config, shape, device, 1, lengths, "sampler")
+        if device.kind == "cuda" and gpus > ranks:
+            return replace(max(own, server, key=lambda needs: needs.total), host=own.host)
+        others["server"] = server.total
+    if device.kind == "cpu":
+        others |= {"other ranks": (ranks - 1) * own.total, "orchestrator": PROCESS["rl"] if split else 0}
+    others = {name: size for name, size in others.items() if size}
+    phases = {name: (*parts, *others) for name, parts in own.phases.items()}
+    return Memory(own.parts | others, phases, own.host)
 
 
 def memory(
@@ -82,7 +104,7 @@ def memory(
     lengths: Lengths | None = None,
     role: Role | None = None,
 ) -> Memory:
-    """What the fullest process of a role takes on `device`, by default at worst-case lengths.
+    """Return what the fullest process of a role takes on `device`, by default at worst-case lengths.
 
     `role`: `all` (one process samples and trains; the default unless the mode is split), `trainer` (the default there:
     one of `ranks` that share the model) or `sampler` (a server).
@@ -96,14 +118,12 @@ def memory(
     if role != "sampler":
         parts |= _training(config, shape, device, ranks, lengths)
     if rl is not None and role != "trainer":
-        parts |= _sampling(rl, shape, device, lengths)
-    if role == "sampler":
-        # The weights to come lie beside those that it samples from.
+        parts |= _sampling(rl, shape, lengths)
+    if role == "sampler":  # the weights to come lie beside those that it samples from
         parts["weights"] = 2 * weight_bytes(shape, config.precision)
         parts["engine copies"] = 2 * engine_copies(shape, config.precision, device)
-    else:
-        sharded = ranks > 1
-        parts["engine copies"] = 0 if sharded else engine_copies(shape, config.precision, device, role == "all")
+    elif ranks == 1:
+        parts["engine copies"] = engine_copies(shape, config.precision, device, role == "all")
     staying, host = STAYING, 0
     if config.ckpt is not None and config.ckpt.background and ranks == 1 and role != "sampler":
         copy = checkpoint_bytes(shape, config.precision)
@@ -120,78 +140,49 @@ def memory(
     return Memory({name: int(size) for name, size in parts.items() if size}, phases, host)
 
 
-def needed(
-    config: RLConfig | SFTConfig,
-    shape: Shape,
-    device: Device,
-    ranks: int = 1,
-    gpus: int = 1,
-    lengths: Lengths | None = None,
-) -> Memory:
-    """What the fullest device takes of the whole run, placed as `orchestrator.placement` does it.
-
-    In mode split the server has the first GPU and each rank one of the last: they meet where there are too few for all.
-    On a CPU all processes share the machine's memory.
-    """
-    own = memory(config, shape, device, ranks, lengths)
-    split = config if isinstance(config, RLConfig) and config.mode == "split" else None
-    others: dict[str, int] = {}
-    if split is not None and split.orchestrator.client.base_url is None:
-        server = memory(config, shape, device, 1, lengths, "sampler")
-        if device.kind == "cuda" and gpus > ranks:
-            return replace(max(own, server, key=lambda needs: needs.total), host=own.host)
-        others["server"] = server.total
-    if device.kind == "cpu":
-        others |= {"other ranks": (ranks - 1) * own.total, "orchestrator": PROCESS["rl"] if split else 0}
-    others = {name: size for name, size in others.items() if size}
-    phases = {name: (*there, *others) for name, there in own.phases.items()}
-    return Memory(own.parts | others, phases, own.host)
-
-
 def weight_bytes(shape: Shape, precision: str) -> int:
     return shape.parameters * (2 if precision == "bf16" else 4)
 
 
 def optimiser_bytes(shape: Shape, precision: str) -> int:
-    """AdamW's two moments in fp32, and of bf16 weights an fp32 master copy."""
+    """Return the bytes of AdamW's two moments in fp32, and of bf16 weights an fp32 master copy."""
     return shape.parameters * (12 if precision == "bf16" else 8)
 
 
 def checkpoint_bytes(shape: Shape, precision: str) -> int:
-    """Of model and optimiser state, in memory or on the disk."""
+    """Return the bytes of model and optimiser state, in memory or on the disk."""
     return weight_bytes(shape, precision) + optimiser_bytes(shape, precision)
 
 
 def engine_copies(shape: Shape, precision: str, device: Device, samples: bool = True) -> int:
-    """The bf16 casts of the layers' matrices that `bf16_linear` keeps, and, where a CPU `samples`, the layout that its
-    kernels read, of the layers' matrices and of the head.
+    """Return the bytes of what is derived from the weights.
+
+    These are the bf16 casts of the layers' matrices that `bf16_linear` keeps, and, where a CPU `samples`, the layout
+    that its kernels read, of the layers' matrices and of the head.
     """
     matrices = shape.layers * shape.layer_matrices
     kept = 2 * matrices if precision == "bf16_linear" else 0
     if device.kind != "cpu" or not samples or weight_bytes(shape, precision) > MAX_PACKED_BYTES:
         return kept
+    packed = 2 * matrices
     if precision == "fp32":
         sizes = [shape.hidden * (shape.q_size + 2 * shape.kv_size), shape.q_size * shape.hidden]
         sizes += [2 * shape.hidden * shape.intermediate, shape.hidden * shape.intermediate]
         packed = 4 * shape.layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
-    else:
-        packed = 2 * matrices
     head = shape.embedding * (2 if precision == "bf16" else 4)
     return kept + packed + (head if precision == "bf16" or shape.embedding >= MIN_FP32_PACKED else 0)
 
 
 def micro_batch(config: RLConfig | SFTConfig, device: Device, lengths: Lengths, ranks: int = 1) -> tuple[int, int, int]:
-    """(tokens, attention slots, tokens with loss) of the largest micro-batch.
+    """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
     Completions of one prompt share it as long as they are in one micro-batch; attention sees it once for each.
     """
     prompt, completion = int(lengths.prompt), max(1, int(lengths.completion))
+    most = micro_batch_limit(config, device)
     if isinstance(config, SFTConfig):
-        most = config.data.micro_batch_tokens or MICRO_BATCH_TOKENS[device.kind]
-        rows = config.data.batch_size
-        tokens = max(min(most, -(-rows // ranks) * completion), completion)
+        tokens = max(min(most, -(-config.data.batch_size // ranks) * completion), completion)
         return tokens, tokens, tokens
-    most = config.trainer.micro_batch_tokens or MICRO_BATCH_TOKENS[device.kind]
     group = config.orchestrator.rollouts_per_example
     groups = -(-config.orchestrator.batch_size // group // ranks)
     whole = prompt + group * completion
@@ -202,21 +193,25 @@ def micro_batch(config: RLConfig | SFTConfig, device: Device, lengths: Lengths, 
     return prompt + count * completion, count * (prompt + completion), count * completion
 
 
+def micro_batch_limit(config: RLConfig | SFTConfig, device: Device) -> int:
+    """Return the tokens that a micro-batch has room for."""
+    section = config.trainer if isinstance(config, RLConfig) else config.data
+    return section.micro_batch_tokens or MICRO_BATCH_TOKENS[device.kind]
+
+
 def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, ranks: int, lengths: Lengths) -> dict:
-    """The parts that a trainer has."""
+    """Return the parts that a trainer has."""
     precision = config.precision
     tokens, slots, loss_tokens = micro_batch(config, device, lengths, ranks)
+    scalar = 2 if precision == "bf16" else 4
     gathered = 0
     if ranks > 1:
         # One layer is whole while it computes, the next is on its way; embedding and head are whole with them.
-        whole = 2 * shape.layer_parameters + shape.embedding * (1 if shape.tied else 2)
-        gathered = whole * (2 if precision == "bf16" else 4)
+        gathered = scalar * (2 * shape.layer_parameters + shape.embedding * (1 if shape.tied else 2))
     gradients = weight_bytes(shape, precision) / ranks
     if precision == "bf16":
         gradients += shape.parameters * 4 / ranks  # in fp32 for the master copy, at the update
-    gradients += shape.embedding * (
-        2 if precision == "bf16" else 4
-    )  # the embedding's, before it is added to the head's
+    gradients += shape.embedding * scalar  # the embedding's, before it is added to the head's
     reference = 0
     if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
         reference = (weight_bytes(shape, precision) + engine_copies(shape, precision, device, False)) / ranks
@@ -232,62 +227,52 @@ def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, ranks:
     }
 
 
-def padded_rows(rows: int) -> int:
-    """As `hone.model.packed`."""
-    granule = max(16, (1 << (max(1, rows) - 1).bit_length()) // 16)
-    return -(-rows // granule) * granule
-
-
 def activation_bytes(shape: Shape, precision: str, device: Device, tokens: int, slots: int) -> int:
-    """What `tokens` of one micro-batch, in `slots` of attention, keep until their backward pass, and that needs."""
+    """Return what `tokens` of one micro-batch, in `slots` of attention, keep until their backward pass and need there.
+
+    Inputs of products are kept in bf16 unless the precision is fp32.
+    """
     hidden, inner, q, kv = shape.hidden, shape.intermediate, shape.q_size, shape.kv_size
-    low = precision != "fp32"  # inputs of products are kept in bf16
-    norms = 2 * 4 * hidden  # x̂ of both norms, fp32
-    if shape.qk_norm:
-        norms += 4 * (q + kv)
-    inputs = (2 if low else 4) * (2 * hidden + q)  # of qkv, o, gate_up
-    mlp = (2 if low else 4) * 3 * inner  # gate_up and activation
+    low = 4 if precision == "fp32" else 2
+    norms = 2 * 4 * hidden + (4 * (q + kv) if shape.qk_norm else 0)  # their inputs, normalised, in fp32
+    inputs = low * (2 * hidden + q)  # of qkv, o, gate_up
+    mlp = low * 3 * inner  # gate_up and activation
     wide = 2 if precision == "bf16" and device.kind == "cuda" else 4
     attention = wide * (2 * q + 2 * kv)  # q, k, v and what comes out
-    # On a CPU what goes into bf16 products has rows of zeros appended.
-    rows = padded_rows(tokens) if device.kind == "cpu" and precision == "bf16_linear" else tokens
+    rows = tokens
+    if device.kind == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
+        granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 16)
+        rows = -(-tokens // granule) * granule
     kept = shape.layers * (tokens * norms + rows * (inputs + mlp) + slots * attention)
     # In the backward pass of one layer: the gradients of gate_up, of the activation and of the residual stream.
-    passing = tokens * ((2 if low else 4) * 5 * inner + 4 * 4 * hidden) + slots * wide * 2 * (q + kv)
+    passing = tokens * (low * 5 * inner + 4 * 4 * hidden) + slots * wide * 2 * (q + kv)
     return kept + passing
 
 
-def _sampling(config: RLConfig, shape: Shape, device: Device, lengths: Lengths) -> dict:
-    """The parts that an engine has. Worst case: all completions run to their limit."""
+def _sampling(config: RLConfig, shape: Shape, lengths: Lengths) -> dict:
+    """Return the parts that an engine has where all completions run to their limit."""
     rows, _, group = sampled_at_once(config, shape, lengths)
-    width = lengths.longest_prompt + lengths.longest_completion
-    per_token = shape.kv_bytes_per_token()
-    prompts = -(-rows // group)
-    tokens = prompts * lengths.longest_prompt + rows * lengths.longest_completion
-    scores = rows * shape.heads * width * 4
-    prefilled = prompts * lengths.longest_prompt
+    prompts = -(-rows // group) * lengths.longest_prompt
+    scores = rows * shape.heads * lengths.longest * 4
     return {
-        "kv cache": tokens * per_token,
+        "kv cache": (prompts + rows * lengths.longest_completion) * shape.kv_bytes_per_token,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
         "sampling logits": 4 * rows * shape.vocab * 4 + 3 * scores,
         # Keys and values as the prefill made them, and end to end, before the cache has its own copy.
-        "prefill": prefilled * per_token,
+        "prefill": prompts * shape.kv_bytes_per_token,
     }
 
 
 def sampled_at_once(config: RLConfig, shape: Shape, lengths: Lengths) -> tuple[int, int, int]:
-    """(completions at their limit that `inference.kv_gib` has room for, all of the batch or of an evaluation, whichever
-    is larger, those of one prompt). Where the first are fewer, sampling goes in waves.
+    """Return (completions sampled at once, those that are asked for, those of one prompt).
+
+    Asked for are those of a batch or of an evaluation, whichever is larger. At once go as many as `inference.kv_gib`
+    has room for at their limit; the rest follows in waves.
     """
     orch = config.orchestrator
     rows, group = orch.batch_size, orch.rollouts_per_example
     if orch.eval:
         evaluated = orch.eval.num_examples * orch.eval.rollouts_per_example
         rows, group = max((rows, group), (evaluated, orch.eval.rollouts_per_example))
-    budget = int((config.inference.kv_gib or KV_GIB) * GIB) // shape.kv_bytes_per_token()
+    budget = int((config.inference.kv_gib or KV_GIB) * GIB) // shape.kv_bytes_per_token
     return max(1, min(rows, budget // lengths.longest)), rows, group
-
-
-def parts_in_order(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Largest first."""
-    return sorted(parts.items(), key=lambda pair: -pair[1])

@@ -1,12 +1,12 @@
 """Where a reward went: two graders' scores of the same completions, split into skill, parser, truncation and format.
 
-Of each completion, `recorded` is the recorded reward and `seen` what the other grader makes of it, on the recorded
-one's scale: main part + format part. Over the completions of a window of steps that both could grade:
+Of each completion, `recorded` is the recorded reward; `main` and `extra` are what the other grader makes of it, on the
+recorded grader's scale. Over the completions of a window of steps that both could grade:
 
-    skill       mean of the seen main part over completions that the length limit did not stop
-    truncation  mean of the seen main part over all completions, minus skill
-    format      mean of the seen format part
-    parser      mean of recorded - seen
+    skill       mean of `main` over the completions that the length limit did not stop
+    truncation  mean of `main` over all completions, minus skill
+    format      mean of `extra`
+    parser      mean of recorded - main - extra
 
 Their sum is the mean recorded reward, exactly, so that a change between two windows is the sum of their changes. What
 the graders differ by from the start (a stricter one, say) is in `parser` of both windows, and in no change.
@@ -19,7 +19,7 @@ recorded grader's other components: as the other grader sees those that it has b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,22 +30,30 @@ from hone.types import Outcome, Score
 WINDOWS = 10
 """Parts that the steps of a run are cut into."""
 FEW_STEPS = 5
+POINT = np.dtype(
+    [
+        *((name, np.float64) for name in ("recorded", "regraded", "main", "extra")),
+        *((name, np.int64) for name in ("step", "length")),
+        *((name, np.bool_) for name in ("was_right", "is_right", "truncated")),
+    ]
+)
+"""What is kept of each completion. Rewards are NaN where grading failed."""
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Which components make up the main part of a reward, and what that is worth when all of them are full."""
+class MainPart:
+    """The components that make up the main part of a reward, and what that is worth when all of them are full."""
 
-    main: tuple[str, ...]
+    components: tuple[str, ...]
     full: float
 
-    def main_part(self, score: Score) -> float:
-        """What the main part is worth in a score."""
-        return sum(score.weights.get(name, 0.0) * score.components.get(name, 0.0) for name in self.main)
+    def worth(self, score: Score) -> float:
+        """Return what the main part is worth in a score."""
+        return sum(score.weights.get(name, 0.0) * score.components.get(name, 0.0) for name in self.components)
 
     @classmethod
-    def of(cls, rubric: Rubric) -> Marks:
-        """Those of a rubric: full is the best that its declared ranges allow for a right answer, else 1 a component."""
+    def from_rubric(cls, rubric: Rubric) -> MainPart:
+        """Full is the best that the rubric's declared ranges allow for a right answer, else 1 a component."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -53,8 +61,8 @@ class Marks:
         return cls(tuple(weights), sum(max(weights[name] * value for value in best[name]) for name in weights))
 
     @classmethod
-    def recorded(cls, scores: Sequence[Score]) -> Marks:
-        """Those of a grader that is gone, from its scores: correct are those whose correctness function gave 1.
+    def from_scores(cls, scores: Sequence[Score]) -> MainPart:
+        """Infer it for a grader that is gone: its correctness function gave 1 to what is correct, and to nothing else.
 
         None of the scores is a failure.
         """
@@ -68,6 +76,17 @@ class Marks:
         if name is None or not weights[name]:
             return cls(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
         return cls((name,), weights[name])
+
+
+def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -> tuple[float, float]:
+    """Compute (`main`, `extra`) of one completion: what the new grader sees, on the old one's scale."""
+    scale = old_main.full / new_main.full if old_main.full > 0 and new_main.full > 0 else 1.0
+    extra = 0.0
+    for name, weight in old.weights.items():
+        if name not in old_main.components:
+            known = new.components if name in new.weights and name not in new_main.components else old.components
+            extra += weight * known.get(name, 0.0)
+    return scale * new_main.worth(new), extra
 
 
 @dataclass(frozen=True)
@@ -85,61 +104,6 @@ class Split:
 
     def __sub__(self, other: Split) -> Split:
         return Split(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
-
-    def record(self) -> dict[str, float]:
-        """Its parts by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-def seen(old: Score, new: Score, old_marks: Marks, new_marks: Marks) -> tuple[float, float]:
-    """(main part, format part) of what the other grader sees in a completion, on the recorded grader's scale."""
-    scale = old_marks.full / new_marks.full if old_marks.full > 0 and new_marks.full > 0 else 1.0
-    extra = 0.0
-    for name, weight in old.weights.items():
-        if name not in old_marks.main:
-            known = new.components if name in new.weights and name not in new_marks.main else old.components
-            extra += weight * known.get(name, 0.0)
-    return scale * new_marks.main_part(new), extra
-
-
-def split(recorded: np.ndarray, main: np.ndarray, extra: np.ndarray, truncated: np.ndarray) -> Split:
-    """The split of N completions: recorded rewards, main and format part as `seen`, which the length limit stopped.
-
-    If it stopped all, skill is what they are worth, and truncation 0.
-    """
-    ended = main[~truncated] if not truncated.all() else main
-    skill = float(ended.mean())
-    return Split(
-        skill=skill,
-        truncation=float(main.mean()) - skill,
-        format=float(extra.mean()),
-        parser=float((recorded - main - extra).mean()),
-    )
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What is kept of each of N completions: float64, bool and int64 arrays. Rewards are NaN where grading failed."""
-
-    step: np.ndarray
-    recorded: np.ndarray
-    regraded: np.ndarray
-    main: np.ndarray
-    extra: np.ndarray
-    was_right: np.ndarray
-    is_right: np.ndarray
-    truncated: np.ndarray
-    length: np.ndarray
-
-    def within(self, first: int, last: int) -> Columns:
-        """Those of the steps first to last."""
-        chosen = (self.step >= first) & (self.step <= last)
-        return Columns(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-    @property
-    def both(self) -> np.ndarray:
-        """Bool: which completions both graders could grade."""
-        return np.isfinite(self.recorded) & np.isfinite(self.regraded)
 
 
 @dataclass(frozen=True)
@@ -168,40 +132,46 @@ class Window:
         return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
     def record(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "split"} | {
-            "split": self.split.record()
-        }
+        """Return its fields as JSON-ready values."""
+        return asdict(self)
 
 
-def window(columns: Columns, first: int, last: int) -> Window | None:
-    """The window of these steps; None if it has no completion that both graders could grade."""
-    part = columns.within(first, last)
-    both = part.both
-    if not both.any():
+def window(points: np.ndarray, first: int, last: int) -> Window | None:
+    """Summarise the points `[N]` (POINT) of these steps; None if both graders could grade none of them."""
+    inside = points[(points["step"] >= first) & (points["step"] <= last)]
+    both = inside[np.isfinite(inside["recorded"]) & np.isfinite(inside["regraded"])]
+    if not len(both):
         return None
-    recorded, was, now = part.recorded[both], part.was_right[both], part.is_right[both]
+    was, now, stopped = both["was_right"], both["is_right"], both["truncated"]
+    ended = both["main"] if stopped.all() else both["main"][~stopped]  # if all were stopped, truncation is 0
+    skill = float(ended.mean())
     return Window(
-        first=int(part.step.min()),
-        last=int(part.step.max()),
-        count=len(both),
-        graded=int(both.sum()),
-        recorded=float(recorded.mean()),
-        regraded=float(part.regraded[both].mean()),
-        error=_standard_error(part.step[both], recorded),
+        first=int(inside["step"].min()),
+        last=int(inside["step"].max()),
+        count=len(inside),
+        graded=len(both),
+        recorded=float(both["recorded"].mean()),
+        regraded=float(both["regraded"].mean()),
+        error=_standard_error(both["step"], both["recorded"]),
         right_both=float((was & now).mean()),
         right_old=float((was & ~now).mean()),
         right_new=float((~was & now).mean()),
-        truncated=float(part.truncated[both].mean()),
-        length=float(part.length[both].mean()),
-        split=split(recorded, part.main[both], part.extra[both], part.truncated[both]),
+        truncated=float(stopped.mean()),
+        length=float(both["length"].mean()),
+        split=Split(
+            skill=skill,
+            truncation=float(both["main"].mean()) - skill,
+            format=float(both["extra"].mean()),
+            parser=float((both["recorded"] - both["main"] - both["extra"]).mean()),
+        ),
     )
 
 
-def windows(columns: Columns) -> list[Window]:
-    """The run in at most ten windows of equally many recorded steps."""
-    steps = np.unique(columns.step)
+def windows(points: np.ndarray) -> list[Window]:
+    """Cut the run into at most ten windows of equally many recorded steps."""
+    steps = np.unique(points["step"])
     parts = np.array_split(steps, min(WINDOWS, len(steps)))
-    return [w for part in parts if (w := window(columns, int(part[0]), int(part[-1]))) is not None]
+    return [w for part in parts if (w := window(points, int(part[0]), int(part[-1]))) is not None]
 
 
 def _standard_error(steps: np.ndarray, values: np.ndarray) -> float:

@@ -1,10 +1,10 @@
 """The first thing in which two records of the same step differ.
 
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
-what differs after it the consequence: the weights that the step began with, the order of examples, what the environment
-said between the turns of a conversation and the tokens of all turns, as they follow each other, logprobs, rewards, the
-rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights that
-it made.
+what differs after it the consequence: the weights that the step began with, the order of examples, the environment's
+messages between the turns of a conversation and the tokens of all turns, as they follow each other, logprobs, rewards,
+the rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights
+that it made.
 """
 
 from __future__ import annotations
@@ -12,39 +12,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hone.runs.metrics import METRICS
+
+if TYPE_CHECKING:
+    import torch
 
 Row = dict[str, Any]
 """One completion, with the columns of `hone.runs.rollouts.schema` as plain Python values."""
 
 QUANTITIES = (
-    "initial weights",
-    "order",
-    "environment",
-    "tokens",
-    "logprobs",
-    "rewards",
-    "rollouts",
-    "advantages",
-    "evaluation",
-    "metrics",
-    "weights",
+    *("initial weights", "order", "environment", "tokens", "logprobs", "rewards", "rollouts", "advantages"),
+    *("evaluation", "metrics", "weights"),
 )
 """In the order in which they are compared."""
 
 # Columns that come in no quantity of their own. `detail` is none of them: a traceback in it names folders.
 _OTHER = ("example_id", "versions", "stop_reason", "state", "prompt", "text", "completion", "answer", "info", "weights")
 _FIRST_METRICS = ("grad_norm", "loss")
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
+NOTHING = "nothing"
 """Stands for what one of two records lacks."""
 
 
@@ -73,156 +62,212 @@ class Difference:
     second: Any
 
     def sentence(self, first: str = "A", second: str = "B") -> str:
-        """`step 3, tokens: token 17 of sample 3-9-2 is 41 in A and 57 in B`."""
-        return (
-            f"step {self.step}, {self.quantity}: {self.what} is {_shown(self.first)} in {first} and "
-            f"{_shown(self.second)} in {second}"
-        )
+        """Format `step 3, tokens: token 17 of sample 3-9-2 is 41 in A and 57 in B`."""
+        values = f"{_short(self.first)} in {first} and {_short(self.second)} in {second}"
+        return f"step {self.step}, {self.quantity}: {self.what} is {values}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON-ready values."""
-        values = {"first": _shown(self.first), "second": _shown(self.second)}
+        """Return the difference as JSON-ready values."""
+        values = {"first": _short(self.first), "second": _short(self.second)}
         return {"step": self.step, "quantity": self.quantity, "what": self.what} | values
 
 
 def first_difference(first: StepRecord, second: StepRecord) -> Difference | None:
-    """The first quantity in which two records of a step differ; None if they agree in all that both know."""
-    assert first.step == second.step
+    """Return the first quantity in which two records of a step differ; None if they agree in all that both know."""
     step = first.step
+    assert step == second.step
     if first.before and second.before and first.before != second.before:
         what = f"the fingerprint of version {step}, which the step begins with,"
         return Difference(step, "initial weights", what, first.before, second.before)
-    rows, metrics, found = (first.rows, second.rows), (first.metrics, second.metrics), None
-    if rows[0] is not None and rows[1] is not None:
-        found = _rows_differ(step, rows[0], rows[1])
-    if found is None and first.evals is not None and second.evals is not None:
-        found = _evaluations_differ(step, first.evals, second.evals)
-    if found is None and metrics[0] is not None and metrics[1] is not None:
-        found = _metrics_differ(step, metrics[0], metrics[1])
-    if found is not None:
-        return found
-    if first.after and second.after and first.after != second.after:
+    difference = None
+    if first.rows is not None and second.rows is not None:
+        difference = _compare_rows(step, first.rows, second.rows)
+    if difference is None and first.evals is not None and second.evals is not None:
+        difference = _compare_evaluations(step, first.evals, second.evals)
+    if difference is None and first.metrics is not None and second.metrics is not None:
+        names = dict.fromkeys([*_FIRST_METRICS, *first.metrics, *second.metrics])
+        difference = _compare_values(step, "metrics", "{}", first.metrics, second.metrics, names)
+    if difference is None and first.after and second.after and first.after != second.after:
         what = f"the fingerprint of version {step + 1}, which the step makes,"
         return Difference(step, "weights", what, first.after, second.after)
-    return None
+    return difference
 
 
-def same(first: Any, second: Any) -> bool:
-    """Equality in which NaN equals NaN."""
-    if isinstance(first, float) and isinstance(second, float) and math.isnan(first):
-        return math.isnan(second)
-    return first == second
-
-
-def _rows_differ(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
+def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
     examples, others = ({row["draw"]: row["example_id"] for row in reversed(rows)} for rows in (first, second))
-    for draw in sorted(examples.keys() | others.keys()):
-        pair = examples.get(draw, ABSENT), others.get(draw, ABSENT)
-        if pair[0] != pair[1]:
-            return Difference(step, "order", f"the example of draw {draw}", *pair)
+    draws = sorted(examples.keys() | others.keys())
+    if found := _compare_values(step, "order", "the example of draw {}", examples, others, draws):
+        return found
     ids = ([row["sample_id"] for row in rows] for rows in (first, second))
-    if found := _in_sequence(step, "tokens", "the sample in row {}", *ids):
+    if found := _compare_lists(step, "tokens", "the sample in row {}", *ids):
         return found
     pairs = list(zip(first, second, strict=True))
-    for compare in (_tokens, _logprobs, _rewards, _others, _advantages):
+    for compare in (_compare_tokens, _compare_logprobs, _compare_rewards, _compare_others, _compare_advantages):
         for row, other in pairs:
             if found := compare(step, row, other):
                 return found
     return None
 
 
-def _tokens(step: int, row: Row, other: Row) -> Difference | None:
-    found = _in_sequence(step, "tokens", "token {} of sample " + row["sample_id"], row["token_ids"], other["token_ids"])
-    if found or row["sampled_mask"] == other["sampled_mask"]:
-        return found and (_environment(step, row, other) or found)
-    what = f"whether token {{}} of sample {row['sample_id']} was sampled"
-    return _in_sequence(step, "tokens", what, row["sampled_mask"], other["sampled_mask"])
+def _compare_tokens(step: int, row: Row, other: Row) -> Difference | None:
+    of = f"of sample {row['sample_id']}"
+    found = _compare_lists(step, "tokens", "token {} " + of, row["token_ids"], other["token_ids"])
+    if found is not None:
+        return _compare_environment(step, row, other) or found
+    masks = row["sampled_mask"], other["sampled_mask"]
+    return _compare_lists(step, "tokens", "whether token {} " + of + " was sampled", *masks)
 
 
-def _environment(step: int, row: Row, other: Row) -> Difference | None:
-    """If the first token that differs is one that the environment said (or did not say) after a turn: what it said."""
-    pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=ABSENT))
+def _compare_environment(step: int, row: Row, other: Row) -> Difference | None:
+    """Compare the environment's messages, if the first token that differs is not one that was sampled."""
+    pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
     first = next(index for index, (token, another) in pairs if token != another)
-    masks = [of_row["sampled_mask"] for of_row in (row, other)]
+    masks = [one["sampled_mask"] for one in (row, other)]
     if any(not any(mask[:first]) or any(mask[first : first + 1]) for mask in masks):
         return None
     turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
-    said = (_answer(of_row.get("completion"), turn) for of_row in (row, other))
-    return Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *said)
+    answers = (_answer_to(one.get("completion"), turn) for one in (row, other))
+    return Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *answers)
 
 
-def _answer(completion: str | None, turn: int) -> Any:
-    """What stands between this turn (the first is 1) and the next in recorded messages."""
-    turns = 0
-    said = []
+def _answer_to(completion: str | None, turn: int) -> Any:
+    """Return what stands between this turn (the first is 1) and the next in recorded messages."""
+    turns, answers = 0, []
     for message in json.loads(completion or "[]"):
         turns += message["role"] == "assistant"
         if turns == turn and message["role"] != "assistant":
-            said.append(message["content"])
-    return said[0] if len(said) == 1 else said or ABSENT
+            answers.append(message["content"])
+    return answers[0] if len(answers) == 1 else answers or NOTHING
 
 
-def _logprobs(step: int, row: Row, other: Row) -> Difference | None:
+def _compare_logprobs(step: int, row: Row, other: Row) -> Difference | None:
     what = f"that of token {{}} of sample {row['sample_id']}"
-    return _in_sequence(step, "logprobs", what, row["logprobs"], other["logprobs"])
+    return _compare_lists(step, "logprobs", what, row["logprobs"], other["logprobs"])
 
 
-def _in_sequence(step: int, quantity: str, what: str, first: Sequence[Any], second: Sequence[Any]) -> Difference | None:
+def _compare_rewards(step: int, row: Row, other: Row) -> Difference | None:
+    values, others = (
+        {f"component {name}": value for name, value in dict(one["components"] or ()).items()}
+        | {"the outcome": one["outcome"], "the reward": one["reward"]}
+        for one in (row, other)
+    )
+    names = sorted(values | others, key=lambda name: not name.startswith("component "))
+    return _compare_values(step, "rewards", f"{{}} of sample {row['sample_id']}", values, others, names)
+
+
+def _compare_others(step: int, row: Row, other: Row) -> Difference | None:
+    return _compare_values(step, "rollouts", f"the column {{}} of sample {row['sample_id']}", row, other, _OTHER)
+
+
+def _compare_advantages(step: int, row: Row, other: Row) -> Difference | None:
+    return _compare_values(step, "advantages", f"that of sample {row['sample_id']}", row, other, ("advantage",))
+
+
+def _compare_evaluations(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
+    for row, other in zip_longest(first, second, fillvalue={}):
+        sample = row or other
+        what = f"{{}} of completion {sample.get('rollout')} of example {sample.get('example')}"
+        names = [name for name in dict.fromkeys([*row, *other]) if name != "detail"]
+        if found := _compare_values(step, "evaluation", what, row, other, names):
+            return found
+    return None
+
+
+def _compare_lists(step: int, quantity: str, what: str, first: Sequence, second: Sequence) -> Difference | None:
     if first == second:
         return None
-    for index, (value, other) in enumerate(zip_longest(first, second, fillvalue=ABSENT)):
-        if not same(value, other):
-            return Difference(step, quantity, what.format(index), value, other)
+    firsts, seconds = dict(enumerate(first)), dict(enumerate(second))
+    return _compare_values(step, quantity, what, firsts, seconds, range(max(len(first), len(second))))
+
+
+def _compare_values(step: int, quantity: str, what: str, first: Mapping, second: Mapping, names) -> Difference | None:
+    """Return the first of the names whose value differs; `what` is formatted with it."""
+    for name in names:
+        value, other = first.get(name, NOTHING), second.get(name, NOTHING)
+        if value != other and not (_is_nan(value) and _is_nan(other)):
+            return Difference(step, quantity, what.format(name), value, other)
     return None
 
 
-def _rewards(step: int, row: Row, other: Row) -> Difference | None:
-    values, others = dict(row["components"] or ()), dict(other["components"] or ())
-    pairs = {f"component {name}": (values.get(name, ABSENT), others.get(name, ABSENT)) for name in values | others}
-    pairs |= {"the outcome": (row["outcome"], other["outcome"]), "the reward": (row["reward"], other["reward"])}
-    for name, (value, another) in pairs.items():
-        if not same(value, another):
-            return Difference(step, "rewards", f"{name} of sample {row['sample_id']}", value, another)
-    return None
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
-def _others(step: int, row: Row, other: Row) -> Difference | None:
-    for name in _OTHER:
-        if row[name] != other[name]:
-            what = f"the column {name} of sample {row['sample_id']}"
-            return Difference(step, "rollouts", what, row[name], other[name])
-    return None
-
-
-def _advantages(step: int, row: Row, other: Row) -> Difference | None:
-    if same(row["advantage"], other["advantage"]):
-        return None
-    what = f"that of sample {row['sample_id']}"
-    return Difference(step, "advantages", what, row["advantage"], other["advantage"])
-
-
-def _evaluations_differ(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
-    for row, other in zip_longest(first, second, fillvalue={}):
-        for name in dict.fromkeys([*row, *other]):
-            value, another = row.get(name, ABSENT), other.get(name, ABSENT)
-            if name != "detail" and not same(value, another):
-                of = row or other
-                what = f"{name} of completion {of.get('rollout')} of example {of.get('example')}"
-                return Difference(step, "evaluation", what, value, another)
-    return None
-
-
-def _metrics_differ(step: int, first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference | None:
-    for name in dict.fromkeys([*_FIRST_METRICS, *first, *second]):
-        value, other = first.get(name, ABSENT), second.get(name, ABSENT)
-        if not same(value, other):
-            return Difference(step, "metrics", name, value, other)
-    return None
-
-
-def _shown(value: Any) -> str:
-    """A value, short enough for a sentence."""
-    if value is None or value is ABSENT:
-        return "nothing"
-    text = value if isinstance(value, str) else repr(value)
+def _short(value: Any) -> str:
+    """Format a value, short enough for a sentence."""
+    text = NOTHING if value is None else value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
+
+
+JUDGED = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance}
+"""Metrics of the train step that a few bits change by as little, and how many times the limit they may be apart."""
+LEFT_OUT = tuple(metric.name for metric in METRICS if metric.tolerance is None)
+WEIGHTS = 100
+"""AdamW moves each parameter by about the learning rate, whichever sign rounding gives a gradient that is nearly 0."""
+
+
+class Tolerance:
+    """Takes records for equal that differ by no more than `limit`, relative: for a run that was trained on several
+    ranks and its replay in one process, whose sums round otherwise.
+
+    What does not come from the train step is compared exactly. Of what does, each quantity has a size that its rounding
+    goes by: of the loss, whose terms cancel, the mean |advantage| of its tokens; of entropy and KL 1 nat, if they are
+    less; of the rest the quantity itself. Left out are the share of clipped tokens, which tokens at the edge decide,
+    and the gap to the sampler, which is nothing but rounding. `largest` is the largest distance, in words.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.largest: str | None = None
+        self._furthest = -1.0
+
+    def difference(self, recorded: StepRecord, again: StepRecord) -> Difference | None:
+        """Return the first quantity in which two records of a step are not equal, or too far apart."""
+        found = first_difference(_exact_part(recorded), _exact_part(again))
+        if found is not None or recorded.metrics is None or again.metrics is None:
+            return found
+        for name, times in JUDGED.items():
+            one, other = recorded.metrics.get(name), again.metrics.get(name)
+            if one is None and other is None:
+                continue
+            one, other = (math.nan if value is None else float(value) for value in (one, other))
+            least = _mean_advantage(recorded.rows) if name == "loss" else float(name in ("entropy", "kl"))
+            size = max(abs(one), abs(other), least)
+            relative = abs(one - other) / size if size else 0.0
+            if not relative <= self._furthest:  # also what is not a number
+                self._furthest, self.largest = relative, f"{name} of step {recorded.step} by {relative:.1e}"
+            if not relative <= times * self.limit:
+                what = f"{name}, beyond {times * self.limit:g} of its size,"
+                return Difference(recorded.step, "metrics", what, one, other)
+        return None
+
+    def weights_differ(
+        self, start: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], replayed: Mapping[str, torch.Tensor]
+    ) -> bool:
+        """Return True if saved parameters are further from the replayed ones than `WEIGHTS` x `limit` of the way that
+        those went from `start`; lengths are L2 norms over all parameters.
+        """
+        if saved.keys() != replayed.keys():
+            return True
+        return not _distance(saved, replayed) <= WEIGHTS * self.limit * _distance(start, replayed)
+
+
+def _distance(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> float:
+    pairs = ((first[name].detach().cpu().double(), tensor.detach().cpu().double()) for name, tensor in second.items())
+    return math.sqrt(sum(float((one - other).square().sum()) for one, other in pairs))
+
+
+def _exact_part(record: StepRecord) -> StepRecord:
+    """Leave out the weights and the metrics of training, which several ranks round otherwise."""
+    metrics = record.metrics
+    if metrics is not None:
+        metrics = {name: value for name, value in metrics.items() if name not in (*JUDGED, *LEFT_OUT)}
+    return replace(record, metrics=metrics, before=None, after=None)
+
+
+def _mean_advantage(rows: Sequence[Row] | None) -> float:
+    """Compute the mean |advantage| of the tokens that a step was trained on."""
+    trained = [row for row in rows or () if row["state"] == "trained"]
+    counts = [sum(row["sampled_mask"]) for row in trained]
+    total = sum(count * abs(float(row["advantage"] or 0.0)) for count, row in zip(counts, trained, strict=True))
+    return total / sum(counts) if sum(counts) else 0.0

@@ -2,76 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import groupby
+from types import SimpleNamespace
 from typing import Any, Protocol
 
+import numpy as np
+
+from hone.algorithms.advantages import group_advantages
 from hone.composition.rl import Steps
 from hone.composition.sft import Progress, SFTSteps
-from hone.config.rl import RLConfig
+from hone.config.rl import AdvantageConfig, RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.orchestrator.colocated import LocalTrainer
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, group_state
+from hone.orchestrator.groups import GroupSampler, group_state, rewards, valid
 from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.local_trainer import LocalTrainer
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce.compare import Row, StepRecord
-from hone.reproduce.groups import groups_of
 from hone.reproduce.records import Records, plain_rows
-from hone.runs.evaluations import as_read
-from hone.runs.rollouts import group_rows, rollouts_file
-from hone.runs.saving import Ending
+from hone.runs.rollouts import as_read, group_rows, rollouts_file
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.sft_data import Source
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Score, Trajectory
+from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
 class Execution(Protocol):
-    """The steps of one run, taken again by `trainer`, one after the other."""
+    """The steps of one run, taken again by `trainer`, one after the other.
+
+    `begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already.
+    `replay` takes the update of a step from what the run recorded, without evaluations; `repeat` the whole step anew,
+    with the evaluation before it if one was due or recorded; `evaluation` measures the current version, as at the end
+    of a run. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no
+    version. With `evaluates` the run was to measure versions, and so to end with measuring the last one.
+    """
 
     trainer: Trainer
 
-    def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already."""
-        ...
+    def begin(self, state: Mapping[str, Any] | None) -> None: ...
 
-    def replay(self, step: int) -> StepRecord:
-        """The update of a step, from what the run recorded; without evaluations."""
-        ...
+    def replay(self, step: int) -> StepRecord: ...
 
-    def repeat(self, step: int) -> StepRecord:
-        """The whole step anew, with the evaluation before it if one was due or recorded."""
-        ...
+    def repeat(self, step: int) -> StepRecord: ...
+
+    def evaluation(self) -> StepRecord: ...
 
     @property
-    def resamples(self) -> bool:
-        """False if what sampled is not to be had: `repeat` grades the recorded completions, and measures no version."""
-        ...
+    def resamples(self) -> bool: ...
 
     @property
-    def evaluates(self) -> bool:
-        """True if the run was to measure versions, and so to end with measuring the last one."""
-        ...
-
-    def evaluation(self) -> StepRecord:
-        """What is measured of the current version, as at the end of a run."""
-        ...
+    def evaluates(self) -> bool: ...
 
 
 class Memory:
-    """Keeps what the last step recorded, in the place of a run directory."""
+    """Keeps what the last step recorded, in place of a run directory."""
 
     seconds_so_far = 1.0
 
     def __init__(self) -> None:
-        self.saver = _NothingSaved()
+        self.saver: Any = SimpleNamespace(stopping=False, save=lambda step, last=False: None, ending=lambda *_: "done")
         self.evals: list[Row] | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -100,19 +98,10 @@ class Memory:
     def returned(self, step: int, draws: list[int], oldest: int) -> None: ...
 
 
-class _NothingSaved:
-    stopping = False
-
-    def save(self, step: int, last: bool = False) -> None: ...
-
-    def ending(self, version: int, max_steps: int) -> Ending:
-        return "done"
-
-
 class RLExecution:
     """An RL run. Without a `sampler` it can replay, not repeat; without `evaluate` and `publish` not sample anew.
 
-    `memory` is where `evaluate` tells its samples.
+    `memory` is where `evaluate` leaves its samples.
     """
 
     def __init__(
@@ -150,7 +139,7 @@ class RLExecution:
 
     def repeat(self, step: int) -> StepRecord:
         self.memory.evals = None
-        groups = self.steps.sample() if self.resamples else self._retold(step)
+        groups = self.steps.sample() if self.resamples else self._graded_again(step)
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     @property
@@ -169,10 +158,10 @@ class RLExecution:
         return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint(), evals=self.memory.evals)
 
     def _evaluate(self, version: int, last: bool) -> dict[str, float]:
-        """Also where the run did so although it was not due: it had ended there before."""
+        """Evaluate also where the run did so although it was not due: it had ended there before."""
         return self.evaluate(version, last or self.records.was_evaluated(version)) if self.evaluate else {}
 
-    def _retold(self, step: int) -> list[Group]:
+    def _graded_again(self, step: int) -> list[Group]:
         """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
         assert self.sampler is not None
         draws, examples = self.sampler.draw()
@@ -192,7 +181,7 @@ class RLExecution:
                 f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
                 "reached: restore it from another copy of the run"
             )
-        return groups_of(rows, self.config.orchestrator.advantage, self.trainer.model.config.vocab_size)
+        return groups_from_rows(rows, self.config.orchestrator.advantage, self.trainer.model.config.vocab_size)
 
     def _update(self, step: int, groups: list[Group]) -> StepRecord:
         metrics = self.steps.update(groups)
@@ -203,6 +192,8 @@ class RLExecution:
 
 class SFTExecution:
     """An SFT run. Its steps are a function of the data, so replaying one is repeating it."""
+
+    resamples = True
 
     def __init__(
         self, config: SFTConfig, trainer: Trainer, records: Records, source: Source, validation: list[Packed]
@@ -216,7 +207,9 @@ class SFTExecution:
         trainer = RankedTrainer(ALONE, lambda: self.trainer, self.config.data.micro_batch_tokens)
         trainer.start()
         self.memory = Memory()
-        self.steps = SFTSteps(self.config, self.source, self.validation, trainer, progress, self.memory)
+        self.steps = SFTSteps(
+            self.config, self.source, self.validation, trainer, progress, self.memory, self.memory.saver
+        )
 
     def replay(self, step: int) -> StepRecord:
         return self._step(step, validate=False)
@@ -224,10 +217,6 @@ class SFTExecution:
     def repeat(self, step: int) -> StepRecord:
         due = self.config.val is not None and step % self.config.val.interval == 0
         return self._step(step, validate=due or self.records.was_evaluated(step))
-
-    @property
-    def resamples(self) -> bool:
-        return True
 
     @property
     def evaluates(self) -> bool:
@@ -242,6 +231,59 @@ class SFTExecution:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """As in metrics.jsonl, where what is not finite is null."""
+    """Convert metrics to what metrics.jsonl has, where what is not finite is null."""
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
+
+
+def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) -> list[Group]:
+    """Rebuild the groups of a step from its recorded completions.
+
+    Advantages are computed anew from the recorded rewards; everything else is as recorded. UserError for rows that no
+    step can have written.
+    """
+    try:
+        ids = np.concatenate([row["token_ids"] for row in rows])
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise ValueError("a token id is not in the vocabulary")
+        if not all(np.any(row["sampled_mask"]) for row in rows):
+            raise ValueError("a sample has no token that was sampled")
+        return [_group(list(members), advantage) for _, members in groupby(rows, key=lambda row: row["draw"])]
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        which = f"step {rows[0]['step']}" if rows else "a step"
+        raise UserError(
+            f"the rollouts of {which} are not such as hone writes ({type(error).__name__}: {error}), so they can't be "
+            "trained on: compare them with another copy of the run"
+        ) from error
+
+
+def _group(rows: list[Row], advantage: AdvantageConfig) -> Group:
+    first = rows[0]
+    example = Example(json.loads(first["prompt"]), first["answer"], json.loads(first["info"]), first["example_id"])
+    scores = [
+        Score(
+            float("nan") if row["reward"] is None else row["reward"],
+            dict(row["components"]),
+            dict(row["weights"]),
+            Outcome(row["outcome"]),
+            row["detail"] or "",
+        )
+        for row in rows
+    ]
+    advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
+    return Group(example, first["draw"], [_trajectory(row) for row in rows], scores, advantages)
+
+
+def _trajectory(row: Row) -> Trajectory:
+    several_turns = row.get("completion") is not None
+    turns = json.loads(row["completion"]) if several_turns else [{"role": "assistant", "content": row["text"]}]
+    return Trajectory(
+        token_ids=np.array(row["token_ids"], dtype=np.int64),
+        sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
+        logprobs=np.array(row["logprobs"], dtype=np.float32),
+        versions=np.array(row["versions"], dtype=np.int32),
+        messages=[*json.loads(row["prompt"]), *turns],
+        stop_reason=row["stop_reason"],
+        sample_id=row["sample_id"],
+        state={} if several_turns else None,  # what the environment kept is not recorded, and no step needs it again
+    )

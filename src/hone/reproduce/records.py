@@ -1,9 +1,7 @@
-"""What a run recorded, step by step, as `compare.StepRecord`s."""
+"""What a run recorded, step by step. Needs no torch."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from hone.reproduce.compare import Row, StepRecord
-from hone.runs.files import MARKER, is_complete, read_lines
+from hone.runs.files import read_lines
 from hone.runs.reader import Run
 
 EVALUATIONS = ("eval/", "val/")
 """Metrics of version N that are measured before step N, at some steps."""
 CANARY = ("canary/",)
-"""Metrics of version N that are measured before step N, at each, on what the sampler says: training has no part in it.
-"""
+"""Metrics of version N that are measured before step N on what the sampler returns: training has no part in them."""
 SENT_BACK = ("staleness/returned",)
-"""Metrics of a split run that say what came to nothing: no record but theirs tells of it."""
+"""Metrics of a split run on samples that came to nothing: no other record has them."""
 
 
 class Records:
@@ -32,7 +29,7 @@ class Records:
 
     @cached_property
     def hashes(self) -> dict[int, dict[str, Any]]:
-        """The lines of hashes.jsonl by step; empty for a run that has none."""
+        """The lines of hashes.jsonl by step."""
         return {line["step"]: line for line in self.run.hashes()}
 
     @cached_property
@@ -51,7 +48,7 @@ class Records:
         return [step for step in sorted(self.metrics) if self.is_update(step)]
 
     def is_update(self, step: int) -> bool:
-        """True if an update of this step is recorded."""
+        """Return True if an update of this step is recorded."""
         return "lr" in self.metrics.get(step, {})
 
     @cached_property
@@ -67,45 +64,35 @@ class Records:
         return last if not began and self.was_evaluated(last) else None
 
     def was_evaluated(self, version: int) -> bool:
-        """True if an evaluation of this version is recorded, before its step or at the end."""
+        """Return True if an evaluation of this version is recorded, before its step or at the end."""
         metrics = self.metrics.get(version, {})
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
     def recorded_fingerprint(self, version: int) -> str | None:
-        """That of the weights of a version; None where it isn't recorded."""
+        """Return that of the weights of a version; None where it isn't recorded."""
         return self.hashes.get(version, {}).get("weights")
 
     def rows(self, step: int) -> list[Row] | None:
-        """The completions of a step; None if it has none."""
+        """Return the completions of a step; None if it has none."""
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
     def record(self, step: int, without: tuple[str, ...] = ()) -> StepRecord:
-        """All that is recorded of a step, but for the metrics whose names begin like one of `without`."""
+        """Return all that is recorded of a step, but for the metrics whose names begin like one of `without`."""
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}
         before, after = self.recorded_fingerprint(step), self.recorded_fingerprint(step + 1)
         evaluated = step in self.evaluations and not set(EVALUATIONS) <= set(without)
-        return StepRecord(
-            step, self.rows(step), metrics, before, after, self.run.eval_rows(step) if evaluated else None
-        )
-
-    def weights_digest(self, version: int) -> str | None:
-        """For runs without hashes: a digest of the weights in `weights/step_N`, from its completion marker."""
-        folder = self.run.path / "weights" / f"step_{version}"
-        if not is_complete(folder):
-            return None
-        files: dict[str, dict[str, Any]] = json.loads((folder / MARKER).read_text())["files"]
-        digests = [f"{name} {facts['sha256']}" for name, facts in files.items() if name.endswith(".safetensors")]
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
+        samples = self.run.eval_rows(step) if evaluated else None
+        return StepRecord(step, self.rows(step), metrics, before, after, samples)
 
 
 def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Rows as `hone.runs.rollouts.group_rows` makes them, in the values that reading them back would give."""
-    return [{name: _plain(value) for name, value in row.items()} for row in rows]
+    """Convert rows of `hone.runs.rollouts.group_rows` to the values that reading them back would give."""
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        return list(value.items()) if isinstance(value, dict) else value
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return list(value.items()) if isinstance(value, dict) else value
+    return [{name: plain(value) for name, value in row.items()} for row in rows]

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hone.reproduce.compare import Difference
 from hone.reproduce.integrity import Tensors
-from hone.reproduce.records import Records
-from hone.reproduce.versions import Tell, Versions
+from hone.reproduce.rebuild import OnStep, Versions
 from hone.runs.files import sha256
 from hone.runs.rollouts import rollouts_file
-from hone.trainer.fingerprint import fingerprint
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replayed:
     """How far the replay came: from version `start` to `reached`, with that fingerprint.
 
-    `difference` is the first one from what was recorded. `matched` names what of the run was found equal on the way:
-    checkpoints, exported weights; `missed` the first of those that wasn't, and how.
+    `difference` is the first one from what was recorded. `matched` names the checkpoints and exported weights that came
+    out equal on the way; `missed` the first that did not.
     """
 
     start: int
-    reached: int
-    fingerprint: str
-    difference: Difference | None
-    matched: list[str]
+    reached: int = 0
+    fingerprint: str = ""
+    difference: Difference | None = None
+    matched: list[str] = field(default_factory=list)
     missed: str | None = None
 
     @property
@@ -36,58 +34,38 @@ class Replayed:
 
 
 def replay(
-    versions: Versions, start: int, until: int, parameters: Callable[[Path], Tensors], tell: Tell = lambda step: None
+    versions: Versions, start: int, until: int, parameters: Callable[[Path], Tensors], on_step: OnStep
 ) -> Replayed:
-    """Takes the updates of steps `start` to `until` - 1 again, and compares each with what the run recorded.
+    """Take the updates of steps `start` to `until` - 1 again, and compare each with what the run recorded.
 
     Stops at the first difference. `parameters` gives those of an exported model, by name. With a tolerance, the steps
     after a checkpoint go on from that.
     """
-    trainer, records = versions.execution.trainer, versions.records
+    trainer, records, result = versions.execution.trainer, versions.records, Replayed(start)
+    exported = records.run.weights()
     versions.load(start)
-    matched: list[str] = []
-    difference, missed = None, None
-    while difference is None and missed is None and trainer.version < until:
-        step = trainer.version
-        tell(step)
-        difference = _changed_file(records, step) or versions.difference(*versions.replayed(step))
-        if difference is None:
-            found, missed = _saved(versions, parameters)
-            matched += found
-            if versions.tolerance is not None and missed is None and trainer.version in versions.intact:
-                versions.load(trainer.version)  # rounding adds up; from here on it begins anew
-    return Replayed(start, trainer.version, trainer.fingerprint(), difference, matched, missed)
-
-
-def _changed_file(records: Records, step: int) -> Difference | None:
-    """Rollouts that are not those that were hashed when they were written."""
-    expected = records.hashes.get(step, {}).get("rollouts")
-    name = rollouts_file(step)
-    actual = sha256(records.run.path / name)
-    if expected is None or actual == expected:
-        return None
-    return Difference(step, "rollouts", f"the SHA-256 of {name}", expected, actual)
-
-
-def _saved(versions: Versions, parameters: Callable[[Path], Tensors]) -> tuple[list[str], str | None]:
-    """What the run saved of the version that has been reached: (equal to it, the first that isn't)."""
-    version = versions.execution.trainer.version
-    matched = []
-    if version in versions.intact:
-        if (found := versions.differs_from_checkpoint()) is not None:
-            file, tensor = found
-            return matched, f"{tensor} in checkpoints/step_{version}/{file}"
-        matched.append(f"checkpoints/step_{version}")
-    folder = versions.records.run.weights().get(version)
-    if folder is not None:
-        if _differs(versions, parameters(folder)):
-            return matched, f"weights/step_{version}"
-        matched.append(f"weights/step_{version}")
-    return matched, None
-
-
-def _differs(versions: Versions, exported: Tensors) -> bool:
-    """Whether exported weights are not those of the version that has been reached."""
-    if versions.tolerance is not None:
-        return versions.far_from(exported)
-    return fingerprint(exported) != versions.execution.trainer.fingerprint()
+    while result.same and trainer.version < until:
+        step, file = trainer.version, rollouts_file(trainer.version)
+        on_step(step)
+        expected, actual = records.hashes.get(step, {}).get("rollouts"), sha256(records.run.path / file)
+        if expected not in (None, actual):
+            result.difference = Difference(step, "rollouts", f"the SHA-256 of {file}", expected, actual)
+        else:
+            result.difference = versions.replay_step(step)
+        if result.difference is not None:
+            break
+        version = trainer.version
+        if version in versions.intact:
+            if (unequal := versions.differs_from_checkpoint()) is not None:
+                result.missed = f"{unequal[1]} in checkpoints/step_{version}/{unequal[0]}"
+                break
+            result.matched.append(f"checkpoints/step_{version}")
+        if version in exported:
+            if versions.differs_from(parameters(exported[version])):
+                result.missed = f"weights/step_{version}"
+                break
+            result.matched.append(f"weights/step_{version}")
+        if versions.tolerance is not None and version in versions.intact:
+            versions.load(version)  # rounding adds up; from here on it begins anew
+    result.reached, result.fingerprint = trainer.version, trainer.fingerprint()
+    return result

@@ -6,10 +6,10 @@ and compared quantity by quantity. What a server sampled can't be had again: tho
 their recorded completions. What a run that was killed had not yet hashed is always executed again, and so is the
 evaluation at the end. Five verdicts:
 
-verified         the files fit their hashes and each other, and the steps come out equal to the bit
-files only       the files fit their hashes and each other; no step was executed again, so all may be made up
+verified         the files fit their hashes, and the steps come out equal to the bit
+files only       the files fit their hashes; no step was executed again, so all may be made up
 differs          a step comes out otherwise, though machine and sources are those of the run
-damaged          files do not fit their hashes, or what follows from them
+damaged          files do not fit their hashes
 not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
 
 Covered are metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and
@@ -20,19 +20,25 @@ run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from hone import rng
-from hone.reproduce.compare import Difference, StepRecord
+from hone.errors import UserError
+from hone.reproduce.compare import QUANTITIES, Difference, StepRecord
 from hone.reproduce.integrity import Checked, Damage
 from hone.reproduce.machine import inexact
+from hone.reproduce.rebuild import OnStep, Versions
 from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK
-from hone.reproduce.versions import Tell, Versions
+from hone.runs import Run, provenance
+from hone.runs.files import write_json
+from hone.runs.summary import certificate_path, pinned
 
 Verdict = Literal["verified", "files only", "differs", "damaged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"verified": 0, "files only": 0, "differs": 1, "damaged": 1, "not comparable": 3}
+FORMAT = "hone-verify-1"
 
 WITH_EVALUATION = ("done", "budget")
 """Statuses of runs that ended with the evaluation of the last version, where there are evaluations."""
@@ -58,11 +64,19 @@ class StepCheck:
     damage: Damage | None = None
 
     def sentence(self) -> str:
-        """How the step came out."""
+        """Say how the step came out."""
         if self.difference is None:
             return "equal"
         how = "replayed from the recorded rollouts" if self.while_replaying else "executed again"
         return f"{how}, {self.difference.sentence('the run', 'the re-execution')}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the check as JSON-ready values."""
+        record: dict[str, Any] = {"step": self.step, "from": self.start, "replayed": self.replayed}
+        record |= {"equal": self.difference is None, "weights": self.fingerprint}
+        if self.difference is not None:
+            record |= {"difference": self.difference.as_dict() | {"sentence": self.sentence()}}
+        return record
 
 
 @dataclass
@@ -91,18 +105,52 @@ class Verification:
         checks = [*self.steps, *([self.evaluation] if self.evaluation else [])]
         return next((check for check in checks if check.difference is not None), None)
 
+    def write_certificate(self, run: Run, machine: Mapping[str, Any]) -> Path:
+        """Write `<run>.verify.json` beside the run, replacing an earlier one; return its path. UserError if it can't be
+        written. Of logs that come from clocks it says nothing.
+        """
+        about = {name: run.info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
+        first, last = (self.candidates or [None])[0], (self.candidates or [None])[-1]
+        certificate = {
+            "format": FORMAT,
+            "verdict": self.verdict,
+            "date": provenance.now(),
+            "run": about | {"numerics": provenance.numerics(run.info)},
+            "sha256": pinned(run.path),
+            "files": self.checked.counts,
+            "damaged": [vars(damage) for damage in self.checked.damages],
+            "quantities": list(QUANTITIES),
+            "steps": [check.record() for check in self.steps],
+            "evaluation": self.evaluation and self.evaluation.record(),
+            "choice": {
+                "seed": self.seed,
+                "candidates": {"first": first, "last": last, "count": len(self.candidates)}
+                if self.candidates
+                else None,
+            },
+            "incomparable": self.reasons,
+            "notes": self.notes,
+            "machine": dict(machine),
+        }
+        path = certificate_path(run.path)
+        try:
+            write_json(path, certificate)
+        except OSError as error:
+            raise UserError(
+                f"the certificate {path} can't be written ({error.strerror}): copy the run to a folder that can be"
+            ) from None
+        return path
 
-def choose(candidates: Sequence[int], count: int, seed: int) -> list[int]:
-    """`count` of the candidates (all, if there are fewer), by chance, ascending."""
+
+def choose_steps(candidates: Sequence[int], count: int, seed: int) -> list[int]:
+    """Choose `count` of the candidates (all, if there are fewer) at random, ascending."""
     count = min(count, len(candidates))
     picked = rng.stream(seed, "verify").choice(len(candidates), size=count, replace=False)
     return sorted(candidates[int(i)] for i in picked)
 
 
 def unhashed_steps(checked: Checked) -> list[int]:
-    """Steps that have to be executed again, for only that tells whether what they wrote was changed; ascending."""
-    if not checked.hashed:
-        return []  # of a run without hashes that would be all of them
+    """List the steps that only executing them again can check, for what they wrote has no hash yet; ascending."""
     return sorted(checked.open_steps | {version - 1 for version in checked.open_weights if version})
 
 
@@ -111,114 +159,90 @@ def check_steps(
     versions: Versions,
     steps: Sequence[int],
     evaluated: int | None,
-    ended: Callable[[StepCheck], None],
-    replaying: Tell = lambda step: None,
-    repeating: Tell = lambda step: None,
+    on_end: Callable[[StepCheck], None],
+    on_replay: OnStep,
+    on_repeat: OnStep,
 ) -> None:
-    """Executes the steps again, then the evaluation of version `evaluated`, and sets the verdict.
+    """Execute the steps again, then the evaluation of version `evaluated`, and set the verdict.
 
-    Stops at the first that comes out otherwise. `replaying(step)` and `repeating(step)` are called before either is
-    done, `ended` when a step has been checked.
+    Stops at the first that comes out otherwise. `on_replay(step)` and `on_repeat(step)` are called before either is
+    done, `on_end` when a step has been checked.
     """
-    for step in steps:
-        check = _check(verification.checked, versions, step, replaying, repeating)
-        verification.steps.append(check)
-        ended(check)
+    for step in [*steps, *([evaluated] if evaluated is not None else [])]:
+        is_evaluation = step == evaluated
+        check = _check(verification.checked, versions, step, is_evaluation, on_replay, on_repeat)
+        if is_evaluation:
+            verification.evaluation = check
+        else:
+            verification.steps.append(check)
+        on_end(check)
         if check.difference is not None:
-            _judge(verification, versions, check)
-            return
-    if evaluated is not None:
-        verification.evaluation = check = _check_evaluation(versions, evaluated, replaying, repeating)
-        ended(check)
-        if check.difference is not None:
-            _judge(verification, versions, check)
+            # what made the run inexact later is no excuse
+            run = versions.records.run
+            verification.reasons += inexact(run.info, check.difference.step, verification.resampled)
+            verification.verdict = "not comparable" if verification.reasons else "differs"
+            if check.damage and not verification.reasons:
+                verification.verdict = "damaged"
+                verification.checked.damages.append(check.damage)
             return
     verification.verdict = "verified" if steps else "files only"
 
 
-def _check(checked: Checked, versions: Versions, step: int, replaying: Tell, repeating: Tell) -> StepCheck:
+def _check(
+    checked: Checked, versions: Versions, step: int, is_evaluation: bool, on_replay: OnStep, on_repeat: OnStep
+) -> StepCheck:
+    """Bring the execution to this version by replaying, then execute the step, or the evaluation, again."""
     clock = time.perf_counter()
-    start, to_replay, found = _reach(versions, step, replaying)
-    if found is not None:
-        return StepCheck(step, start, to_replay, found, True, None, time.perf_counter() - clock)
-    repeating(step)
-    again = versions.execution.repeat(step)
-    evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-    without = (*(() if evaluated else EVALUATIONS), *_aside(again))
-    found = versions.difference(versions.records.record(step, without), again)
-    damage = None
-    if found is None:
-        found, damage = _changed_weights(checked, again)
+    versions.approach(step)
+    start, to_replay = versions.name(versions.loaded), step - versions.execution.trainer.version
+    difference = versions.replay(step, on_replay)
+    again, damage = None, None
+    if difference is None:
+        on_repeat(step)
+        if is_evaluation:
+            again = versions.execution.evaluation()
+            difference = _compare_evaluation(versions, again)
+        else:
+            again = versions.execution.repeat(step)
+            evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
+            without = (*(() if evaluated else EVALUATIONS), *_not_repeated(again))
+            difference = versions.difference(versions.records.record(step, without), again)
+            if difference is None:
+                difference, damage = _changed_weights(checked, again)
+    fingerprint = again and (again.before if is_evaluation else again.after)
     seconds = time.perf_counter() - clock
-    return StepCheck(step, start, to_replay, found, False, again.after, seconds, damage=damage)
+    return StepCheck(
+        step,
+        start,
+        to_replay,
+        difference,
+        again is None,
+        fingerprint,
+        seconds,
+        is_evaluation=is_evaluation,
+        damage=damage,
+    )
 
 
-def _check_evaluation(versions: Versions, version: int, replaying: Tell, repeating: Tell) -> StepCheck:
-    clock = time.perf_counter()
-    start, to_replay, found = _reach(versions, version, replaying)
-    again = None
-    if found is None:
-        repeating(version)
-        again = versions.execution.evaluation()
-        recorded = versions.records.record(version, _aside(again))
-        metrics = recorded.metrics
-        if metrics is None and versions.records.run.info["status"] in WITH_EVALUATION:
-            metrics = {}  # somebody took them out
-        found = versions.difference(replace(recorded, rows=None, metrics=metrics, after=None), again)
-    fingerprint = again.before if again else None
-    seconds = time.perf_counter() - clock
-    return StepCheck(version, start, to_replay, found, again is None, fingerprint, seconds, is_evaluation=True)
+def _compare_evaluation(versions: Versions, again: StepRecord) -> Difference | None:
+    recorded = versions.records.record(again.step, _not_repeated(again))
+    metrics = recorded.metrics
+    if metrics is None and versions.records.run.info["status"] in WITH_EVALUATION:
+        metrics = {}  # somebody took them out
+    return versions.difference(replace(recorded, rows=None, metrics=metrics, after=None), again)
 
 
-def _aside(again: StepRecord) -> tuple[str, ...]:
-    """Metrics that no re-execution has, and those of a canary, if it measured none: that of a server is another one."""
+def _not_repeated(again: StepRecord) -> tuple[str, ...]:
+    """Return the metrics that no re-execution has, and those of a canary if it measured none: a server's is another."""
     measured = any(name.startswith(CANARY) for name in again.metrics or ())
     return SENT_BACK if measured else (*SENT_BACK, *CANARY)
 
 
-def _reach(versions: Versions, version: int, replaying: Tell) -> tuple[str, int, Difference | None]:
-    """Brings the execution to this version: (where it came from, steps to replay, the first that differs)."""
-    versions.approach(version)
-    to_replay = version - versions.execution.trainer.version
-    return versions.came_from, to_replay, versions.replay(version, replaying)
-
-
 def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | None, Damage | None]:
-    """Saved weights of the version that a step made, of which hashes.jsonl has no fingerprint, if they are others."""
+    """Compare saved weights that hashes.jsonl has no fingerprint of with the version that the step made."""
     for name, fingerprint in checked.open_weights.get(again.step + 1, {}).items():
         if fingerprint != again.after:
-            found = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)
+            difference = Difference(again.step, "weights", f"the fingerprint of {name}", fingerprint, again.after)
             problem = f"its weights are not those that step {again.step} makes: they were changed, and its COMPLETE too"
-            return found, Damage(f"{name}/model.safetensors", problem)
+            return difference, Damage(f"{name}/model.safetensors", problem)
     return None, None
-
-
-def _judge(verification: Verification, versions: Versions, check: StepCheck) -> None:
-    """What a step that came out otherwise means. What made the run inexact later is no excuse for it."""
-    assert check.difference is not None
-    verification.reasons += inexact(versions.records.run.info, check.difference.step, verification.resampled)
-    if verification.reasons:
-        verification.verdict = "not comparable"
-        return
-    verification.verdict = "differs"
-    if damage := check.damage or _bad_start(versions):
-        verification.verdict = "damaged"
-        verification.checked.damages.append(damage)
-
-
-def _bad_start(versions: Versions) -> Damage | None:
-    """The checkpoint from which the last step was reached, if the versions before it don't lead to it.
-
-    Its marker, and all hashes with it, may have been made to fit: the state of the optimiser has no fingerprint.
-    """
-    start = versions.loaded
-    earlier = versions.nearest(start - 1) if start in versions.intact else None
-    if earlier is None:
-        return None
-    versions.load(earlier)
-    if versions.replay(start) is not None or (found := versions.differs_from_checkpoint()) is None:
-        return None
-    file, tensor = found
-    steps = f"steps {earlier} to {start - 1}" if earlier < start - 1 else f"step {earlier}"
-    how = f"replaying {steps} from {versions.name(earlier)} does not lead to its {tensor}"
-    return Damage(f"checkpoints/step_{start}/{file}", f"{how}: it was changed, and its COMPLETE with it")

@@ -1,7 +1,7 @@
-"""Alarms: what ruins runs is looked for at every step, told once, and acted on as the config says.
+"""Alarms: what ruins runs is looked for at every step, reported once, and acted on as the config says.
 
 An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
-a window of steps, the next time for two, then for four; until then it is not told again. It is a function of the
+a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
 metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before.
 """
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
 from hone.errors import Halt
-from hone.runs.alarm_finding import Finding
-from hone.runs.alarm_rules import RULES
+from hone.runs.alarm_rules import RULES, Finding
 from hone.runs.files import read_lines
 from hone.runs.history import History
 from hone.runs.observer import Observer
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
 TRAINED = ("reward/mean", "groups/trained", "loss")
 """Metrics of which a step that was taken has one."""
 GAP = "gap"
-"""The alarm that has no rule: `hone.orchestrator.watch` raises it."""
+"""The alarm that has no rule: `hone.orchestrator.canary` raises it."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: what a curriculum leaves to be learned is harder than what it had then."""
 OVER = "alarm_over"
 """Kind of the event that an alarm is over."""
-
+ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
+"""From nothing to the strongest."""
 DONE = {
     "checkpoint": " A checkpoint is saved.",
     "pause": " The run is saved and paused.",
@@ -52,12 +52,12 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """What a person is told: evidence, advice, and what is done beside telling it."""
-        found, done = self.finding, "" if self.action == "stop" else DONE.get(self.action, "")  # the end says why
+        """What a person reads: evidence, advice, and what is done besides (the end of a run gives its own reason)."""
+        found, done = self.finding, "" if self.action == "stop" else DONE.get(self.action, "")
         return f"ALARM {self.name} at step {self.step}: {found.evidence}.\n      What helps: {found.advice}.{done}"
 
     def fields(self) -> dict[str, Any]:
-        """What its event says."""
+        """Return the fields of its event."""
         found = self.finding
         value = found.value if math.isfinite(found.value) else str(found.value)
         fields = {"name": self.name, "action": self.action, "value": value, "threshold": found.threshold}
@@ -73,7 +73,7 @@ class AlarmStop(Halt):
 
 
 class Alarms:
-    """The alarms of a run: which ones stand, and what they ask for.
+    """The alarms of a run: which ones are raised, and what they ask for.
 
     `weights` are those of the reward's components, by name; without them no component can be an alarm. `correctness` is
     the component that decides what is correct. With `shifting`, prompts are chosen by what was solved, and those of
@@ -101,27 +101,27 @@ class Alarms:
         self._times: Counter[str] = Counter()
 
     def restore(self, lines: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Takes in the metrics and the events before a resume; what stood then is not told again."""
+        """Take in the metrics and the events before a resume; what was raised then is not reported again."""
         for line in lines:
             self.look(int(line["step"]), line)
-        told = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
-        self._times[GAP] = told.count("alarm")
-        if told and told[-1] == "alarm" and len(self.history):
+        kinds = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
+        self._times[GAP] = kinds.count("alarm")
+        if kinds and kinds[-1] == "alarm" and len(self.history):
             self._seen[GAP] = self.history.steps[-1]  # when it was measured last is in no metric of every mode
         self.done()
 
     @property
     def saves(self) -> bool:
-        """Whether a checkpoint is asked for, with or without a pause after it."""
+        """True if a checkpoint is asked for, with or without a pause after it."""
         return self.asked in ("checkpoint", "pause")
 
     @property
-    def standing(self) -> list[str]:
+    def active(self) -> list[str]:
         """Names of the alarms that are raised and not over."""
         return list(self._seen)
 
     def look(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Alarm], list[str]]:
-        """The alarms that the step's metrics raise, and the names of those that are over."""
+        """Return the alarms that the step's metrics raise, and the names of those that are over."""
         if not took_step(metrics):
             return [], []
         self.history.append(step, {name: value for name, value in metrics.items() if name != "step"})
@@ -130,41 +130,39 @@ class Alarms:
             settings = self.settings[name]
             if settings.action == "off":
                 continue
-            assert settings.threshold is not None and settings.action is not None
+            assert settings.threshold is not None
             finding = rule(self.history, settings.threshold)
             if finding is not None and (alarm := self.raised(step, name, finding)) is not None:
                 raised.append(alarm)
-        over = [name for name, seen in self._seen.items() if step - seen >= self._patience(name)]
+        # What hovers about its threshold is not reported every few steps.
+        patience = {name: self.config.window * 2 ** (self._times[name] - 1) for name in self._seen}
+        over = [name for name, seen in self._seen.items() if step - seen >= patience[name]]
         for name in over:
             del self._seen[name]
         return raised, over
 
     def raised(self, step: int, name: str, finding: Finding) -> Alarm | None:
-        """The alarm of a finding; None if it stands already, or is off."""
+        """Return the alarm of a finding; None if it is raised already, or off."""
         action = self.settings[name].action
         assert action is not None
         if action == "off":
             return None
-        new = name not in self._seen
+        known = name in self._seen
         self._seen[name] = step
-        if not new:
+        if known:
             return None
         self._times[name] += 1
         if ORDER.index(action) > ORDER.index(self.asked):
             self.asked, self.cause = action, name
         return Alarm(step, name, action, finding)
 
-    def _patience(self, name: str) -> int:
-        """Steps for which its rule must find nothing: what hovers about its threshold is not told every few steps."""
-        return self.config.window * 2 ** (self._times[name] - 1)
-
     def done(self) -> None:
-        """What was asked for has been done."""
+        """Forget what was asked for: it has been done."""
         self.asked, self.cause = "off", ""
 
 
 class AlarmWatch(Observer):
-    """Looks at every step of a run for what its alarms say."""
+    """Looks at every step of a run for its alarms."""
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
@@ -180,9 +178,5 @@ class AlarmWatch(Observer):
 
 
 def took_step(metrics: Mapping[str, Any]) -> bool:
-    """Whether these are metrics of a step, not of an evaluation or of the run's end."""
+    """Return True for metrics of a step, False for those of an evaluation or of the run's end."""
     return any(name in metrics for name in TRAINED)
-
-
-ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
-"""From nothing to the strongest."""

@@ -1,23 +1,50 @@
-"""Stopping on purpose before time, money or tokens run out, with enough left to save and evaluate."""
+"""What a run has cost, and stopping on purpose before time, money or tokens run out, with enough left to save."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from hone.config.shared import BudgetConfig
-from hone.runs.spent import ENDING, RECENT, Spent
+from hone.runs.files import read_lines
 
 CLOSING, OF_START = 2.0, 0.4
 """Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
 start took, for both depend on how busy the machine is (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
 
 
+RECENT = 10
+"""The last this many steps tell what the next one will take."""
+ENDING = ("checkpoint", "publish", "evaluate", "validate")
+"""Phases that the end of a run needs time for."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Wall seconds and US dollars of all processes of a run (dollars None if no price was given), tokens up to here,
+    and what recent steps and the phases of an ending took, which predicts the next.
+    """
+
+    seconds: float = 0.0
+    usd: float | None = None
+    tokens: int = 0
+    recent_seconds: tuple[float, ...] = ()
+    recent_tokens: tuple[int, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    def usd_at(self, price: float) -> float:
+        """Return US dollars, at `price` per hour if none was given then."""
+        return self.seconds / 3600 * price if self.usd is None else self.usd
+
+
 def process_seconds() -> float:
-    """Wall seconds since this process began; where the system doesn't tell, 0."""
+    """Return the wall seconds since this process began; where the system doesn't tell, 0."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
@@ -63,16 +90,16 @@ class Budget:
         return self._before.usd_at(price) + (self._clock() - self._began) / 3600 * price
 
     def took(self, phase: str, seconds: float) -> None:
-        """A phase that the end of the run may need time for."""
+        """Note the seconds of a phase that the end of the run may need time for."""
         if phase in ENDING:
             self._phases[phase] = max(seconds, self._phases.get(phase, 0.0))
 
     def expect(self, phase: str, seconds: float) -> None:
-        """What a phase that the end needs may take: counted until one was timed."""
+        """Note what such a phase may take: counted until one was timed."""
         self._expected[phase] = seconds
 
     def step(self, seconds: float, tokens: int | None) -> None:
-        """A step is done: its wall seconds, and the tokens of the run so far."""
+        """Note a step: its wall seconds, and the tokens of the run so far."""
         if self._closing is None:
             self._closing = max(CLOSING, OF_START * (self._clock() - self._began - seconds))
         self._steps.append(seconds)
@@ -116,7 +143,7 @@ class Budget:
 
 
 def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
-    """`0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
+    """Return `0.48 of 0.5 hours`, `1.20 of 2.00 US dollars` or `90,112 of 100,000 tokens`."""
     if limit == "tokens":
         return f"{spent.tokens:,} of {limits.tokens:,} tokens"
     if limit == "usd":
@@ -125,5 +152,28 @@ def in_words(limit: str, spent: Spent, limits: BudgetConfig) -> str:
 
 
 def _money(usd: float) -> str:
-    """Cents, and of less than a dollar two digits that say something."""
+    """Return cents, and of less than a dollar two digits that say something."""
     return f"{usd:.2f}" if usd >= 1 else f"{usd:.2g}"
+
+
+def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
+    """Return what the run in `folder` has spent. Tokens are those of the steps that it still has."""
+    lines = read_lines(folder / "timings.jsonl")
+    superseded = [line for log in folder.glob("superseded/*/timings.jsonl") for line in read_lines(log)]
+    metrics = read_lines(folder / "metrics.jsonl")
+    totals = [0, *(line["tokens/total"] for line in metrics if line.get("tokens/total") is not None)]
+    steps = {line["step"] for line in metrics if line.get("tokens/total") is not None}
+    steps_took = sum(line.get("time/step") or 0.0 for line in lines)  # of a run that did not yet record its total
+    return Spent(
+        seconds=_largest("time/total", [*lines, *superseded], info.get("seconds")) or steps_took,
+        usd=_largest("usd/total", [*lines, *superseded], info.get("usd")),
+        tokens=totals[-1],
+        recent_seconds=tuple(line.get("time/step") or 0.0 for line in lines if line["step"] in steps)[-RECENT:],
+        recent_tokens=tuple(after - before for before, after in pairwise(totals))[-RECENT:],
+        phases={name: _largest(f"time/{name}", lines) or 0.0 for name in ENDING},
+    )
+
+
+def _largest(name: str, lines: list[dict[str, Any]], other: float | None = None) -> float | None:
+    values = [value for line in lines if (value := line.get(name)) is not None]
+    return max(values + ([] if other is None else [other]), default=None)

@@ -8,7 +8,6 @@ step_N/COMPLETE              size and SHA-256 of each, written last
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,19 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from hone.runs import shards
 from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, remove_dir, verify, write_file
+from hone.runs.rollouts import step_of
 
 if TYPE_CHECKING:
     import torch
 
 Tensors = dict[str, dict[str, "torch.Tensor"]]
-
-_STEP = re.compile(r"step_(\d+)")
-
-
-def step_of(path: Path) -> int | None:
-    """The N of a name like `step_12` or `step_000012.parquet`; None for other names."""
-    match = _STEP.fullmatch(path.name.split(".")[0])
-    return int(match.group(1)) if match else None
 
 
 class Checkpoints:
@@ -60,23 +52,23 @@ class Checkpoints:
         return self.path(step)
 
     def part(self, step: int) -> Path:
-        """An empty folder for what another process has to put into the checkpoint of step `step`; see `save`."""
+        """Return an empty folder for what another process has to put into the checkpoint of step `step`; see `save`."""
         folder = self.folder / f"{NEW_PREFIX}part_{step}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
-        """The tensors, whole and on the CPU, and the state of step `step`, in which `problems` found none."""
+        """Return the tensors, whole and on the CPU, and the state of step `step`, in which `problems` found none."""
         folder = self.path(step)
         return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_text())
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint (by names and sizes), ascending."""
+        """Return steps with a complete checkpoint (by names and sizes), ascending."""
         return [step for step in self._all() if is_complete(self.path(step))]
 
     def problems(self, step: int) -> list[str]:
-        """Why step `step` can't be loaded, after reading every byte of it; empty if it can."""
+        """Return why step `step` can't be loaded, after reading every byte of it; empty if it can."""
         if not self.path(step).is_dir():
             return ["there is no such checkpoint"]
         if problems := verify(self.path(step)):
@@ -85,7 +77,7 @@ class Checkpoints:
         return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:
-        """Newest step that is intact to the last byte, and a sentence on each newer one that isn't."""
+        """Return newest step that is intact to the last byte, and a sentence on each newer one that isn't."""
         warnings = []
         for step in reversed(self._all()):
             if not (problems := self.problems(step)):
@@ -94,14 +86,14 @@ class Checkpoints:
         return None, warnings
 
     def remedy(self, but: int | None = None) -> str:
-        """What one can resume from instead, as the end of a sentence."""
+        """Return what one can resume from instead, as the end of a sentence."""
         steps = [step for step in self.steps() if step != but]
         if not steps:
             return "there is no complete checkpoint: leave out --resume to start again"
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
     def surplus(self) -> list[int]:
-        """Complete checkpoints that the run doesn't keep, ascending."""
+        """Return complete checkpoints that the run doesn't keep, ascending."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
         return [step for step in old if not self.keep_interval or step % self.keep_interval]
 
@@ -115,7 +107,7 @@ class Checkpoints:
 
 
 def save_groups(folder: Path, tensors: Tensors) -> None:
-    """Writes each group of tensors as a file."""
+    """Write each group of tensors as a file."""
     from safetensors.torch import save_file
 
     for group, named in tensors.items():
@@ -124,7 +116,7 @@ def save_groups(folder: Path, tensors: Tensors) -> None:
 
 
 def load_groups(folder: Path) -> Tensors:
-    """The groups of tensors in `folder`, whole and on the CPU, however many ranks wrote them."""
+    """Return the groups of tensors in `folder`, whole and on the CPU, however many ranks wrote them."""
     from safetensors.torch import load_file
 
     if shards.is_sharded(folder):
@@ -133,7 +125,7 @@ def load_groups(folder: Path) -> Tensors:
 
 
 def shapes(folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters of the model in the checkpoint in `folder`, without their content: on torch's device `meta`."""
+    """Return the parameters of the model in a checkpoint, without their content: on torch's device `meta`."""
     if shards.is_sharded(folder):
         return shards.shapes(folder)["model"]
     from safetensors import safe_open
@@ -143,7 +135,7 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(tensors: Tensors, parameters: Mapping[str, torch.Tensor]) -> str:
-    """Why a checkpoint's model is not the one with these parameters (names, shapes, dtypes), in words; "" if it is."""
+    """Return why a checkpoint's model is not the one with these parameters (names, shapes, dtypes); "" if it is."""
     saved = tensors["model"]
     for name, parameter in parameters.items():
         if name not in saved:

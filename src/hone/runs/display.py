@@ -20,7 +20,10 @@ _INTERVAL = 2.0
 
 
 class Display(Observer):
-    """What a run tells the screen; this one shows nothing."""
+    """Keeps what is to be shown, as `progress`; this one shows nothing."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or Progress("rl", 0)
 
     def before_start(self, run: RunWriter) -> None:
         self.start(run.start_step)
@@ -32,55 +35,55 @@ class Display(Observer):
         self.close()
 
     def start(self, step: int) -> None:
-        """The loop begins at `step`."""
+        """Begin at `step`."""
+        self.progress.start(step)
 
     def phase(self, name: str) -> None:
-        """A part of the step begins: sample, grade, train, evaluate, …"""
+        """Begin a part of the step: sample, grade, train, evaluate, …"""
+        self.progress.enter(name)
 
     def doing(self, words: str) -> None:
-        """How far that part has come, in words."""
+        """Take in how far that part has come, in words; without any, the part itself."""
+        self.progress.doing = words or self.progress.phase
 
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        """The step's lines, as they were written to disk."""
+        """Take in the step's lines, as they were written to disk."""
+        self.progress.update(step, metrics, timings)
 
     def message(self, text: str) -> None:
-        """A sentence that stays on the screen."""
+        """Show a sentence that stays on the screen."""
 
     def notice(self, text: str) -> None:
-        """Like `message`, but safe inside a signal handler."""
+        """Show a sentence from inside a signal handler."""
 
     def close(self) -> None:
-        """Nothing more is shown."""
+        """Show nothing more."""
 
 
 def make_display(
     mode: str, kind: str, max_steps: int, out: TextIO | None = None, progress: Progress | None = None
 ) -> Display:
-    """The display for `mode` (auto, plain, none), writing to `out` (standard output); of `progress`, if it is given."""
+    """Return the display for `mode` (auto, plain, none), writing to `out` (standard output)."""
     stream: TextIO = sys.stdout if out is None else out
     progress = progress or Progress(kind, max_steps)
     if mode == "none":
-        return Display()
-    if mode == "auto" and _is_rich_terminal(stream):
+        return Display(progress)
+    encoding = (getattr(stream, "encoding", None) or "").lower()
+    if mode == "auto" and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and encoding.startswith("utf"):
         from hone.runs.live import LiveDisplay
 
         return LiveDisplay(progress, stream)
     return PlainDisplay(progress, stream)
 
 
-def _is_rich_terminal(out: TextIO) -> bool:
-    encoding = (getattr(out, "encoding", None) or "").lower()
-    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and encoding.startswith("utf")
-
-
 class PlainDisplay(Display):
-    """ASCII lines for logs and pipes; a thread says what a step is busy with when it takes longer than two seconds.
+    """ASCII lines for logs and pipes; a thread shows what a step is busy with when it takes longer than two seconds.
 
     `step 3/8` is the third step, done or being taken: people count from 1.
     """
 
     def __init__(self, progress: Progress, out: TextIO):
-        self._progress = progress
+        super().__init__(progress)
         self._out = out
         self._lock = threading.Lock()
         self._last_line = self._last_step_line = float("-inf")
@@ -90,33 +93,30 @@ class PlainDisplay(Display):
         self._ticker = threading.Thread(target=self._watch, daemon=True)
 
     def start(self, step: int) -> None:
-        self._progress.start(step)
-        self._last_line = self._progress.clock()
+        super().start(step)
+        self._last_line = self.progress.clock()
         self._ticker.start()
 
-    def phase(self, name: str) -> None:
-        self._progress.enter(name)
-
-    def doing(self, words: str) -> None:
-        self._progress.tell(words)
-
     def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        progress = self._progress
+        progress = self.progress
         first = progress.step is None
         progress.update(step, metrics, timings)
         self._shown_doing = ""
         if progress.eval_step == step:
             for line in progress.evaluation():
-                self._print(f"held out, at step {step}: {line}")
+                self.message(f"held out, at step {step}: {line}")
         due = progress.clock() - self._last_step_line >= _INTERVAL
         if progress.step == step and (first or due or step == progress.max_steps - 1):
             self._show_step()
 
     def message(self, text: str) -> None:
-        self._print(text)
+        with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
+            self._out.write(f"{text}\n")
+            self._out.flush()
+        self._last_line = self.progress.clock()
 
     def notice(self, text: str) -> None:
-        # No lock and no buffer: the handler may have interrupted this thread inside `_print`.
+        # No lock and no buffer: the handler may have interrupted this thread inside `message`.
         try:
             os.write(self._out.fileno(), f"{text}\n".encode())
         except ValueError:  # no file behind it
@@ -128,33 +128,25 @@ class PlainDisplay(Display):
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()
-        if self._progress.step != self._shown_step:
+        if self.progress.step != self._shown_step:
             self._show_step()
 
     def _show_step(self) -> None:
-        progress = self._progress
+        progress = self.progress
         self._shown_step = progress.step
         width = len(str(progress.max_steps))
-        parts = [f"step {progress.done:>{width}}/{progress.max_steps}", *progress.summary()]
-        if progress.left:
-            parts.append(f"{duration(progress.left)} left")
-        self._print("  ".join(parts))
+        left = [f"{duration(progress.left)} left"] if progress.left else []
+        self.message("  ".join([f"step {progress.done:>{width}}/{progress.max_steps}", *progress.summary(), *left]))
         self._last_step_line = self._last_line
 
     def tick(self) -> None:
-        """Say what the step is busy with, once, if it has been for two seconds. The thread calls it twice a second."""
-        progress = self._progress
+        """Show what the step is busy with, once, if it has been for two seconds. The thread calls it twice a second."""
+        progress = self.progress
         doing, now = progress.doing, progress.clock()
         if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
             self._shown_doing = doing
-            self._print(f"step {progress.current + 1}/{progress.max_steps}: {doing} ...")
+            self.message(f"step {progress.current + 1}/{progress.max_steps}: {doing} ...")
 
     def _watch(self) -> None:
         while not self._closed.wait(0.5):
             self.tick()
-
-    def _print(self, text: str) -> None:
-        with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
-            self._out.write(f"{text}\n")
-            self._out.flush()
-        self._last_line = self._progress.clock()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.runs.files import MARKER, is_complete, sha256
+from hone.runs.files import MARKER, sha256
 
 if TYPE_CHECKING:
     from hone.runs.reader import Run
@@ -23,54 +23,45 @@ MEASURED = ("solved", "graded")
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
-    """One record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
+    """Return one record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
 
     With a curriculum that measures, also how many of the `graded` rollouts were `solved`. Draws that were passed over
     (`retired`) since the newest checkpoint have left no trace but the gap in the numbers.
-    `source` says where it is from: `checkpoint` is the newest intact one; `rollouts` are of steps since then.
+    `source` is `checkpoint` for those of the newest intact one, `rollouts` for those of steps since then.
     """
-    step, entries = _newest_ledger(run)
-    draws = [entry | {"source": CHECKPOINT} for entry in entries]
-    measured = measures(run)
+    step, draws = 0, []
+    for saved in reversed(run.checkpoints.steps()):
+        if (state := _state(run.checkpoints.path(saved))) is not None and "ledger" in state:
+            step, draws = saved, [entry | {"source": CHECKPOINT} for entry in state["ledger"]]
+            break
+    left_out = () if measures(run) else MEASURED
     for later in run.rollout_steps():
-        if later >= step:
-            for entry in drawn(run, later):
-                told = {name: entry[name] for name in entry if measured or name not in MEASURED}
-                draws.append(told | {"source": ROLLOUTS})
+        for entry in drawn(run, later) if later >= step else ():
+            draws.append({name: entry[name] for name in entry if name not in left_out} | {"source": ROLLOUTS})
     return draws
 
 
-def measures(run: Run) -> bool:
-    """Whether the run's curriculum goes by what was solved."""
-    if not (run.path / "config.toml").is_file():
-        return False
-    curriculum = run.config.get("orchestrator", {}).get("curriculum", {})
-    return curriculum.get("order") == "difficulty" or "pool" in curriculum
-
-
-def _newest_ledger(run: Run) -> tuple[int, list[dict[str, Any]]]:
-    """(step, entries) of the newest checkpoint whose ledger is as it was written; (0, []) without one."""
-    for step in reversed(run.checkpoints.steps()):
-        if (state := _state(run.checkpoints.path(step))) is not None and "ledger" in state:
-            return step, state["ledger"]
-    return 0, []
-
-
 def _state(folder: Path) -> dict[str, Any] | None:
-    """`state.json` of a checkpoint, if it is intact. Its tensors, which may be large, are not read."""
-    if not is_complete(folder):
-        return None
+    """Return `state.json` of a checkpoint, if it is intact. Its tensors, which may be large, are not read."""
     listed = json.loads((folder / MARKER).read_text())["files"].get("state.json")
     if listed is None or sha256(folder / "state.json") != listed["sha256"]:
         return None
     return json.loads((folder / "state.json").read_bytes())
 
 
-def drawn(run: Run, step: int) -> list[dict[str, Any]]:
-    """The ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
+def measures(run: Run) -> bool:
+    """Return True if the run's curriculum goes by what was solved."""
+    if not (run.path / "config.toml").is_file():
+        return False
+    curriculum = run.config.get("orchestrator", {}).get("curriculum", {})
+    return curriculum.get("order") == "difficulty" or "pool" in curriculum
 
-    A group's state is that of a sample that isn't failed, if there is one: a sample whose grader failed says so,
-    whatever became of its group.
+
+def drawn(run: Run, step: int) -> list[dict[str, Any]]:
+    """Return the ledger's entries of a step, from its rollouts, by draw; with `solved` and `graded`.
+
+    A group's state is that of a sample that isn't failed, if there is one: a sample whose grader failed has the
+    state `failed`, whatever became of its group.
     """
     from hone.types import Outcome  # loads numpy, which a list of runs does without
 
@@ -105,13 +96,14 @@ class Epochs:
 
 
 def epochs(draws: list[dict[str, Any]], pool: int | None = None) -> Epochs:
-    """Whether each epoch of the draws, which must be all of a run from its first on, had each example exactly once.
+    """Check that each epoch of the draws, which must be all of a run from its first on, had each example once.
 
     Without `pool`, its size is taken from the draws: an epoch is over when an example comes again. Rows of equal
     content are one example here, which then comes as often in every epoch as in the first.
     """
     ids = [draw["example_id"] for draw in draws]
-    pool = pool or _first_repeat(ids)
+    seen: set[str] = set()
+    pool = pool or next((number for number, name in enumerate(ids) if name in seen or seen.add(name)), None)
     if pool is None:
         return Epochs(None, 0, len(ids))
     over, open_draws = divmod(len(ids), pool)
@@ -119,22 +111,9 @@ def epochs(draws: list[dict[str, Any]], pool: int | None = None) -> Epochs:
     faults = []
     for epoch in range(over + 1):
         counts = Counter(ids[epoch * pool : (epoch + 1) * pool])
-        wrong = [
-            f"{name} came {counts[name]}x instead of {once[name]}x" for name in counts if counts[name] > once[name]
-        ]
-        if epoch < over:
-            wrong += [
-                f"{name} came {counts[name]}x instead of {once[name]}x" for name in once if counts[name] < once[name]
-            ]
+        wrong = [name for name in counts if counts[name] > once[name]]
+        wrong += [name for name in once if counts[name] < once[name]] if epoch < over else []
         if wrong and over:
-            faults.append(f"epoch {epoch}: {'; '.join(wrong[:4])}{' ...' if wrong[4:] else ''}")
+            words = [f"{name} came {counts[name]}x instead of {once[name]}x" for name in wrong[:4]]
+            faults.append(f"epoch {epoch}: {'; '.join(words)}{' ...' if wrong[4:] else ''}")
     return Epochs(pool, over, open_draws, faults)
-
-
-def _first_repeat(ids: list[str]) -> int | None:
-    seen: set[str] = set()
-    for number, name in enumerate(ids):
-        if name in seen:
-            return number
-        seen.add(name)
-    return None

@@ -1,5 +1,8 @@
 """Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
 
+And reading what may be anything: the files of a run that somebody sent, or that a disk has damaged. A file is a regular
+one of bounded size, JSON is finite and not deep, a line of a log is a record of a step.
+
 A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
 """
 
@@ -8,29 +11,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.checked import (
-    EVENTS,
-    LARGEST_LOG,
-    NUMBERS,
-    RESTORE,
-    check_event,
-    check_numbers,
-    is_step,
-    load_json,
-    open_file,
-    parse_json,
-    read_file,
-)
 
 TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
@@ -40,10 +34,20 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
 """Of a file that a library made, which may be readable to its owner only."""
+RESTORE = "mend it, or restore it from a copy"
+"""What to do about a damaged file."""
+NUMBERS = ("metrics.jsonl", "timings.jsonl")
+"""Logs whose records are a step and numbers."""
+EVENTS = "events.jsonl"
+DEPTH = 64
+"""Lists and tables inside each other that a file of a run may have."""
+LARGEST_NUMBER = 1e300
+LARGEST_DOCUMENT, LARGEST_LOG = 2**26, 2**31
+"""Bytes that a file which is read whole may have, and a log: larger ones are no run's."""
 
 
 def dumps(value: Any) -> str:
-    """One line of canonical JSON: keys in insertion order, floats by repr. NaN and infinity are refused: write None."""
+    """Return one line of canonical JSON: keys in insertion order, floats by repr. NaN and infinity are refused."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -61,12 +65,26 @@ def write_file(path: Path, content: bytes | str) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)  # on a full disk its space is needed
             raise
-        fsync_dir(path.parent)
+        fsync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON as `write_file` does; NaN is refused."""
+    write_file(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+
+
+def fsync(path: Path) -> None:
+    """Flush a file, or the entries of a directory, so that it survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Gives a system error that tells no file the name of this one: a failed `write` or `fsync` knows a number only."""
+    """Give a system error without a file name this one: a failed `write` or `fsync` knows a number only."""
     try:
         yield
     except Exception as error:
@@ -77,24 +95,19 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The system's number of an error, if it has one. Libraries written in Rust tell it in the text of their own."""
+    """Return the system's number of an error, if it has one. Libraries written in Rust have it in their text."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
     return int(found.group(1)) if found else None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`write_file` of indented JSON; NaN is refused."""
-    write_file(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
-
-
 @contextmanager
 def new_dir(path: Path) -> Iterator[Path]:
-    """A temporary directory to fill, which becomes `path` in one step when the block ends, replacing an earlier one.
+    """Yield a temporary directory to fill, which becomes `path` in one step when the block ends, replacing one there.
 
     Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, the
-    temporary directory is removed and `path` stays as it was.
+    temporary directory is removed and `path` stays as it was. OSError if `path` is there and was not made so.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
@@ -108,7 +121,16 @@ def new_dir(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     with _naming(path):
-        _swap_in(temporary, path)
+        old = path.with_name(f"{_OLD}{path.name}")
+        if path.exists():
+            if not (path / MARKER).is_file():
+                problem = f"hone did not write it, so it is not replaced by {temporary}"
+                raise FileExistsError(errno.EEXIST, problem, str(path))
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(path, old)
+        os.rename(temporary, path)  # killed before it, `sweep` does it
+        shutil.rmtree(old, ignore_errors=True)
+        fsync(path.parent)
 
 
 def _seal(temporary: Path) -> None:
@@ -119,30 +141,10 @@ def _seal(temporary: Path) -> None:
     }
     for name in files:
         os.chmod(temporary / name, FILE_MODE)  # safetensors makes files that only their owner can read
-        _fsync(temporary / name)
+        fsync(temporary / name)
     for folder in {(temporary / name).parent for name in files}:
-        fsync_dir(folder)
+        fsync(folder)
     write_file(temporary / MARKER, dumps({"files": files}) + "\n")
-
-
-def _swap_in(temporary: Path, path: Path) -> None:
-    """Rename a finished directory into place. Killed between the two renames, `sweep` does the second.
-
-    OSError, with `temporary` left, if what lies there was not made by `new_dir`.
-    """
-    if path.exists():
-        if not (path / MARKER).is_file():
-            raise FileExistsError(
-                errno.EEXIST, f"hone did not write it, so it is not replaced by {temporary}", str(path)
-            )
-        old = path.with_name(f"{_OLD}{path.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(path, old)
-        os.rename(temporary, path)
-        shutil.rmtree(old)
-    else:
-        os.rename(temporary, path)
-    fsync_dir(path.parent)
 
 
 def remove_dir(path: Path) -> None:
@@ -168,44 +170,37 @@ def sweep(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """True if `folder` has its completion marker and every file it lists, at the right size. Reads no content."""
-    return folder.is_dir() and not _problems(folder, content=False)
+    """Return True if `new_dir` made the directory and its files have their names and sizes: fast, without contents."""
+    return not _problems(folder, content=False)
 
 
 def verify(folder: Path) -> list[str]:
-    """What is wrong with a directory made by `new_dir`, in words; empty if every byte is as it was written."""
+    """Return what is wrong with a directory made by `new_dir`; empty if every byte is as it was written."""
     return _problems(folder, content=True)
 
 
 def _problems(folder: Path, content: bool) -> list[str]:
-    listed = _listed(folder)
-    if listed is None:
+    try:
+        listed = read_json(folder / MARKER)["files"]
+        sizes = {name: (facts["bytes"], facts["sha256"]) for name, facts in listed.items()}
+    except (OSError, UserError, KeyError, TypeError, AttributeError):
+        sizes = {"": (None, None)}
+    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes.values()):
         return [f"{folder.name} has no readable completion marker"]
-    problems = [] if listed else [f"{folder.name} has a completion marker that lists no file"]
-    for name, facts in listed.items():
+    problems = [] if sizes else [f"{folder.name} has a completion marker that lists no file"]
+    for name, (size, digest) in sizes.items():
         file = folder / name
         if not file.is_file():
             problems.append(f"{name} is missing")
-        elif file.stat().st_size != facts["bytes"]:
-            problems.append(f"{name} has {file.stat().st_size} bytes instead of {facts['bytes']}")
-        elif content and sha256(file) != facts["sha256"]:
+        elif file.stat().st_size != size:
+            problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        elif content and sha256(file) != digest:
             problems.append(f"{name} has changed since it was written (SHA-256 differs)")
-    if content:
-        more = [name for name in _files(folder) if name not in listed and name != MARKER]
-        hidden = {name for name in more if any(part.startswith(".") for part in Path(name).parts)}
-        problems += [f"{name} was added: the completion marker does not list it" for name in more if name not in hidden]
+    for name in _files(folder) if content else ():
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        if name not in sizes and name != MARKER and not hidden:
+            problems.append(f"{name} was added: the completion marker does not list it")
     return problems
-
-
-def _listed(folder: Path) -> dict[str, dict[str, Any]] | None:
-    """The facts about each file in a completion marker; None if it isn't one."""
-    try:
-        listed = read_json(folder / MARKER)["files"]
-        facts = [(one["bytes"], one["sha256"]) for one in listed.values()]
-    except (OSError, UserError, KeyError, TypeError, AttributeError):
-        return None
-    fine = all(isinstance(size, int) and isinstance(digest, str) for size, digest in facts)
-    return listed if fine else None
 
 
 def _files(folder: Path) -> list[str]:
@@ -213,49 +208,82 @@ def _files(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content. UserError if it can't be read; FileNotFoundError if there is none."""
+    """Return the hex SHA-256 of a file's content. UserError if it can't be read; FileNotFoundError if there is none."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def fsync_dir(folder: Path) -> None:
-    """Flush a directory's entries, so that a rename in it survives a power loss."""
-    _fsync(folder)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, `[]` if there is none. A torn last line is ignored; nothing is written."""
-    return [read_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
-
-
-def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The record in a line of a log. UserError if it isn't one: a JSON object whose step, if it has one, is a number;
-    in a log of numbers all its values are numbers or null, in events.jsonl it has a kind.
+def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
+    """Open a file of a run for reading. UserError with the remedy if it is no regular file (a pipe would be waited for,
+    for ever), or may not be read; FileNotFoundError if there is none.
     """
     try:
-        numbers = path.name in NUMBERS
-        record = load_json(line) if numbers else parse_json(line)
-        if not isinstance(record, dict) or not is_step(record.get("step", 0), optional=not numbers):
-            raise ValueError("not a record of a step")
-        if numbers:
-            check_numbers(record)
-        if path.name == EVENTS:
-            check_event(record)
-    except ValueError as error:
-        raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
-    return record
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+        problem = "it is no regular file"
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            raise
+        problem = "it is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+    raise UserError(f"{path} cannot be read ({problem}): {remedy}")
+
+
+def read_file(path: Path, remedy: str = RESTORE, most: int = LARGEST_DOCUMENT) -> bytes:
+    """Return the bytes of a file of a run. UserError with the remedy if it can't be read, or has more than `most`."""
+    with open_file(path, remedy) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise UserError(f"{path} has {size:,} bytes, and a run's have at most {most:,}: {remedy}")
+        return file.read()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return a JSON value. ValueError if it isn't one that hone writes: for NaN, an infinity, a number that no float
+    holds, and for one nested deeper than `DEPTH`.
+    """
+    value = _load(text)
+    check_plain(value)
+    return value
+
+
+def _load(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def check_plain(value: Any, depth: int = DEPTH, finite: bool = True) -> None:
+    """Raise ValueError if a parsed value holds a number that no float holds, or, with `finite`, one that is not finite,
+    or if it is nested deeper than `depth`.
+    """
+    if isinstance(value, dict | list):
+        if depth == 0:
+            raise ValueError("nested too deeply")
+        for one in value.values() if isinstance(value, dict) else value:
+            check_plain(one, depth - 1, finite)
+    elif isinstance(value, int | float if finite else int) and not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+        raise ValueError("a number that is not finite")
+
+
+def is_number(value: Any) -> bool:
+    """Return True for what a metric may be: a finite number, a truth value, or None for what was not finite."""
+    return value is None or (isinstance(value, int | float) and -LARGEST_NUMBER < value < LARGEST_NUMBER)
+
+
+def parse_time(stamp: Any) -> datetime | None:
+    """Return an ISO time in this machine's time zone; None for None or "". ValueError for what is no time."""
+    if not isinstance(stamp, str | None):
+        raise ValueError("a time is no text")
+    try:
+        return datetime.fromisoformat(stamp).astimezone() if stamp else None
+    except OverflowError:
+        raise ValueError(f"{stamp!r} is no time") from None
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """A JSON file that holds an object. UserError with the remedy if it is damaged or can't be read;
+    """Return the object in a JSON file. UserError with the remedy if it is damaged or can't be read;
     FileNotFoundError if there is none.
     """
     try:
@@ -270,7 +298,7 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, `[]` if there is none. What follows the last line's end is a torn line, and left out.
+    """Return the lines of a file, `[]` if there is none. What follows the last line's end is torn, and left out.
 
     UserError if it can't be read.
     """
@@ -278,14 +306,53 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def split_whole(data: bytes) -> list[bytes]:
-    """The lines of `data` that have an end, with it."""
+    """Return the lines of `data` that have an end, with it."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a JSON-lines file, `[]` if there is none. A torn last line is ignored."""
+    return [read_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
+
+
+def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Return the record in a line of a log. UserError if it isn't one: a JSON object whose step, if it has one, is a
+    number; in a log of numbers all its values are numbers or null, in events.jsonl its texts are texts.
+    """
+    try:
+        numbers = path.name in NUMBERS
+        record = _load(line) if numbers else parse_json(line)
+        step = record.get("step", 0) if isinstance(record, dict) else ""
+        if not (type(step) is int and 0 <= step < 2**53) and (numbers or step is not None):
+            raise ValueError("not a record of a step")
+        if numbers:
+            _check_numbers(record)
+        if path.name == EVENTS:
+            if wrong := [name for name in ("kind", "name", "evidence") if not isinstance(record.get(name, ""), str)]:
+                raise ValueError(f"its {wrong[0]} is no text")
+            parse_time(record.get("time"))
+    except ValueError as error:
+        raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
+    return record
+
+
+def _check_numbers(record: dict[str, Any]) -> None:
+    """Raise ValueError if a value is no finite number, truth value or None. Fast, for a log has millions of them."""
+    values = record.values()
+    try:
+        if set(map(type, values)) <= {int, float, bool, type(None)} and math.isfinite(sum(filter(None, values))):
+            return
+    except OverflowError:
+        pass
+    if wrong := [name for name, value in record.items() if not is_number(value)]:
+        raise ValueError(f"{wrong[0][:60]!r} is no finite number")
+    raise ValueError("its numbers are too large")
 
 
 class JsonlLog:
     """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open.
 
-    Several threads may append. `bytes` and `sha256` tell how far it has come and what is in it.
+    Several threads may append. `bytes` and `sha256` are those of the file as it is.
     """
 
     def __init__(self, path: Path):
@@ -344,3 +411,71 @@ class JsonlLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class Rewound(Exception):
+    """A log lost lines: a resume has rolled the run back, and what was read of it no longer holds."""
+
+
+class Tail:
+    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits.
+
+    With `lenient`, for a log of steps, a line that is no record of a step is left out; `damage` is about the first.
+    """
+
+    def __init__(self, path: Path, lenient: bool = False):
+        self.path = path
+        self.lenient = lenient
+        self.damage = ""
+        self.inode = 0
+        """Number of the file that is read: another one after a roll-back. 0 while there is none."""
+        self._read = 0
+        self._count = 0
+        self._last = b""
+
+    def new(self, choose: Callable[[list[bytes]], Iterable[int]] | None = None) -> list[dict[str, Any]]:
+        """Return the new records; with `choose` those of the new lines whose indices it gives.
+
+        Raises Rewound if what was read is no longer there, UserError for a damaged line.
+        """
+        lines, records = self._new_lines(), []
+        for index in range(len(lines)) if choose is None else choose(lines):
+            try:
+                record = read_record(self.path, self._count + index + 1, lines[index])
+                if self.lenient:
+                    self.step_of(record)
+                records.append(record)
+            except UserError as error:
+                if not self.lenient:
+                    raise
+                self.damage = self.damage or str(error)
+        self._read += sum(map(len, lines))
+        self._count += len(lines)
+        self._last = lines[-1] if lines else self._last
+        return records
+
+    def step_of(self, record: dict[str, Any]) -> int:
+        """Return the step of a record. UserError if it has none."""
+        if not isinstance(step := record.get("step"), int):
+            raise UserError(f"{self.path} is damaged (a line has no step): mend or delete that line")
+        return step
+
+    def _new_lines(self) -> list[bytes]:
+        """Return the new lines that are whole; they stay new until they are counted."""
+        try:
+            file = open_file(self.path)
+        except FileNotFoundError:
+            if not self.inode:
+                return []
+            raise Rewound from None
+        with file:
+            status = os.fstat(file.fileno())
+            if status.st_size - self._read > LARGEST_LOG:
+                raise UserError(f"{self.path} has {status.st_size:,} bytes, which no log of a run has: {RESTORE}")
+            if status.st_ino != (self.inode or status.st_ino):
+                raise Rewound
+            file.seek(self._read - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                raise Rewound
+            self.inode = status.st_ino
+            return split_whole(file.read())

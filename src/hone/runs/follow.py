@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hone.runs.display import make_display
-from hone.runs.liveness import holder
+from hone.runs.files import Tail
+from hone.runs.outputs import holder
 from hone.runs.progress import Progress
 from hone.runs.summary import Summary, describe_event
-from hone.runs.tail import Tail
 
 POLL = 0.25
 """Seconds between two looks at the files."""
@@ -30,7 +30,7 @@ class Steps:
         self._seconds: dict[int, dict[str, Any]] = {}
 
     def new(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """(metrics, timings) of the new steps, in their order."""
+        """Return (metrics, timings) of the new steps, in their order."""
         self._waiting += self._metrics.new()
         self._seconds |= {record["step"]: record for record in self._timings.new()}
         found = []
@@ -51,7 +51,7 @@ class _Clock:
 
 
 def follow(run: Summary, display_mode: str) -> None:
-    """Shows the run as it would show itself, until no process writes it any more.
+    """Show the run as it would show itself, until no process writes it any more.
 
     Raises Rewound where a resume began meanwhile: follow it anew.
     """

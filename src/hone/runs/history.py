@@ -11,6 +11,10 @@ from statistics import fmean
 from typing import Any
 
 NOTHING = math.nan
+SIGMAS = 5.0
+"""Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
+RECENT = 10
+"""Windows from whose steps the scatter is taken: that of ten steps alone is too small once in a while."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,10 @@ class Window:
 
 
 UNKNOWN = Window()
-SIGMAS = 5.0
-"""Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
-RECENT = 10
-"""Windows from whose steps the scatter is taken: that of ten steps alone is too small once in a while."""
 
 
 def differ(one: Window, other: Window, sigmas: float = SIGMAS) -> bool:
-    """Whether two windows are further apart than their steps scatter."""
+    """Return True if two windows are further apart than their steps scatter."""
     return abs(one.mean - other.mean) > sigmas * math.hypot(one.error, other.error)
 
 
@@ -44,14 +44,12 @@ class Series:
     values: list[float] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     lowest: int = -1
-    """Index of the window with the least mean; -1 if there is none yet."""
+    """Index of the window with the least mean; -1 if there is none yet. `highest` likewise."""
     highest: int = -1
-    _last: float = NOTHING
-    _squares: deque[float] = field(init=False)
-    """Squared differences of neighbours, of the last `RECENT` windows."""
 
     def __post_init__(self) -> None:
-        self._squares = deque(maxlen=RECENT * self.window)
+        self._last = NOTHING
+        self._squares: deque[float] = deque(maxlen=RECENT * self.window)  # squared differences of neighbours
 
     def append(self, value: float) -> None:
         self.values.append(value)
@@ -64,14 +62,14 @@ class Series:
             self.windows.append(UNKNOWN)
             return
         self.windows.append(Window(fmean(known), self._standard_error(known)))
-        here = len(self.windows) - 1
-        if self.lowest < 0 or self.windows[here].mean < self.windows[self.lowest].mean:
+        here, mean = len(self.windows) - 1, self.windows[-1].mean
+        if self.lowest < 0 or mean < self.windows[self.lowest].mean:
             self.lowest = here
-        if self.highest < 0 or self.windows[here].mean > self.windows[self.highest].mean:
+        if self.highest < 0 or mean > self.windows[self.highest].mean:
             self.highest = here
 
     def _standard_error(self, values: list[float]) -> float:
-        """Of their mean, from how much neighbours differ, here or in general: a trend, or a jump, is no scatter."""
+        """Estimate it from how much neighbours differ, here or in general: a trend, or a jump, is no scatter."""
         here = [(after - before) ** 2 for before, after in pairwise(values)]
         return math.sqrt(max(fmean(here), fmean(self._squares)) / 2 / len(values)) if here else 0.0
 
@@ -89,48 +87,41 @@ class History:
         self.correctness = correctness
         self.steps: list[int] = []
         self._series: dict[str, Series] = {}
+        self._unknown = Series(window)
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes in the metrics of a step; null, as what was not finite is written, is unknown."""
+        """Take in the metrics of a step; null, as what was not finite is written, is unknown."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         for name in numbers.keys() - self._series.keys():
             self._series[name] = Series(self.window, [NOTHING] * len(self.steps), [UNKNOWN] * len(self.steps))
         self.steps.append(step)
+        self._unknown.append(NOTHING)
         for name, series in self._series.items():
             series.append(numbers.get(name, NOTHING))
 
     def __len__(self) -> int:
         return len(self.steps)
 
+    def series(self, name: str) -> Series:
+        """Return the metric of this name, with NaN in each step if there is none."""
+        return self._series.get(name, self._unknown)
+
     def values(self, name: str) -> list[float]:
-        """The metric in each step."""
-        series = self._series.get(name)
-        return series.values if series else [NOTHING] * len(self.steps)
+        """Return the metric in each step."""
+        return self.series(name).values
 
     def latest(self, name: str) -> float:
-        """The metric in the last step."""
+        """Return the metric in the last step."""
         return self.values(name)[-1] if self.steps else NOTHING
 
     def now(self, name: str) -> Window:
-        """The last window."""
-        return self.at(name, len(self.steps) - 1)
+        """Return the last window."""
+        return self.at(name, len(self) - 1)
 
     def at(self, name: str, index: int) -> Window:
-        """The window that ends at the step of this index; unknown where there is none."""
-        series = self._series.get(name)
-        return series.windows[index] if series and 0 <= index < len(series.windows) else UNKNOWN
+        """Return the window that ends at the step of this index; unknown where there is none."""
+        return self.series(name).windows[index] if 0 <= index < len(self) else UNKNOWN
 
     def first(self, name: str) -> Window:
-        """The first window that is known."""
-        series = self._series.get(name)
-        return next((window for window in series.windows if window), UNKNOWN) if series else UNKNOWN
-
-    def lowest(self, name: str) -> int:
-        """Index of the step that ends the window with the least mean; -1 if there is none."""
-        series = self._series.get(name)
-        return series.lowest if series else -1
-
-    def highest(self, name: str) -> int:
-        """Index of the step that ends the window with the largest mean; -1 if there is none."""
-        series = self._series.get(name)
-        return series.highest if series else -1
+        """Return the first window that is known."""
+        return next(filter(None, self.series(name).windows), UNKNOWN)

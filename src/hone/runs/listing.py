@@ -13,7 +13,7 @@ DEFAULT_ROOT = Path("outputs")
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
+    """Yield every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
 
     What a run keeps inside itself (its weights, what a resume superseded) is not looked into; links are not followed.
     UserError if there is no such folder.
@@ -29,12 +29,12 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def is_previous(path: Path) -> bool:
-    """True for a run that a later one in the same directory has moved aside."""
+    """Return True for a run that a later one in the same directory has moved aside."""
     return PREVIOUS in path.parts
 
 
 def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
-    """The directory of the run that `name` means: a directory, or the id (or its unique beginning) of one under `root`.
+    """Return the directory of the run that `name` means: a directory, or an id (or its unique beginning) under `root`.
 
     UserError, naming what is there, if it means none or several.
     """

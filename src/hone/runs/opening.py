@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
-from hone.runs import drift, predictions, provenance, settings
-from hone.runs.budget import Budget, process_seconds
+from hone.runs import predictions, provenance, settings
+from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import verify, write_json
+from hone.runs.files import read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, clear, run_info
-from hone.runs.ranks import most_ranks
-from hone.runs.resuming import larger_budget, ranks_of, resume_command
-from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, is_end_only, roll_back
+from hone.runs.provenance import larger_budget, most_ranks, ranks_of, resume_command
+from hone.runs.rollback import check_logs, copy_history, finish_roll_back, interrupted, roll_back
+from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import Change
-from hone.runs.spent import Spent, spent
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ class Opened:
 
 
 def open_run(config: RunConfig, start: Start, say: Say) -> Opened:
-    """A fresh start, a resume, or a start from the checkpoint of another run, as the config says."""
+    """Start afresh, resume, or go on from the checkpoint of another run, as the config says."""
     if (source := other_source(config)) is not None:
         return _branched(config, source, start, say)
     if config.resume is not None and run_info(config.output_dir) is not None:
@@ -75,7 +75,7 @@ def open_run(config: RunConfig, start: Start, say: Say) -> Opened:
 
 
 def other_source(config: RunConfig) -> Path | None:
-    """The directory of another run to go on from, if the config names one. UserError if that is its own directory."""
+    """Return the directory of another run to go on from, if the config names one. UserError if it is its own."""
     source = config.resume.dir if config.resume else None
     if source is not None and source.resolve() == config.output_dir.resolve():
         raise UserError(
@@ -117,7 +117,7 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
     check_logs(folder)
     finish_roll_back(folder)
     step, restored = _chosen(folder, config, start, say)
-    changes = _checked(folder, info, step, restored, config, start)
+    changes = checked_changes(folder, info, step, restored[1], config, start.sources) if restored else []
     predictions.resumed(info, folder, config)
     if _is_done(folder, info, config, step, restored is not None) and not changes:
         say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
@@ -130,7 +130,7 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
         )
         say(f"The budget is used up ({used_up}): nothing was done. Go on with a larger one: {larger}")
         return Opened(info, step, restored, nothing_left=True)
-    drift.tell(changes, say)
+    _report(changes, say)
     if restored and (problems := _weights_problems(folder, step)):
         say(f"Warning: weights step_{step} are damaged ({problems[0]}) and are written anew.")
     place = roll_back(folder, step)
@@ -138,13 +138,13 @@ def _resumed(config: RunConfig, start: Start, say: Say) -> Opened:
         say(f"Resuming {folder} at step {step}.")
     else:
         say(f"No checkpoint to resume in {folder}: starting at step 0.")
-    if place is not None and not is_end_only(place):
+    if place is not None:
         say(f"What it had written after that is now in {place}.")
     return _note_resume(config, start, Opened(info, step, restored), changes, before)
 
 
 def _is_done(folder: Path, info: dict[str, Any], config: RunConfig, step: int, restored: bool) -> bool:
-    """Whether the run is at its end, with its weights: at its last checkpoint, or with no checkpoint at all."""
+    """Return True if the run is at its end, with its weights: at its last checkpoint, or with no checkpoint at all."""
     if info["status"] != "done" or _weights_problems(folder, config.max_steps):
         return False
     if restored:
@@ -154,17 +154,8 @@ def _is_done(folder: Path, info: dict[str, Any], config: RunConfig, step: int, r
     return config.resume.step is None and not settings.changes(before, config, info.get("sources", {}))
 
 
-def _checked(
-    folder: Path, info: dict[str, Any], step: int, restored: State | None, config: RunConfig, start: Start
-) -> list[Change]:
-    """What changed, see `drift.checked_changes`; nothing matters to a run that begins anew."""
-    if restored is None:
-        return []
-    return drift.checked_changes(folder, info, step, restored[1], config, start.sources)
-
-
 def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened:
-    """A new run that goes on from another run's checkpoint. It gets that run's history up to there, as a copy."""
+    """Begin a run that goes on from another run's checkpoint, with a copy of that run's history up to there."""
     if run_info(source) is None:
         raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
     info = _resumable_info(source, start.kind)
@@ -179,7 +170,7 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     step, restored = _chosen(source, config, start, say)
     if restored is None:
         raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
-    changes = _checked(source, info, step, restored, config, start)
+    changes = checked_changes(source, info, step, restored[1], config, start.sources)
     config = predictions.of_branch(config, info, step)
     own = _new_info(config, start)
     earlier = clear(config.output_dir)
@@ -197,13 +188,13 @@ def _branched(config: RunConfig, source: Path, start: Start, say: Say) -> Opened
     own |= {"ranks": most_ranks(info)} if most_ranks(info) > 1 else {}
     write_json(config.output_dir / "run.json", own)
     copy_history(source, config.output_dir, step)
-    drift.tell(changes, say)
+    _report(changes, say)
     say(f"Going on from step {step} of {source}, in {config.output_dir}.")
     return _note_resume(config, start, Opened(own, step, restored), changes, spent(config.output_dir, own))
 
 
 def _branch_of(config: RunConfig, source: dict[str, Any]) -> int | None:
-    """The step at which the run in the output directory branched from this one, if it did, and as is asked for now.
+    """Return the step at which the run in the output directory branched from this one, if it did, and as asked now.
 
     The command that made a branch can so be repeated, by a machine that starts it again whenever it was stopped.
     """
@@ -251,9 +242,9 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
         info |= origin | {"seed": config.seed, "inexact": [], "drift": []}
     else:
         opened.differs = [str(change) for change in changes if not change.harmless]
-        opened.differs += [f"{name} ({was}, now {now})" for name, was, now in drift.differences(info, origin)]
+        opened.differs += [f"{name} ({was}, now {now})" for name, was, now in differences(info, origin)]
         info["inexact"] = [entry for entry in info["inexact"] if entry["step"] < step]
-        drift.note_drift(info, step, changes)
+        note_drift(info, step, changes)
         info["sources"] = info.get("sources", {}) | dict(start.sources)
     for reason in ("failure", "stopped_by"):
         info.pop(reason, None)
@@ -266,7 +257,7 @@ def _note_resume(config: RunConfig, start: Start, opened: Opened, changes: list[
 
 
 def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[int, State | None]:
-    """The checkpoint to go on from: (its step, its content), or (0, None) if there is none."""
+    """Return the checkpoint to go on from: (its step, its content), or (0, None) if there is none."""
     assert config.resume is not None
     step, restored = _choose(Checkpoints(folder / "checkpoints"), config.resume.step, start.with_tensors, say)
     if step > config.max_steps:
@@ -274,21 +265,14 @@ def _chosen(folder: Path, config: RunConfig, start: Start, say: Say) -> tuple[in
             f"checkpoint step_{step} is past max_steps = {config.max_steps}: set --max-steps above {step}, or "
             "--resume.step to an earlier checkpoint"
         )
-    if (
-        restored
-        and start.parameters is not None
-        and (problem := misfit(restored[0] or _without_content(folder, step), start.parameters))
-    ):
-        raise UserError(
-            f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it was "
-            "trained with"
-        )
+    if restored and start.parameters is not None:
+        tensors = restored[0] or {"model": shapes(Checkpoints(folder / "checkpoints").path(step))}
+        if problem := misfit(tensors, start.parameters):
+            raise UserError(
+                f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that it "
+                "was trained with"
+            )
     return step, restored
-
-
-def _without_content(folder: Path, step: int) -> Tensors:
-    """The checkpoint's parameters, where its tensors are not read: names, shapes and dtypes."""
-    return {"model": shapes(Checkpoints(folder / "checkpoints").path(step))}
 
 
 def _choose(checkpoints: Checkpoints, wanted: int | None, with_tensors: bool, say: Say) -> tuple[int, State | None]:
@@ -317,3 +301,104 @@ def _machine(start: Start) -> dict[str, Any]:
         **({"untracked": untracked} if untracked else {}),
         "sources": {"code": provenance.code()} | dict(start.sources),
     }
+
+
+def checked_changes(
+    folder: Path,
+    info: Mapping[str, Any],
+    step: int,
+    state: Mapping[str, Any],
+    config: RunConfig,
+    sources: Mapping[str, str],
+) -> list[Change]:
+    """Return what is not as it was in the run in `folder` when it came to `step`, whose checkpoint has this state.
+
+    UserError if that would break exactness and was not allowed. A run that went on with other settings before may do so
+    again, or be set back to those that it had at `step`.
+    """
+    edited = edited_history(folder, step, state)
+    if edited and not config.allow_drift:
+        raise UserError(
+            f"{folder}: {', '.join(edited)} changed or went missing after checkpoint step_{step} was written, so the "
+            "run would not be what its records tell: restore it, resume from an earlier step, or add --allow-drift"
+        )
+    now = settings.settings_of(folder, config), info.get("sources", {})
+    then = settings_at(info, step, "settings", now[0]), settings_at(info, step, "sources", now[1])
+    found = _changes(config, sources, *then)
+    breaking = [change for change in _changes(config, sources, *now) if not change.harmless]
+    if breaking and any(not change.harmless for change in found) and not config.allow_drift:
+        raise UserError(
+            f"resuming {folder} with another {', '.join(map(str, breaking))} would give numbers that no unbroken run "
+            "has: set it back (the run's own settings are in its config.toml: @ "
+            f"{folder / 'config.toml'}), or add --allow-drift"
+        )
+    return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
+
+
+def _changes(
+    config: RunConfig, sources: Mapping[str, str], settings_before: Mapping[str, Any], sources_before: Mapping[str, str]
+) -> list[Change]:
+    """Return the settings and sources that are not as before."""
+    both = [name for name in sources if name in sources_before and sources_before[name] != sources[name]]
+    return settings.changes(settings_before, config, sources_before) + [
+        Change(name, sources_before[name], sources[name], kind="sources") for name in both
+    ]
+
+
+def settings_at(info: Mapping[str, Any], step: int, kind: str, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `settings` (flat) or `sources` of a run as they were at `step`, from those that it has `now`.
+
+    run.json lists, under `drift`, at which steps it went on with others, and what they were before.
+    """
+    found = dict(now)
+    for entry in reversed(info.get("drift", [])):
+        if entry["step"] >= step:
+            found |= entry[kind]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def note_drift(info: dict[str, Any], step: int, changes: list[Change]) -> None:
+    """Enter in run.json what was before, and forget what is rolled back."""
+    entries = [entry for entry in info.get("drift", []) if entry["step"] < step]
+    kinds = ("settings", "sources")
+    before = {kind: {c.name: c.before for c in changes if c.kind == kind and not c.harmless} for kind in kinds}
+    if any(before.values()):
+        entries.append({"step": step} | before)
+    info["drift"] = entries
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (name, before, now) of the facts in two run.json that can make equal runs differ.
+
+    They are packages, hone's code, processor, GPU, ranks, threads, and variables that choose kernels. What one of the
+    two doesn't know is left out.
+    """
+    pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
+    pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
+    pairs += [("ranks", before.get("ranks", 1), now.get("ranks", 1))]
+    pairs += [("threads", before.get("threads"), now.get("threads"))]
+    if "variables" in before and "variables" in now:
+        mine, theirs = before["variables"], now["variables"]
+        pairs += [(name, mine.get(name), theirs.get(name)) for name in mine | theirs]
+    mine, theirs = (facts.get("sources", {}).get("code") for facts in (before, now))
+    if mine and theirs:
+        pairs += [("hone's code", mine[:8], theirs[:8])]
+    return [(name, one, other) for name, one, other in pairs if one != other]
+
+
+def edited_history(folder: Path, step: int, state: Mapping[str, Any]) -> list[str]:
+    """Return the logs that don't begin as they were when the checkpoint was written, and the missing files."""
+    edited = []
+    for name, was in state.get("logs", {}).items():
+        lines = b"".join(whole_lines(folder / name))[: was["bytes"]]
+        if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
+            edited.append(name)
+    before = [line for line in read_lines(folder / "hashes.jsonl") if line["step"] < step]
+    names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
+    names += [evals_file(line["step"]) for line in before if line.get("evals")]
+    return edited + [name for name in names if not (folder / name).exists()]
+
+
+def _report(changes: list[Change], say: Say) -> None:
+    if changes:
+        say(f"Changed since the run began: {', '.join(map(str, changes))}.")

@@ -1,30 +1,33 @@
-"""Whose output directory is it? What hone wrote is recognised by its run.json; anything else is never touched."""
+"""Whose output directory is it, and is a run written there? What hone wrote is recognised by its run.json; anything
+else is never touched.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import struct
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
-from hone.config.transport import TRANSPORT
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from hone.config.shared import TRANSPORT
 from hone.errors import UserError
-from hone.runs.checked import check_run_info
-from hone.runs.evaluations import EVALS, RESULTS, evals_in
-from hone.runs.files import RESTORE, TMP_PREFIX, read_json, sweep
+from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
+from hone.runs.rollouts import EVALS, RESULTS, TOKENS, evals_in
 
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
 AUDIT = "audit.json"
 """What the audit before step 0 found, or that there was none."""
-TOKENS = "tokens"
-"""Folder for what train steps computed of each token."""
-PAUSED = "paused.json"
-"""There while a run is paused: `hone runs continue` takes it away."""
+PAUSED, PAUSE_POLL = "paused.json", 0.5
+"""There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
 CARD = ("report.html", "card.md", "report.json")
 """The run card: as a page, for a model hub, and as facts."""
 GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
@@ -69,8 +72,84 @@ _CARD_TAG = '\n- "hone"\n'
 """In the model card of every model that hone writes (hone.model.card)."""
 
 
+def _check_time(stamp: str) -> str:
+    parse_time(stamp)
+    return stamp
+
+
+Stamp = Annotated[str, AfterValidator(_check_time)]
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Git(_Facts):
+    revision: str
+    dirty: bool
+
+
+class _Hardware(_Facts):
+    cpu: str = ""
+    cores: int = 0
+    memory_gib: float = 0.0
+    gpu: list[str] | None = None
+
+
+class _Parent(_Facts):
+    id: str
+    dir: str
+    step: int
+
+
+class _Change(_Facts):
+    step: Annotated[int, Field(ge=0)]
+
+
+class _Cause(_Change):
+    cause: str
+
+
+class _Resume(_Change):
+    time: Stamp
+    ranks: Annotated[int, Field(ge=1)] = 1
+
+
+class RunFacts(_Facts):
+    """The types of what readers use of run.json. None of it is needed here: older runs lack some."""
+
+    id: str
+    kind: Literal["rl", "sft", "eval"]
+    status: str = ""
+    exact: bool = True
+    inexact: list[_Cause] = []
+    seed: int = 0
+    command: list[str] = []
+    started: Stamp | None = None
+    ended: Stamp | None = None
+    seconds: float | None = None
+    usd: float | None = None
+    git: _Git | None = None
+    versions: dict[str, str | None] = {}
+    hardware: _Hardware = _Hardware()
+    threads: int | None = None
+    ranks: Annotated[int, Field(ge=1)] = 1
+    variables: dict[str, str] = {}
+    untracked: list[str] = []
+    sources: dict[str, str] = {}
+    resumes: list[_Resume] = []
+    parent: _Parent = _Parent(id="", dir="", step=0)
+    reward_weights: dict[str, float] | None = None
+    exactness: dict[str, str] = {}
+    drift: list[_Change] = []
+    predictions: dict[str, Any] = {}
+    pool: int | None = None
+    failure: str | None = None
+    stopped_by: str | None = None
+
+
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """The run.json of a run of hone; None if `folder` isn't one, or its run.json can't be read."""
+    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json can't be read."""
     try:
         info = read_json(folder / "run.json")
     except (OSError, UserError):
@@ -80,7 +159,7 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """The run.json of a run of hone, whose values have the types that readers need; None if `folder` isn't one.
+    """Return the run.json of a run of hone, its values of the types that readers need; None if `folder` isn't one.
 
     UserError with the remedy if there is a run.json that is damaged, or can't be read.
     """
@@ -90,12 +169,17 @@ def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
     info = read_json(path, remedy)
     if info.get("format") != FORMAT:
         return None
-    check_run_info(info, path, remedy)
+    try:
+        RunFacts.model_validate(info)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))[:80]
+        raise UserError(f"{path} is damaged ({place}: {first['msg']}): {remedy}") from None
     return info
 
 
 def refuse_inside_run(path: Path, flag: str) -> None:
-    """UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
+    """Raise UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = inner.relative_to(outer).parts[:1]
@@ -104,7 +188,7 @@ def refuse_inside_run(path: Path, flag: str) -> None:
 
 
 def check_target(path: Path, flag: str) -> None:
-    """UserError if no file can be put at `path`, given by `flag`: to be said before the work that it is to hold."""
+    """Raise UserError if no file can be put at `path`, given by `flag`, before the work that it is to hold."""
     refuse_inside_run(path, flag)
     if run_info(path.resolve().parent) is not None:
         raise UserError(f"{path} lies in the run {path.parent}, into which nothing is written: choose another {flag}")
@@ -115,8 +199,8 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def is_hones(path: Path) -> bool:
-    """True for what hone makes beside runs: directories with a run.json and their certificates, models it created,
-    folders of only those.
+    """Return True for what hone makes beside runs: runs and their certificates, models it created, folders of only
+    those.
     """
     if path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE):
         return True
@@ -137,13 +221,19 @@ def _is_own_model(folder: Path) -> bool:
 
 
 def check(folder: Path, protect: list[Path]) -> None:
-    """UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources.
+    """Raise UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources.
 
     Foreign is what hone didn't make, and without a run.json also whatever has a name that the run itself would write.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
-    _check_outside(folder)
+    inner = folder.resolve()
+    for outer in inner.parents:
+        name = inner.relative_to(outer).parts[0]
+        if name in NAMES and run_info(outer) is not None:
+            raise UserError(
+                f"{folder} lies in {name} of the run in {outer}, which is that run's own: choose another --output-dir"
+            )
     if not folder.exists():
         return
     if run_info(folder) is None:
@@ -154,12 +244,18 @@ def check(folder: Path, protect: list[Path]) -> None:
                 f"{folder} holds files that are not a run of hone ({shown}) and is left untouched: "
                 "choose an empty or new --output-dir"
             )
+    moved = [path for path in _own(inner) if path.exists()]
     for source in protect:
-        _check_source(folder.resolve(), folder, source)
+        kept = source.resolve()
+        if kept == inner or any(kept == path or path in kept.parents for path in moved):
+            raise UserError(
+                f"{source} is needed by this run, but lies in the output directory {folder}, which a fresh start "
+                f"clears: choose another, such as --output-dir {folder}-2"
+            )
 
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
-    """UserError if a file of one of these `names` is there that no run of hone has put there."""
+    """Raise UserError if a file of one of these `names` is there that no run of hone has put there."""
     own = (run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in own and os.path.lexists(folder / name):
@@ -167,27 +263,6 @@ def check_kept(folder: Path, names: Iterable[str]) -> None:
                 f"{folder / name} is no file of a run, and a run of this program would keep its own there: move it, or "
                 "choose another output_dir"
             )
-
-
-def _check_outside(folder: Path) -> None:
-    """UserError if `folder` lies where another run keeps its own files."""
-    inner = folder.resolve()
-    for outer in inner.parents:
-        name = inner.relative_to(outer).parts[0]
-        if name in NAMES and run_info(outer) is not None:
-            raise UserError(
-                f"{folder} lies in {name} of the run in {outer}, which is that run's own: choose another --output-dir"
-            )
-
-
-def _check_source(resolved: Path, folder: Path, source: Path) -> None:
-    kept = source.resolve()
-    moved = [path for path in _own(resolved) if path.exists()]
-    if kept == resolved or any(kept == path or path in kept.parents for path in moved):
-        raise UserError(
-            f"{source} is needed by this run, but lies in the output directory {folder}, which a fresh start clears: "
-            f"choose another, such as --output-dir {folder}-2"
-        )
 
 
 def clear(folder: Path) -> Path | None:
@@ -211,7 +286,7 @@ def clear(folder: Path) -> Path | None:
 
 
 def _own(folder: Path) -> list[Path]:
-    """Where the run in `folder` has its files, or may have them; run.json last."""
+    """Return where the run in `folder` has its files, or may have them; run.json last."""
     kept = [name for name in GIVEN if name in (run_info(folder) or {}).get("kept", [])]
     return [*evals_in(folder).values(), *(folder / name for name in (*kept, *NAMES))]
 
@@ -225,7 +300,7 @@ def sweep_run(folder: Path) -> None:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turns what the system refuses while `folder` is being opened into a UserError."""
+    """Turn what the system refuses while `folder` is being opened into a UserError."""
     try:
         yield
     except OSError as error:
@@ -263,3 +338,51 @@ class Lock:
     def release(self) -> None:
         _held.pop(self._path, None)
         self._file.close()
+
+
+ELSEWHERE = 0
+"""The holder is a process that has no id here: on another machine, or outside this container."""
+
+# struct flock: (type, whence, start, length, pid) on Linux, (start, length, pid, type, whence) on macOS and BSD.
+_BSD = sys.platform == "darwin" or "bsd" in sys.platform
+_FORMAT = "qqihh" if _BSD else "hhqqi0q"
+
+
+def holder(folder: Path) -> int | None:
+    """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
+
+    Of a run in several processes it is the launcher, if there is one: the signals that end a run are for it.
+    Not to be called by that process itself: closing the file would release its own lock.
+    """
+    launcher = _holder(folder / LAUNCHER)
+    return _holder(folder / LOCK) if launcher is None else launcher
+
+
+def _holder(lock: Path) -> int | None:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        return ELSEWHERE  # another user's run: whether it is written can't be asked
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _whole_file())
+    except OSError:
+        return None  # a file system without locks: a run there holds none
+    finally:
+        os.close(descriptor)
+    kind, pid = _read(answer)
+    return None if kind == fcntl.F_UNLCK else max(pid, ELSEWHERE)
+
+
+def _whole_file() -> bytes:
+    """Ask what would be in the way of an exclusive lock on all of the file."""
+    if _BSD:
+        return struct.pack(_FORMAT, 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    return struct.pack(_FORMAT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _read(answer: bytes) -> tuple[int, int]:
+    """Return (type, pid) of the lock in the way; type `F_UNLCK` if there is none."""
+    fields = struct.unpack(_FORMAT, answer)
+    return (fields[3], fields[2]) if _BSD else (fields[0], fields[4])

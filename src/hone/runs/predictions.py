@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import operator
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +23,7 @@ from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
 from hone.runs.files import read_lines
-from hone.runs.prediction import Prediction, fields_of, prediction, quoted, read
+from hone.runs.metrics import written
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -30,6 +33,49 @@ MADE = "predicted"
 """Kind of the event that has the hash."""
 SCORED = ("done", "budget", "stopped")
 """Statuses at which a run scores what can be decided."""
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_FORM = re.compile(
+    rf"\s*(?P<metric>\S.*?)\s*@\s*(?P<step>\d+|end)\s*(?P<op>>=|<=|>|<)\s*(?P<number>{_NUMBER})"
+    rf"\s*p\s*=\s*(?P<p>{_NUMBER})\s*"
+)
+_EXAMPLE = 'METRIC@STEP OP NUMBER p=PROB, as in "reward/mean@40 > 0.6 p=0.8"'
+_OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_LACKS = (
+    (r"^(?!.*\bp\s*=\s*[\d.]+\s*%)", "has its probability in per cent, not as a share"),
+    (r"\bp\s*=", "does not say how likely it is"),
+    (r"@", "does not say at which step"),
+    (r"[<>]", "has no comparison (>, >=, < or <=)"),
+)
+"""What a text must match to be a prediction, and what is wrong with one that does not."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`metric` at `step` is `op` `number`, with probability `p`. `end`: the step was given as the run's last."""
+
+    metric: str
+    step: int
+    op: str
+    number: float
+    p: float
+    end: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.statement} p={_number(self.p)}"
+
+    @property
+    def statement(self) -> str:
+        """What is predicted, without the probability."""
+        return f"{self.metric}@{'end' if self.end else self.step} {self.op} {_number(self.number)}"
+
+    @property
+    def key(self) -> tuple:
+        """What was predicted, whatever the last step was then."""
+        return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
+
+    def holds(self, value: float) -> bool:
+        """Return True if it came true. Of NaN nothing is true."""
+        return _OPS[self.op](value, self.number)
 
 
 @dataclass(frozen=True)
@@ -47,8 +93,63 @@ class Scored:
         return None if self.outcome is None else (self.prediction.p - self.outcome) ** 2
 
 
+def check(config: RunConfig, env_id: str | None = None) -> None:
+    """Raise UserError if the config's predictions can't be those of its run. `env_id`: the task's own id, if known.
+
+    Those of a resume are compared with the run's when it is opened: it may go to other steps.
+    """
+    if config.resume is None:
+        read(config, env_id)
+
+
+def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
+    """Return the predictions of a run of `config`. UserError names the one that can't be, and what to write instead."""
+    found: dict[tuple, Prediction] = {}
+    for text in config.predict:
+        one = parse(text)
+        when = written(one.metric, config, env_id)
+        if isinstance(when, str):
+            raise UserError(f"{_quoted(text)}: {one.metric} {when}")
+        one = parse(text, when.last)
+        if one.step not in when:
+            beyond = f"the run has max_steps = {config.max_steps}, and " if one.step > when.last else ""
+            raise UserError(
+                f"{_quoted(text)}: {beyond}{one.metric} is written at {when}, not at {one.step}: predict it at "
+                f"{when.nearest(one.step)}"
+            )
+        key = (one.metric, one.step, one.op, one.number)
+        if key in found:
+            raise UserError(f"{_quoted(text)}: {one.statement} is predicted twice: leave one out")
+        found[key] = one
+    return list(found.values())
+
+
+def parse(text: str, last: int = -1) -> Prediction:
+    """Return the prediction that a text makes of a run whose last step is `last`. UserError if it makes none."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        problem = next((problem for pattern, problem in _LACKS if not re.search(pattern, text)), "can't be read")
+        raise UserError(f"{_quoted(text)} {problem}: write {_EXAMPLE}")
+    if not math.isfinite(float(match["number"])):
+        raise UserError(f"{_quoted(text)}: {match['number']} is more than a number can be: write a smaller one")
+    if not 0 < float(match["p"]) < 1:
+        raise UserError(f"{_quoted(text)}: p must be between 0 and 1, and nothing is certain: write p=0.99 or p=0.01")
+    end = match["step"] == "end"
+    step = last if end else int(match["step"])
+    return Prediction(match["metric"], step, match["op"], float(match["number"]), float(match["p"]), end)
+
+
+def _quoted(text: str) -> str:
+    return f"--predict {json.dumps(text, ensure_ascii=False)}"
+
+
+def _number(value: float) -> str:
+    """Return a number as short as it can be and read back: `0.6`, `40`, `1e-06`."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
 def record(config: RunConfig, kind: str, run_id: str) -> dict[str, Any]:
-    """What run.json says of the predictions of a run that begins now; empty without any. UserError as `read`."""
+    """Return what run.json has of the predictions of a run that begins now; empty without any. UserError as `read`."""
     found = read(config)
     if not found:
         return {}
@@ -58,110 +159,95 @@ def record(config: RunConfig, kind: str, run_id: str) -> dict[str, Any]:
 
 
 def _sha256(facts: Mapping[str, Any], run_id: str) -> str:
-    """Over the entries, when they were made, the settings they were made for, and the run."""
+    """Hash the entries, when they were made, the settings they were made for, and the run."""
     content = {"id": run_id, **{name: facts[name] for name in ("entries", "made", "settings")}}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def entries(info: Mapping[str, Any]) -> list[Prediction]:
-    """The predictions in a run.json."""
+    """Return the predictions in a run.json."""
     return [Prediction(**entry) for entry in info.get(KEY, {}).get("entries", [])]
 
 
 def problem(info: Mapping[str, Any], folder: Path) -> str:
-    """How it shows that the predictions of a run were edited after they were made; "" if it doesn't."""
-    told = _told(folder)
+    """Return how it shows that the predictions of a run were edited after they were made; "" if it doesn't."""
+    digest = _digest_in_events(folder)
     if KEY not in info:
-        return "its predictions are gone" if told else ""
+        return "its predictions are gone" if digest else ""
     try:
         fits = _sha256(info[KEY], info["id"]) == info[KEY]["sha256"]
         entries(info)
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
-    if fits and told is None and _has_begun(folder, info.get("parent", {}).get("step", 0)):
+    if fits and digest is None and _has_begun(folder, info.get("parent", {}).get("step", 0)):
         return "its predictions were not made before step 0 (no event tells of them)"
-    if fits and told in (None, info[KEY]["sha256"]):
+    if fits and digest in (None, info[KEY]["sha256"]):
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
 
 
-def _told(folder: Path) -> str | None:
-    """The hash that the run's events have."""
+def _digest_in_events(folder: Path) -> str | None:
     hashes = [line.get("sha256") for line in read_lines(folder / "events.jsonl") if line.get("kind") == MADE]
     return hashes[-1] if hashes else None
 
 
 def _has_begun(folder: Path, first: int = 0) -> bool:
-    """Whether the run has taken a step from `first` on, be it one that was rolled back."""
+    """Return True if the run has taken a step from `first` on, be it one that was rolled back."""
     return any(line["step"] >= first for place in _takes(folder) for line in read_lines(place / "metrics.jsonl"))
 
 
 def _takes(folder: Path) -> list[Path]:
-    """Where lines of the run's logs are, in the order in which they were written: rolled back ones, then its own."""
+    """Return where lines of the run's logs are, in the order in which they were written: rolled back ones, its own."""
     places = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
     return [*sorted(places, key=lambda path: int(path.name)), folder]
 
 
-def untold(info: Mapping[str, Any], folder: Path) -> str | None:
-    """The hash of predictions that no event has yet."""
+def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
+    """Return the hash of predictions that no event has yet."""
     digest = info.get(KEY, {}).get("sha256")
-    return None if digest == _told(folder) else digest
+    return None if digest == _digest_in_events(folder) else digest
 
 
 def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
-    """UserError if a resume comes with other predictions than the run in `folder` was begun with.
+    """Raise UserError if a resume comes with other predictions than the run in `folder` was begun with.
 
     None, or the same, are fine. A run that has no step yet takes those that it is given now.
     """
     if damage := problem(info, folder):
         raise UserError(f"{folder / 'run.json'}: {damage}: restore it, or begin a new run in another --output-dir")
-    if not config.predict:
-        return
     own = entries(info)
-    if not _has_begun(folder):
-        if not _same(config.predict, own):
-            info.pop(KEY, None)
-            info |= record(config, info["kind"], info["id"])
-    elif not _same(config.predict, own):
+    if not config.predict or {parse(text).key for text in config.predict} == {one.key for one in own}:
+        return
+    if _has_begun(folder):
         begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
         raise UserError(
             f"{folder} was begun {begun}, and predictions are made before step 0: leave out --predict, or give the same"
         )
+    info.pop(KEY, None)
+    info |= record(config, info["kind"], info["id"])
 
 
 def of_branch(config: Config, parent: Mapping[str, Any], step: int) -> Config:
-    """The config of a run that goes on from `step` of another one, whose predictions stay with it.
+    """Return the config of a run that goes on from `step` of another one, whose predictions stay with it.
 
     UserError for one of a step up to that one.
     """
-    inherited = {_said(one) for one in entries(parent)}
-    own = [text for text in config.predict if _said(prediction(fields_of(text), -1)) not in inherited]
+    inherited = {one.key for one in entries(parent)}
+    own = [text for text in config.predict if parse(text).key not in inherited]
     for text in own:
-        fields = fields_of(text)
-        if fields["step"] != "end" and int(fields["step"]) <= step:
-            raise UserError(f"{quoted(text)}: the branch begins at step {step}: predict a later one")
+        if not (one := parse(text)).end and one.step <= step:
+            raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later one")
     return config.model_copy(update={"predict": own})
 
 
 def kept(config: Config, info: Mapping[str, Any]) -> Config:
-    """The config with the run's predictions: a resume need not repeat them."""
+    """Return the config with the run's predictions: a resume need not repeat them."""
     return config.model_copy(update={"predict": [str(one) for one in entries(info)]})
 
 
-def _same(texts: Sequence[str], own: Sequence[Prediction]) -> bool:
-    return {_said(prediction(fields_of(text), -1)) for text in texts} == {_said(one) for one in own}
-
-
-def _said(one: Prediction) -> tuple:
-    """What was said, whatever the last step was then."""
-    return (one.metric, None if one.end else one.step, one.op, one.number, one.p)
-
-
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """What became of a run's predictions so far, by its metrics. A step taken twice, maybe with other settings,
-    counts as it was first: lines that were rolled back come before metrics.jsonl.
-
-    A metric that is null was not finite: its events say what it was.
+    """Score a run's predictions as far as its metrics decide them. A step taken twice, maybe with other settings,
+    counts as it was first. A metric that is null was not finite: its events say what it was.
     """
     found = entries(info)
     logs = [(place, read_lines(place / "metrics.jsonl")) for place in (_takes(folder) if found else ())]
@@ -173,44 +259,36 @@ def _scored(one: Prediction, lines: Sequence[tuple[Path, Mapping[str, Any]]]) ->
     for place, line in lines:
         if line["step"] == one.step and one.metric in line:
             value = line[one.metric]
-            value = _not_finite(place, one) if value is None else float(value)
-            return Scored(one, one.holds(value), value)
-    if max((line["step"] for _, line in lines), default=-1) < one.step:
-        return Scored(one, None, why=f"step {one.step} was not reached")
-    return Scored(one, None, why=f"not written at step {one.step}")
-
-
-def _not_finite(folder: Path, one: Prediction) -> float:
-    for line in read_lines(folder / "events.jsonl"):
-        if (line.get("kind"), line.get("step"), line.get("metric")) == ("not_finite", one.step, one.metric):
-            return float(line["value"])
-    return float("nan")
+            if value is None:
+                events = (e for e in read_lines(place / "events.jsonl") if e.get("kind") == "not_finite")
+                named = (e for e in events if (e.get("step"), e.get("metric")) == (one.step, one.metric))
+                value = next(named, {"value": "nan"})["value"]
+            return Scored(one, one.holds(float(value)), float(value))
+    reached = max((line["step"] for _, line in lines), default=-1) >= one.step
+    return Scored(one, None, why=f"not written at step {one.step}" if reached else f"step {one.step} was not reached")
 
 
 def settle(info: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Enters what became of the predictions in run.json's facts; returns those of the event, empty without any."""
+    """Enter what became of the predictions in run.json's facts; return those of the event, empty without any."""
     if KEY not in info:
         return {}
     scored = score(info, folder)
-    info[KEY] |= {
-        "outcomes": [{"outcome": s.outcome, "value": _finite(s.value), "brier": _rounded(s.brier)} for s in scored],
-        "brier": _rounded(mean_brier(scored)),
-    }
-    decided = [s for s in scored if s.outcome is not None]
-    true = sum(bool(s.outcome) for s in decided)
-    return {"true": true, "false": len(decided) - true, "undecided": len(scored) - len(decided)} | {
-        "brier": info[KEY]["brier"]
-    }
+    rounded = lambda value: None if value is None else round(value, 6)  # noqa: E731
+    finite = lambda value: value if value is not None and math.isfinite(value) else None  # noqa: E731
+    outcomes = [{"outcome": s.outcome, "value": finite(s.value), "brier": rounded(s.brier)} for s in scored]
+    info[KEY] |= {"outcomes": outcomes, "brier": rounded(mean_brier(scored))}
+    words = [word(s.outcome) for s in scored]
+    return {name: words.count(name) for name in ("true", "false", "undecided")} | {"brier": info[KEY]["brier"]}
 
 
 def mean_brier(scored: Sequence[Scored]) -> float | None:
-    """The mean Brier score of those that are decided; None without any."""
+    """Return the mean Brier score of those that are decided; None without any."""
     scores = [s.brier for s in scored if s.brier is not None]
     return sum(scores) / len(scores) if scores else None
 
 
 def in_words(info: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """What became of a run's predictions: a headline with the score, then a line for each; nothing without any."""
+    """Yield what became of a run's predictions: a headline with the score, a line for each; nothing without any."""
     scored = score(info, folder)
     if not scored:
         return
@@ -219,21 +297,10 @@ def in_words(info: Mapping[str, Any], folder: Path) -> Iterator[str]:
     yield f"{decided} of {len(scored)} decided{mean}"
     width = max(len(str(s.prediction)) for s in scored)
     for s in scored:
-        yield f"{word(s.outcome):<9}  {s.prediction!s:<{width}}  {s.why or f'was {_value(s)}'}"
+        value = "not a number" if s.value is None else f"{s.value:.6g}"
+        yield f"{word(s.outcome):<9}  {s.prediction!s:<{width}}  {s.why or f'was {value}'}"
 
 
 def word(outcome: bool | None) -> str:
-    """`true`, `false` or `undecided`"""
+    """Return `true`, `false` or `undecided`."""
     return "undecided" if outcome is None else "true" if outcome else "false"
-
-
-def _value(s: Scored) -> str:
-    return "not a number" if s.value is None else f"{s.value:.6g}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)

@@ -58,17 +58,9 @@ class Progress:
         self.doing, self.doing_since = "", self.began
 
     def enter(self, phase: str) -> None:
-        self._go_on()
-        self._paused = self.clock() if phase == _PAUSE else None
+        self.waited, self._paused = self._waited, self.clock() if phase == _PAUSE else None
         self.phase, self.doing_since = _DOING.get(phase, phase), self.clock()
         self.doing = self.phase
-
-    def tell(self, words: str) -> None:
-        """How far the phase has come, in words; without any, the phase itself."""
-        self.doing = words or self.phase
-
-    def _go_on(self) -> None:
-        self.waited, self._paused = self._waited, None
 
     @property
     def _waited(self) -> float:
@@ -76,7 +68,7 @@ class Progress:
 
     def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
-        self._go_on()
+        self.waited, self._paused = self._waited, None
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.evals, self.eval_step = evals, step
@@ -84,15 +76,9 @@ class Progress:
             if self.step is None:
                 self.first_seconds = self.elapsed - self.waited
             self.step, self.metrics, self.timings = step, metrics, timings
-            value = metrics.get(self.headline)
-            if value is not None:
+            if (value := metrics.get("loss" if self.kind == "sft" else "reward/mean")) is not None:
                 self.history.append(value)
         self.doing, self.doing_since = "", self.clock()
-
-    @property
-    def headline(self) -> str:
-        """The metric that is drawn: reward in RL, loss in SFT."""
-        return "loss" if self.kind == "sft" else "reward/mean"
 
     @property
     def done(self) -> int:
@@ -122,33 +108,23 @@ class Progress:
         return mean * (self.max_steps - self.done)
 
     def summary(self) -> list[str]:
-        """The latest step in words, one part per quantity."""
-        return self._sft_parts() if self.kind == "sft" else self._rl_parts()
-
-    def _sft_parts(self) -> list[str]:
+        """Return the latest step in words, one part per quantity."""
         m, parts = self.metrics, []
-        if (loss := m.get("loss")) is not None:
-            parts.append(f"loss {loss:.4f} nats/token")
-        if (lr := m.get("lr")) is not None:
-            parts.append(f"lr {lr:.2e}")
-        return parts + self._speed_parts()
-
-    def _rl_parts(self) -> list[str]:
-        m, parts = self.metrics, []
-        if (reward := m.get("reward/mean")) is not None:
-            parts.append(f"reward {reward:.3f}" + (f" (std {m['reward/std']:.2f})" if "reward/std" in m else ""))
-        if (share := m.get("outcome/correct")) is not None:
-            parts.append(f"correct {percent(share)}")
-        if (failed := m.get("outcome/grader_error", 0) + m.get("outcome/grader_timeout", 0)) > 0:
-            parts.append(f"grader failures {percent(failed)}")
-        if (length := m.get("completion/length/mean")) is not None:
-            parts.append(f"length {length:.1f} tokens{in_turns(m)}")
-        if (cut := m.get("completion/truncated")) is not None:
-            parts.append(f"truncated {percent(cut)}")
-        return parts + self._speed_parts()
-
-    def _speed_parts(self) -> list[str]:
-        parts = []
+        if self.kind == "sft":
+            parts += [f"loss {m['loss']:.4f} nats/token"] if m.get("loss") is not None else []
+            parts += [f"lr {m['lr']:.2e}"] if m.get("lr") is not None else []
+        else:
+            if (reward := m.get("reward/mean")) is not None:
+                parts.append(f"reward {reward:.3f}" + (f" (std {m['reward/std']:.2f})" if "reward/std" in m else ""))
+            if (share := m.get("outcome/correct")) is not None:
+                parts.append(f"correct {percent(share)}")
+            if (failed := m.get("outcome/grader_error", 0) + m.get("outcome/grader_timeout", 0)) > 0:
+                parts.append(f"grader failures {percent(failed)}")
+            if (length := m.get("completion/length/mean")) is not None:
+                turns = m.get("turns/mean")
+                parts.append(f"length {length:.1f} tokens" + (f" in {turns:.1f} turns" if turns is not None else ""))
+            if (cut := m.get("completion/truncated")) is not None:
+                parts.append(f"truncated {percent(cut)}")
         if (speed := self.timings.get("tokens/s")) is not None:
             parts.append(f"{thousands(speed)} tokens/s")
         if (seconds := self.timings.get("time/step")) is not None:
@@ -156,39 +132,35 @@ class Progress:
         return parts
 
     def evaluation(self) -> list[str]:
-        """The latest evaluations in words, one line per environment (or the validation loss)."""
+        """Return the latest evaluations in words, one line per environment (or the validation loss)."""
         lines = []
         for name, value in self.evals.items():
             if name == "val/loss" and value is not None:
                 lines.append(f"validation loss {value:.4f} nats/token")
             if name.endswith("/reward/mean") and value is not None:
-                lines.append(self._environment(name.removeprefix("eval/").removesuffix("/reward/mean"), value))
+                env = name.removeprefix("eval/").removesuffix("/reward/mean")
+                interval, exact = reward_interval(self.evals, env), self.evals.get(f"eval/{env}/exact")
+                text = f"{env} reward {value:.3f}"
+                text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})" if interval is not None else ""
+                lines.append(text + (f", exact {percent(exact)}" if exact is not None else ""))
         return lines
-
-    def _environment(self, env: str, reward: float) -> str:
-        interval = reward_interval(self.evals, env)
-        exact = self.evals.get(f"eval/{env}/exact")
-        text = f"{env} reward {reward:.3f}"
-        if interval is not None:
-            text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
-        return text + (f", exact {percent(exact)}" if exact is not None else "")
 
 
 def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[float, float] | None:
-    """The 95 % interval of the mean reward of an evaluation, from its metrics; None without one, and where it has no
-    width: if all examples have the same reward, nothing tells how sure that is.
+    """Return the 95 % interval of the mean reward of an evaluation; None without one, and where it has no width: if all
+    examples have the same reward, nothing shows how sure that is.
     """
     low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
     return None if low is None or high is None or high - low < 1e-9 else (low, high)
 
 
 def percent(share: float) -> str:
-    """0.123 → "12 %"; shares below 1 % keep a decimal, so that rare is not shown as never."""
+    """Return "12 %" for 0.123; shares below 1 % keep a decimal, so that rare is not shown as never."""
     return f"{share:.1%}".replace("%", " %") if 0 < share < 0.0995 else f"{share:.0%}".replace("%", " %")
 
 
 def thousands(value: float) -> str:
-    """1234 → "1.2k"."""
+    """Return "1.2k" for 1234."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.1f}{unit}"
@@ -196,7 +168,7 @@ def thousands(value: float) -> str:
 
 
 def short_seconds(value: float) -> str:
-    """Seconds of one step: "35 ms", "0.31 s", "12.4 s", "2:05 min"."""
+    """Return seconds of one step: "35 ms", "0.31 s", "12.4 s", "2:05 min"."""
     if value < 0.0995:
         return f"{value * 1e3:.0f} ms"
     if value < 10:
@@ -205,14 +177,14 @@ def short_seconds(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "0:07", "12:34", "1:02:03"."""
+    """Return "0:07", "12:34", "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values as `width` bars or fewer, each the mean of its share; from 0 to 1 if they fit there, else min to max."""
+    """Draw values as `width` bars or fewer, each the mean of its share; from 0 to 1 if they fit, else min to max."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -223,9 +195,3 @@ def sparkline(values: list[float], width: int) -> str:
         low, high = 0.0, 1.0
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
-
-
-def in_turns(metrics: dict[str, Any]) -> str:
-    """In how many turns completions were said, of a task of several: " in 2.3 turns"; else ""."""
-    turns = metrics.get("turns/mean")
-    return "" if turns is None else f" in {turns:.1f} turns"

@@ -1,4 +1,4 @@
-"""Where a run comes from: code revision, package versions, hardware. Facts only, gathered once at start."""
+"""Where a run comes from: code revision, package versions, hardware, ranks; and the command that goes on with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import secrets
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import hone
 from hone import digests
 from hone.errors import UserError
+from hone.runs.budget import Spent
 
 NUMERICS = 2
 """Rises whenever a change of hone may change the bytes of a run, or what is computed from them; run.json records it.
@@ -29,17 +31,17 @@ _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pya
 
 
 def now(ago: float = 0.0) -> str:
-    """The time as ISO 8601 in UTC, to the second; or that of so many seconds ago."""
+    """Return the time as ISO 8601 in UTC, to the second; or that of so many seconds ago."""
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="seconds")
 
 
 def new_id() -> str:
-    """A name for a run: readable, sorts by time, unique. Not from the seed, for equal runs are still two runs."""
+    """Return a name for a run: readable, sorts by time, unique. Equal runs are still two runs."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def git() -> dict[str, Any] | None:
-    """Revision of the repository around the current directory, and whether tracked files differ from it, or None."""
+    """Return the revision of the repository around the current directory, and whether tracked files differ, or None."""
     revision = _git("rev-parse", "HEAD")
     if not revision:
         return None
@@ -47,8 +49,8 @@ def git() -> dict[str, Any] | None:
 
 
 def untracked(command: Sequence[str]) -> list[str]:
-    """The config files that a command names, and the task files that this process has loaded, that git does not track:
-    no revision has them. Empty where there is no revision at all. Installed packages have versions, and are left out.
+    """Return the config files that a command names, and the task files that this process has loaded, that git does not
+    track. Empty where there is no revision at all. Installed packages have versions, and are left out.
     """
     if not _git("rev-parse", "HEAD"):
         return []
@@ -56,11 +58,8 @@ def untracked(command: Sequence[str]) -> list[str]:
     loading = sys.modules.get("hone.environments.task_files")
     tasks = [] if loading is None else [name for name in loading.sources() if "site-packages" not in Path(name).parts]
     files = [Path(os.path.relpath(name)) for name in dict.fromkeys((*named, *tasks)) if Path(name).is_file()]
-    return [str(file) for file in files if not _tracked(file)]
-
-
-def _tracked(file: Path) -> bool:
-    return _git("-C", str(file.parent), "ls-files", "--error-unmatch", "--", file.name) is not None
+    tracked = ("ls-files", "--error-unmatch", "--")
+    return [str(file) for file in files if _git("-C", str(file.parent), *tracked, file.name) is None]
 
 
 def _git(*args: str) -> str | None:
@@ -96,7 +95,7 @@ def refuse_other_numerics(info: Mapping[str, Any], folder: Path) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that can change a run's numbers; None for one that isn't installed."""
+    """Return the versions of what can change a run's numbers; None for a package that isn't installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "hone-rl": hone.__version__}
     for name in _PACKAGES:
         try:
@@ -108,14 +107,15 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def code() -> str:
-    """SHA-256 over hone's own source files, as this process found them: a version number doesn't tell of an edit."""
+    """Return the SHA-256 over hone's own source files: a version number doesn't change with an edit."""
     return digests.of_source(Path(hone.__file__).parent)
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, usable cores, memory in GiB, and the GPU if torch is loaded and has one."""
+    """Return CPU model, usable cores, memory in GiB, and the GPU if torch is loaded and has one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    facts: dict[str, Any] = {"cpu": _cpu_model(), "cores": cores, "memory_gib": _memory_gib(), "gpu": None}
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    facts: dict[str, Any] = {"cpu": _cpu_model(), "cores": cores, "memory_gib": memory, "gpu": None}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         facts["gpu"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -131,17 +131,46 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
 def variables() -> dict[str, str]:
-    """Environment variables that choose between kernels which round differently."""
+    """Return the environment variables that choose between kernels which round differently."""
     prefixes = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_", "ONEDNN_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
 def threads() -> int | None:
-    """CPU threads that torch uses; None while torch isn't loaded."""
+    """Return the CPU threads that torch uses; None while torch isn't loaded."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else None
+
+
+def most_ranks(info: Mapping[str, Any]) -> int:
+    """Return the most processes that any step of the run was trained on, of those that no resume rolled back."""
+    parts = [(0, info.get("ranks", 1))]
+    for resume in info.get("resumes", []):
+        parts = [part for part in parts if part[0] < resume["step"]] + [(resume["step"], resume.get("ranks", 1))]
+    return max(ranks for _, ranks in parts)
+
+
+def resume_command(folder: Path, kind: str, *more: str, ranks: int = 1) -> str:
+    """Return `hone rl @ outputs/config.toml --resume`, to paste, with further words.
+
+    Several `ranks` of SFT are started by torchrun; those of RL are a setting.
+    """
+    program = ["hone", kind]
+    if ranks > 1 and kind == "sft":
+        program = ["torchrun", "--nproc-per-node", str(ranks), "-m", "hone.trainer.sft"]
+    return shlex.join([*program, "@", str(folder / "config.toml"), "--resume", *more])
+
+
+def ranks_of(info: Mapping[str, Any]) -> int:
+    """Return on how many ranks the run with this run.json trained last."""
+    newest = info["resumes"][-1] if info.get("resumes") else info
+    return newest.get("ranks", 1)
+
+
+def larger_budget(limits: Mapping[str, Any], spent: Spent) -> list[str]:
+    """Return flags for twice the budget, or twice what is spent if that is more: `--budget.hours 4`."""
+    used = {"hours": spent.seconds / 3600, "usd": spent.usd or 0.0, "tokens": spent.tokens}
+    doubled = {name: 2 * max(limits[name], used[name]) for name in used if limits.get(name) is not None}
+    words = {name: str(value) if isinstance(value, int) else f"{value:.3g}" for name, value in doubled.items()}
+    return [word for name, value in words.items() for word in (f"--budget.{name}", value)]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
-from hone.runs.checkpoint import Checkpoints, step_of
-from hone.runs.evaluations import RESULTS, evals_file, evals_in
+from hone.runs.checkpoint import Checkpoints
 from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
+from hone.runs.rollouts import RESULTS, evals_file, evals_in, read_rollouts, read_tokens, rollouts_path, step_of
 from hone.runs.settings import moved, read_toml
 
 if TYPE_CHECKING:
     import pyarrow
     from plotly.graph_objects import Figure
+
+_HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 
 class Run:
@@ -44,34 +48,32 @@ class Run:
         return moved(table, table.get("output_dir", ""), self.path)
 
     def metrics(self) -> pyarrow.Table:
-        """One row per step: int64 `step`, a column per metric, null where a step lacks it."""
+        """Return one row per step: int64 `step`, a column per metric, null where a step lacks it."""
         return to_table(read_lines(self.path / "metrics.jsonl"))
 
     def timings(self) -> pyarrow.Table:
-        """Seconds by phase, tokens/s and what else comes from a clock; one row per step."""
+        """Return seconds by phase, tokens/s and what else comes from a clock; one row per step."""
         return to_table(read_lines(self.path / "timings.jsonl"))
 
     def events(self) -> list[dict[str, Any]]:
-        """Checkpoints, resumes, alarms, …, in the order they happened."""
+        """Return checkpoints, resumes, alarms, …, in the order they happened."""
         return read_lines(self.path / "events.jsonl")
 
     def hashes(self) -> list[dict[str, Any]]:
-        """For each step: `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and `rollouts`,
-        and of the samples of the evaluation of that version as `evals`, if there was one.
+        """Return for each step `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and
+        `rollouts`, and of the samples of the evaluation of that version as `evals`, if there was one.
 
         There is one line more when the run came to its end, for the final version.
         """
         return read_lines(self.path / "hashes.jsonl")
 
     def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts are there, ascending."""
+        """Return steps whose rollouts are there, ascending."""
         steps = [step_of(path) for path in (self.path / "rollouts").glob("step_*.parquet")]
         return sorted(step for step in steps if step is not None)
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """The completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
-        from hone.runs.rollouts import read_rollouts, rollouts_path
-
+        """Return the completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
         path = rollouts_path(self.path, step)
         if not path.exists():
             steps = self.rollout_steps()
@@ -80,7 +82,7 @@ class Run:
         return read_rollouts(path, columns)
 
     def samples(self, step: int | None = None) -> pyarrow.Table:
-        """What can be read of the completions of a step, by default of the last: a row each, in the order of sampling.
+        """Return what can be read of the completions of a step, by default of the last: a row each, as sampled.
 
         Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
         outcome, detail (why), advantage, stop_reason, and one for each component of the reward, before its weight.
@@ -100,32 +102,28 @@ class Run:
         return shown
 
     def evaluations(self) -> pyarrow.Table:
-        """The held-out evaluations of an RL run, a row each: int64 `step` (the version), and the metrics `eval/…`."""
+        """Return the held-out evaluations of an RL run, a row each: int64 `step` (the version), and `eval/…`."""
         lines = read_lines(self.path / "metrics.jsonl")
         held_out = [{name: value for name, value in line.items() if name.startswith("eval/")} for line in lines]
         return to_table([{"step": line["step"]} | of for line, of in zip(lines, held_out, strict=True) if of])
 
     def plot(self, *metrics: str) -> Figure:
-        """A Plotly figure of metrics by step; by default of reward, or loss, and what was measured held out."""
-        from hone.runs.plotting import figure
-
+        """Return a Plotly figure of metrics by step; by default of reward, or loss, and what was measured held out."""
         return figure(self, metrics)
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """What the train step computed of each token, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
+        """Return what the train step computed, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
         `trainer_logprobs`, with a value for each sampled token, null where the completion was not trained on. None if
         that was not recorded.
         """
-        from hone.runs.tokens import read_tokens
-
         return read_tokens(self.path, step)
 
     def evals(self) -> list[int]:
-        """Versions of which the samples of an evaluation are there, ascending. Older runs have none."""
+        """Return the versions of which the samples of an evaluation are there, ascending. Older runs have none."""
         return list(evals_in(self.path))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
-        """The samples of the evaluation of a version, a completion each; keys as in `hone.evaluation.EvalSample.row`.
+        """Return the samples of the evaluation of a version; keys as in `hone.evaluation.EvalSample.row`.
 
         Without a version those of `hone eval`, of which the directory has to be. UserError if there are none.
         """
@@ -138,7 +136,7 @@ class Run:
         return read_lines(path)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """What became of every draw of an RL run: draw, step, example_id, state, tokens.
+        """Return what became of every draw of an RL run: draw, step, example_id, state, tokens.
 
         `source` is `checkpoint`, or `rollouts` for the steps since the newest one, which a resume would take again.
         """
@@ -147,7 +145,7 @@ class Run:
         return read_draws(self)
 
     def weights(self) -> dict[int, Path]:
-        """Complete exports by step, ascending."""
+        """Return complete exports by step, ascending."""
         found = {step_of(path): path for path in (self.path / "weights").glob("step_*") if is_complete(path)}
         return {step: found[step] for step in sorted(s for s in found if s is not None)}
 
@@ -157,12 +155,12 @@ class Run:
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The contents of messages, with an empty line between them."""
+    """Return the contents of messages, with an empty line between them."""
     return "\n\n".join(str(message.get("content") or "") for message in messages)
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
-    """Records as an Arrow table, columns in order of first appearance: integers, else floats, else text (JSON)."""
+    """Return records as an Arrow table, columns in order of appearance: integers, else floats, else text (JSON)."""
     import pyarrow as pa
 
     names = list(dict.fromkeys(name for record in records for name in record))
@@ -180,3 +178,43 @@ def _column(values: list[Any]) -> Any:
     if kinds <= {bool} or kinds <= {str}:
         return pa.array(values)
     return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+
+
+def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
+    """Draw metrics by step; without names reward and held-out reward of RL, loss and validation loss of SFT.
+
+    Held-out rewards have their 95 % intervals. UserError for a metric that the run does not have.
+    """
+    import plotly.graph_objects as go
+
+    table = run.metrics()
+    known = [name for name in table.column_names if name != "step"]
+    usual = [name for name in known if name in ("reward/mean", "loss", "val/loss") or _HELD_OUT.fullmatch(name)]
+    usual = [name for name in usual if name != "loss" or "reward/mean" not in known]
+    for name in metrics:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none yet'}"
+            raise UserError(f"{run.path} has no metric {name!r}: {hint}")
+    steps = table["step"].to_pylist() if "step" in table.column_names else []
+    shown = go.Figure()
+    for name in metrics or usual:
+        points = [i for i, value in enumerate(table[name].to_pylist()) if value is not None]
+        held_out = _HELD_OUT.fullmatch(name)
+        bars = _interval(table, held_out[1], points) if held_out else None
+        x, y = ([column[i] for i in points] for column in (steps, table[name].to_pylist()))
+        few = name.startswith(("eval/", "val/"))
+        label = f"{held_out[1]}, held out" if held_out else name
+        shown.add_scatter(x=x, y=y, name=label, error_y=bars, mode="lines+markers" if few else "lines")
+    shown.update_layout(title=str(run.path), xaxis_title="step", template="plotly_white")
+    return shown
+
+
+def _interval(table, env: str, points: Sequence[int]) -> dict | None:
+    """Return error bars of the 95 % interval, above and below the mean."""
+    names = [f"eval/{env}/{name}" for name in ("reward/mean", "ci95/low", "ci95/high")]
+    if any(name not in table.column_names for name in names):
+        return None
+    mean, low, high = (table[name].to_pylist() for name in names)
+    above, below = [high[i] - mean[i] for i in points], [mean[i] - low[i] for i in points]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}

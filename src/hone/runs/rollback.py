@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.checkpoint import step_of
-from hone.runs.evaluations import EVALS
 from hone.runs.files import (
     MARKER,
     JsonlLog,
@@ -27,7 +25,8 @@ from hone.runs.files import (
     whole_lines,
     write_file,
 )
-from hone.runs.outputs import AUDIT, TOKENS, sweep_run
+from hone.runs.outputs import AUDIT, sweep_run
+from hone.runs.rollouts import EVALS, TOKENS, step_of
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 HISTORY = frozenset(
@@ -37,18 +36,16 @@ HISTORY = frozenset(
 OF_STEPS = {"rollouts": "step_*.parquet", TOKENS: "step_*.parquet", EVALS: "step_*.jsonl"}
 """Folders with a file for each step, or some, and what their names are like."""
 _PLAN = "rollback.json"
-_EMPTY = {"metrics", "rollouts"}
-"""Hashes that the closing line lacks, unless the last version was evaluated."""
 
 
 def check_logs(folder: Path) -> None:
-    """UserError if a line of a log can't be read: to be called before anything is moved."""
+    """Raise UserError if a line of a log can't be read: to be called before anything is moved."""
     for name in LOGS:
         read_lines(folder / name)
 
 
 def finish_roll_back(folder: Path) -> None:
-    """Complete what a killed roll-back left undone. To be called before a checkpoint is chosen: it may move some."""
+    """Complete what a killed roll-back left undone. Call it before a checkpoint is chosen."""
     sweep_run(folder)
     for place in _places(folder):
         sweep(place)
@@ -60,7 +57,7 @@ def finish_roll_back(folder: Path) -> None:
 
 
 def interrupted(folder: Path) -> bool:
-    """Whether a resume of the run was killed in the middle of its roll-back: the next resume finishes it."""
+    """Return True if a resume was killed in the middle of its roll-back: the next one finishes it."""
     plans = [_read_plan(place / _PLAN) for place in _places(folder)]
     return any(plan is not None and not plan["done"] for plan in plans)
 
@@ -83,17 +80,6 @@ def roll_back(folder: Path, step: int) -> Path | None:
     place.mkdir(parents=True)
     _move(folder, place, step)
     return place
-
-
-def is_end_only(place: Path) -> bool:
-    """Whether all that went to `place` is the line that closed the hashes of the run, which took no step after it."""
-    names = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
-    if names - {_PLAN, "hashes.jsonl"}:
-        return False
-    return all(
-        line.keys() <= {"step", "weights"} | _EMPTY and not any(line.get(name) for name in _EMPTY)
-        for line in read_lines(place / "hashes.jsonl")
-    )
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
@@ -132,7 +118,7 @@ def _has_later(folder: Path, step: int) -> bool:
 
 
 def goes(log: str, record: dict[str, Any], step: int) -> bool:
-    """Whether a line of `log` belongs to what a roll-back to `step` takes away."""
+    """Return True if a line of `log` belongs to what a roll-back to `step` takes away."""
     at = record.get("step")
     if at is None or at < step:
         return False
@@ -140,7 +126,7 @@ def goes(log: str, record: dict[str, Any], step: int) -> bool:
 
 
 def _later(folder: Path, step: int) -> list[Path]:
-    """What is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
+    """Return what is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
     gone = []
     versions = {"checkpoints": (step + 1, "step_*"), "weights": (step + 1, "step_*")}
     for name, (first, pattern) in (versions | {name: (step, pattern) for name, pattern in OF_STEPS.items()}).items():

@@ -1,4 +1,9 @@
-"""`rollouts/step_N.parquet`: one row per completion, with all it takes to retrain, regrade or read it.
+"""The completions of a run on disk.
+
+rollouts/step_N.parquet   one row per completion, with all it takes to retrain, regrade or read it
+tokens/step_N.parquet     what the train step computed of each token, a row for each of them. It follows from rollouts
+                          and weights, so no hash covers it; a run goes on without it
+evals/step_N.jsonl        the samples of the evaluation of version N, a completion a line; results.jsonl of `hone eval`
 
 SELECT text, reward, components['correctness'] FROM 'outputs/rollouts/*.parquet' WHERE outcome = 'wrong'  -- DuckDB
 """
@@ -7,17 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
-from hone.runs.checked import open_file
-from hone.runs.files import write_file
-from hone.types import Group
+from hone.runs.files import dumps, open_file, write_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow
+
+    from hone.types import Group
+
+TOKENS = "tokens"
+EVALS = "evals"
+"""Folders of a run; `hone eval` may put folders of its own beside the files of `evals`."""
+RESULTS = "results.jsonl"
+_STEP = re.compile(r"step_(\d+)")
 
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -37,18 +51,24 @@ ADDED = ("completion",)
 """Columns that the files of older runs lack."""
 
 
+def step_of(path: Path) -> int | None:
+    """Return the N of a name like `step_12` or `step_000012.parquet`; None for other names."""
+    match = _STEP.fullmatch(path.name.split(".")[0])
+    return int(match.group(1)) if match else None
+
+
 def rollouts_file(step: int) -> str:
-    """Where the rollouts of a step lie, relative to the run."""
+    """Return where the rollouts of a step lie, relative to the run."""
     return f"rollouts/step_{step:06d}.parquet"
 
 
 def rollouts_path(folder: Path, step: int) -> Path:
-    """Where the rollouts of a step of the run in `folder` lie."""
+    """Return where the rollouts of a step of the run in `folder` lie."""
     return folder / rollouts_file(step)
 
 
 def schema() -> pyarrow.Schema:
-    """Columns and types. Every step's file has all of them, so that any set of files is one table."""
+    """Return columns and types. Every step's file has all of them, so that any set of files is one table."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -82,7 +102,7 @@ def schema() -> pyarrow.Schema:
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """The rows of one group: `index` within its step, `state` what became of it (trained, filtered, failed).
+    """Return the rows of one group: `index` within its step, `state` what became of it (trained, filtered, failed).
 
     A sample whose grader failed has the state `failed`, whatever the group's is.
     """
@@ -149,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """The Arrow table of one step, or some columns of it; a column of `ADDED` that the file lacks is null.
+    """Return the Arrow table of one step, or some columns of it; a column of `ADDED` that the file lacks is null.
 
     UserError if it is damaged.
     """
@@ -169,3 +189,95 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
         if wanted and field.name in ADDED and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
     return table
+
+
+def tokens_path(folder: Path, step: int) -> Path:
+    """Return where the tokens of a step of the run in `folder` lie."""
+    return folder / TOKENS / f"step_{step:06d}.parquet"
+
+
+def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Write those of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
+
+    Rows have `sample_id`, and `entropies` (written as float16) and `trainer_logprobs` (float32), natural log, with a
+    value for each token that was sampled, in order; None where the completion was not trained on.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"sample_id": pa.array([row["sample_id"] for row in rows], pa.string())}
+    kinds = {"entropies": "float16", "trainer_logprobs": "float32"}
+    columns |= {name: _lists([row[name] for row in rows], kind) for name, kind in kinds.items()}
+    # As for rollouts the exponents compress, if they lie together. DuckDB can't read float16 so.
+    options: dict[str, Any] = OPTIONS | {"column_encoding": {"trainer_logprobs.list.element": "BYTE_STREAM_SPLIT"}}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, **options)
+    (folder / TOKENS).mkdir(exist_ok=True)
+    write_file(tokens_path(folder, step), sink.getvalue().to_pybytes())
+
+
+def _lists(values: Sequence[np.ndarray | None], kind: str) -> pyarrow.Array:
+    """Return a list array of a NumPy type; None becomes null."""
+    import numpy as np
+    import pyarrow as pa
+
+    parts = [np.zeros(0, kind) if part is None else np.asarray(part, kind) for part in values]
+    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
+    flat = pa.array(np.concatenate([np.zeros(0, kind), *parts]))
+    missing = pa.array([part is None for part in values], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=missing)
+
+
+def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
+    """Return the tokens of a step; None if they were not recorded. UserError if the file is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tokens_path(folder, step)
+    if not path.exists():
+        return None
+    open_file(path).close()  # or a pipe would be waited for
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): delete it, nothing needs it") from None
+
+
+def evals_file(version: int) -> str:
+    """Return where the samples of the evaluation of a version lie, relative to the run."""
+    return f"{EVALS}/step_{version:06d}.jsonl"
+
+
+def evals_in(folder: Path) -> dict[int, Path]:
+    """Return the evaluations of the run in `folder`, by version, ascending."""
+    found = {step_of(path): path for path in (folder / EVALS).glob("step_*.jsonl")}
+    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+
+
+def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return rows as `hone.evaluation.EvalSample.row` makes them, each as a line of JSON."""
+    return [dumps(plain(row)) + "\n" for row in rows]
+
+
+def as_read(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows in the values that reading them back gives."""
+    return [json.loads(line) for line in to_lines(rows)]
+
+
+def write_evaluation(folder: Path, version: int, rows: Sequence[dict[str, Any]]) -> str:
+    """Write the samples of a version into the run in `folder`. Equal rows give equal bytes; returns their SHA-256."""
+    content = "".join(to_lines(rows)).encode()
+    (folder / EVALS).mkdir(exist_ok=True)
+    write_file(folder / evals_file(version), content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in what JSON knows: `info` may hold dates (Parquet), and NaN and infinities, which become null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,7 +1,8 @@
-"""When a run saves, and what: the same for every loop."""
+"""When a run saves, what, and how it pauses: the same for every loop."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hone.config.shared import CkptConfig
 from hone.runs.checkpoint import Tensors
-from hone.runs.pausing import pause
+from hone.runs.files import write_json
+from hone.runs.outputs import PAUSE_POLL, PAUSED
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter
 
@@ -74,13 +76,13 @@ class Saver:
         return bool(self.stop) or bool(self.run.budget.used_up)
 
     def ending(self, version: int, max_steps: int) -> Ending:
-        """How the loop ends that has come to `version`."""
+        """Return how the loop ends that has come to `version`."""
         if self.stop:
             return "stopped"
         return "done" if version == max_steps else "budget"
 
     def save(self, step: int, last: bool = False) -> None:
-        """Saves version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
+        """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
         Without `--ckpt` the end writes weights only; a run that is stopped early always saves a checkpoint. When this
         returns with `last`, all files are written. OSError if they, or those of an earlier version, could not be.
@@ -98,10 +100,14 @@ class Saver:
             with self.run.phase("checkpoint"):
                 self._wait()
         if asked:
-            self._do_what_was_asked(step, last)
+            alarms, self._promised = self.run.alarms, None
+            pauses, cause = alarms.asked == "pause", alarms.cause
+            alarms.done()
+            if pauses and not last and not self.stopping:
+                pause(self.run, step, cause, lambda: self.stopping)
 
     def save_now(self, step: int) -> None:
-        """Saves version `step` as weights and as a checkpoint, and waits until all files are written."""
+        """Save version `step` as weights and as a checkpoint, and waits until all files are written."""
         before, self.halted = self.halted, True
         try:
             self.save(step, last=True)
@@ -109,7 +115,7 @@ class Saver:
             self.halted = before
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Whether `save(step)` will make a checkpoint, as far as that is known before."""
+        """Return True if `save(step)` will make a checkpoint, as far as that is known before."""
         if self.run.alarms.saves and self._promised is None:
             self._promised = step
         if step == self._promised:
@@ -117,7 +123,7 @@ class Saver:
         return self.ckpt is not None and self._is_due(step, last=False) and not self._is_saved(step, last=False)
 
     def close(self) -> None:
-        """Waits for what is being written; errors of that are left aside."""
+        """Wait for what is being written; errors of that are left aside."""
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool) -> bool:
@@ -126,19 +132,11 @@ class Saver:
         return last or regular or self._is_resumed(step) or self._is_asked_for(step)
 
     def _is_asked_for(self, step: int) -> bool:
-        """Whether an alarm asked for a checkpoint, and it can be of this version."""
+        """Return True if an alarm asked for a checkpoint, and it can be of this version."""
         return self.run.alarms.saves and (not self.planned or step == self._promised)
 
-    def _do_what_was_asked(self, step: int, last: bool) -> None:
-        """Pauses, if that was asked for; the checkpoint is there."""
-        alarms, self._promised = self.run.alarms, None
-        pauses, cause = alarms.asked == "pause", alarms.cause
-        alarms.done()
-        if pauses and not last and not self.stopping:
-            pause(self.run, step, cause, lambda: self.stopping)
-
     def _is_resumed(self, step: int) -> bool:
-        """Whether the run went on from this version: it has a checkpoint, but its weights may have been damaged."""
+        """Return True if the run went on from this version: it has a checkpoint, but maybe damaged weights."""
         return step == self.run.start_step and self.run.restored is not None
 
     def _is_saved(self, step: int, last: bool) -> bool:
@@ -183,7 +181,7 @@ class Saver:
 
 
 def _copies(tensors: Tensors) -> Tensors:
-    """Copies in CPU memory, which training can't change."""
+    """Return copies in CPU memory, which training can't change."""
     import torch
 
     with torch.no_grad():
@@ -191,3 +189,30 @@ def _copies(tensors: Tensors) -> Tensors:
             group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
             for group, named in tensors.items()
         }
+
+
+def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> None:
+    """Wait until `hone runs continue`, or until the run has `ended` otherwise; version `step` is saved.
+
+    A file in the run's directory is there meanwhile: whoever takes it away lets the run go on.
+    """
+    mark = run.folder / PAUSED
+    write_json(mark, {"step": step, "alarm": cause})
+    run.note(status="paused")
+    run.event("paused", step, alarm=cause)
+    folder = shlex.quote(str(run.folder))
+    run.display.message(
+        f"Paused before step {step + 1} by the alarm {cause}; it is saved.\n"
+        f"      Let it go on: hone runs continue {folder}\n      End it: hone runs stop {folder}"
+    )
+    began = time.perf_counter()
+    try:
+        with run.phase("pause"):
+            while mark.exists() and not ended():
+                time.sleep(PAUSE_POLL)
+    finally:
+        mark.unlink(missing_ok=True)
+        run.note(status="running")
+    run.waited(time.perf_counter() - began)
+    if not ended():
+        run.event("continued", step)

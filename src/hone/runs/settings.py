@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hone.config.base import BaseConfig
-from hone.config.changes import mistyped
-from hone.config.dump import to_toml
+from hone.config.dump import mistyped, to_toml
+from hone.config.parse import CONFIG_OF
 from hone.config.shared import RunConfig
-from hone.config.sources import CONFIG_OF
 from hone.errors import UserError
-from hone.runs.checked import RESTORE, check_plain, read_file
+from hone.runs.files import RESTORE, check_plain, read_file
 from hone.runs.outputs import GIVEN
 
 START = {"resume": None, "allow_drift": False, "detach": False}
@@ -75,12 +74,12 @@ def _shown(value: Any) -> str:
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
-    """The whole config, but for what says how a process started; its first line names the command that it is for."""
+    """Return the whole config, but for how a process started; its first line names the command that it is for."""
     return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=START))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A config.toml as a nested dict. UserError if it isn't TOML, or can't be read."""
+    """Return a config.toml as a nested dict. UserError if it isn't TOML, or can't be read."""
     try:
         table = tomllib.loads(read_file(path).decode())
         check_plain(table, finite=False)
@@ -93,7 +92,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """The config.toml of the run in `folder`, empty without one, and sentences about what is damaged in it.
+    """Return the config.toml of the run in `folder`, empty without one, and sentences about what is damaged in it.
 
     Settings of another type than they have are left out. UserError as `read_toml`.
     """
@@ -106,7 +105,7 @@ def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def config_class(kind: str) -> type[BaseConfig]:
-    """The class of the config of a run of this kind: rl, sft or eval."""
+    """Return the class of the config of a run of this kind: rl, sft or eval."""
     if kind == "rl":
         from hone.config.rl import RLConfig
 
@@ -121,13 +120,13 @@ def config_class(kind: str) -> type[BaseConfig]:
 
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
+    """Return the flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
     file = folder / "config.toml"
     return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
 
 
 def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str]) -> list[Change]:
-    """The settings in which `config` differs from the flat ones, but for those that don't change the numbers.
+    """Return the settings in which `config` differs from the flat ones, but for those that don't change the numbers.
 
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
@@ -139,7 +138,7 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Names of the settings in which two `flat` configs differ, but for those that don't change the numbers.
+    """Return names of the settings in which two `flat` configs differ, but for those that don't change the numbers.
 
     `names_matter`: whether those of the model and its template do.
     """
@@ -157,7 +156,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 
 
 def digest(table: Mapping[str, Any]) -> str:
-    """SHA-256 over the settings in a nested config that change the numbers."""
+    """Return the SHA-256 over the settings in a nested config that change the numbers."""
     settings = _with_own_paths(flat(table))
     deciding = {name: value for name, value in settings.items() if not {name, name.split(".")[0]} & _FREE}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
@@ -183,13 +182,13 @@ def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> d
 
 
 def _is_harmless(name: str, new: dict[str, Any]) -> bool:
-    """Other steps to go, where the learning rate of the steps so far does not depend on how many there are."""
+    """Return True for other steps to go, where the learning rate of those so far does not depend on how many."""
     schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
     return name == "max_steps" and schedule == "constant"
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dict as one of dotted names."""
+    """Return a nested dict as one of dotted names."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})

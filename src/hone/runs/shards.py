@@ -47,7 +47,7 @@ _OPCODES = (
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether `folder` holds tensors that several ranks wrote."""
+    """Return True if `folder` holds tensors that several ranks wrote."""
     return (folder / FOLDER).is_dir()
 
 
@@ -112,7 +112,7 @@ class _Unpickler(_Python):
 
 
 def _check_keys(keys: Sequence[Any]) -> None:
-    """ValueError for a key that may take for ever to hash, as tuples of tuples do."""
+    """Raise ValueError for a key that may take for ever to hash, as tuples of tuples do."""
     for key in keys:
         facts = (key.fqn, *(key.offset or ())) if type(key).__name__ == "MetadataIndex" else (key,)
         if not all(isinstance(fact, int | str) for fact in facts):
@@ -151,7 +151,7 @@ def _bytes(stored: Any) -> int:
 
 
 def reader(folder: Path) -> FileSystemReader:
-    """What reads the tensors in `folder`, for `torch.distributed.checkpoint.load`."""
+    """Return what reads the tensors in `folder`, for `torch.distributed.checkpoint.load`."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Reader(FileSystemReader):
@@ -162,7 +162,7 @@ def reader(folder: Path) -> FileSystemReader:
 
 
 def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors by group and name, without their content: on torch's device `meta`."""
+    """Return the tensors by group and name, without their content: on torch's device `meta`."""
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -183,7 +183,7 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors by group and name; with `only`, those of that group.
+    """Return the tensors by group and name; with `only`, those of that group.
 
     Into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of `process_group` load
     together, each its rows. By default whole and on the CPU, in this process alone.
@@ -202,7 +202,7 @@ def load(
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Writes the tensors by group and name, each rank of `process_group` its rows; all ranks together.
+    """Write the tensors by group and name, each rank of `process_group` its rows; all ranks together.
 
     What one rank fails with, a full disk for example, is raised on all.
     """
@@ -218,6 +218,6 @@ def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group
 
 
 def _flat(groups: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """In order of name, so that equal tensors make equal files, whatever order an optimiser came to hold them in."""
+    """Put them in order of name, so that equal tensors make equal files in whatever order an optimiser holds them."""
     flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     return dict(sorted(flat.items()))

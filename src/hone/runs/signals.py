@@ -1,4 +1,6 @@
-"""Stopping a run politely: the first signal lets the step finish and be saved, a second Ctrl-C stops at once.
+"""What ends a run early: signals, and what the machine refuses (a full disk, an I/O error, no memory).
+
+Stopping is polite: the first signal lets the step finish and be saved, a second Ctrl-C stops at once.
 
 SIGTERM is how schedulers and spot machines say that the process will be killed in a moment. A step that would take
 longer than the grace period is given up then: the state before it is still whole, and is saved.
@@ -6,18 +8,32 @@ longer than the grace period is given up then: the state before it is still whol
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from hone.runs.files import NEW_PREFIX, error_number
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 _SHORTEST = 0.05
 """Seconds that a step gets in any case."""
+_DISK = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EIO: ("the disk reports an I/O error", "check the disk"),
+    errno.EROFS: ("the file system is read-only", "make it writable"),
+    errno.EACCES: ("writing is not permitted", "make the folder writable"),
+    errno.EPERM: ("writing is not permitted", "make the folder writable"),
+    errno.ESTALE: ("the network file system has lost the file", "mount it again"),
+}
+_NO_MEMORY = "lower --trainer.micro-batch-tokens (rl) or --data.micro-batch-tokens (sft), or the batch size"
 
 
 class StepAbandoned(KeyboardInterrupt):
@@ -50,7 +66,7 @@ class StopRequest:
         self._deadline: float | None = None
 
     def __bool__(self) -> bool:
-        """True once a stop was asked for."""
+        """Return True once a stop was asked for."""
         return self.signum is not None
 
     @property
@@ -65,7 +81,7 @@ class StopRequest:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Inside, StepAbandoned may be raised at any point: the block must change nothing that is saved."""
+        """Allow StepAbandoned to be raised at any point of the block, which must change nothing that is saved."""
         self._abandonable = True
         try:
             self.check()
@@ -74,12 +90,12 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """All is saved: from now on Ctrl-C ends at once what is still waited for."""
+        """Return all is saved: from now on Ctrl-C ends at once what is still waited for."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
-        """Raises StepAbandoned if the time for this step is over."""
+        """Raise StepAbandoned if the time for this step is over."""
         if not self.time_left:
             raise StepAbandoned
 
@@ -117,3 +133,28 @@ class StopRequest:
     def _time_is_up(self, _signum: int, _frame: FrameType | None) -> None:
         if self._abandonable:
             raise StepAbandoned
+
+
+def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
+    """Return (cause, remedy) if the machine is to blame for `error`; None if it may be a bug, or a file of the user's.
+
+    Of file errors only those are the run's that concern a file below `folder`, or name none.
+    """
+    if is_out_of_memory(error):
+        return "out of memory", _NO_MEMORY
+    number, named = error_number(error), (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    files = [str(name) for name in named if name is not None]
+    own = [file for file in files if folder.resolve() in Path(file).resolve().parents]
+    if number not in _DISK or (files and not own):
+        return None
+    cause, remedy = _DISK[number]
+    name = own[0].replace(NEW_PREFIX, "") if own else folder  # the name that the file was to have in the end
+    return f"{cause} ({name})", remedy
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for Python's, the system's and PyTorch's: on a CPU that is a plain RuntimeError."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    named = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError, without importing torch
+    return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

@@ -1,22 +1,30 @@
-"""A run in a few facts, from its files: how it stands, how far it came, its latest numbers. Writes nothing."""
+"""A run in a few facts and words, from its files: how far it came, its latest numbers, what to do next. Writes nothing.
+
+Commands and pages share these sentences.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hone.config.dump import non_defaults
 from hone.errors import UserError
-from hone.runs.checked import RESTORE, is_number, parse_time
-from hone.runs.files import read_json, read_lines
-from hone.runs.liveness import holder
-from hone.runs.outputs import existing_run
+from hone.runs import provenance
+from hone.runs.alarms import OVER
+from hone.runs.budget import Spent, spent
+from hone.runs.files import MARKER, RESTORE, is_number, parse_time, read_json, read_lines, sha256
+from hone.runs.outputs import AUDIT, CERTIFICATE, existing_run, holder
 from hone.runs.progress import Progress
+from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.reader import Run
-from hone.runs.settings import read_config
-from hone.runs.spent import Spent, spent
+from hone.runs.rollback import interrupted
+from hone.runs.settings import config_class, read_config
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
@@ -24,13 +32,23 @@ _FACTS = {"status", "seed", "command", "versions", "hardware", "threads"}
 _TRAINING_FACTS = {"exact", "inexact", "started", "resumes"}
 """What the words about a run need of run.json."""
 _AT_WORK = ("running", "paused", "copying")
+_ENDED = {
+    "done": "done, {}",
+    "stopped": "stopped by {by} after {}, and saved",
+    "budget": "its budget is used up after {}, and it is saved",
+    "failed": "failed after {}",
+    "interrupted": "interrupted after {}",
+    KILLED: "killed after {}",
+}
+_ASIDE = {"output_dir", "display", "detach", "seed", "deterministic", "predict", "report"}
+"""Settings that are left out of a list of those that aren't defaults."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run stands. `config` is empty while it has none; `pid` as `hone.runs.liveness.holder` says it.
+    """The facts about a run. `config` is empty while it has none; `pid` as `hone.runs.outputs.holder` gives it.
 
-    `spent` is what all of its processes took so far; of an evaluation it knows the seconds only.
+    `spent` is what all of its processes took so far; of an evaluation the seconds only.
     """
 
     path: Path
@@ -70,7 +88,7 @@ Reader = Callable[[Path, dict[str, Any], int], tuple[Progress, Spent]]
 
 
 def summarize(path: Path, training: Reader | None = None, ours: bool = False) -> Summary:
-    """The summary of the run in `path`. UserError if `path` isn't a run, or one of its files is damaged.
+    """Return the summary of the run in `path`. UserError if it isn't a run, or one of its files is damaged.
 
     `training` reads the logs of a run that trains; without one all of their lines are read.
     `ours`: this process holds the run's lock, which asking for the holder would let go of.
@@ -79,38 +97,17 @@ def summarize(path: Path, training: Reader | None = None, ours: bool = False) ->
     info, pid = _info(path), os.getpid() if ours else holder(path)
     if info["status"] in _AT_WORK and pid is None:
         info = _info(path)  # a run writes its last status before it lets go of the lock
-    status = standing(info, pid)
     config, damage = read_config(path, info["kind"])
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
         progress, taken = (training or _training)(path, info, config.get("max_steps", 0))
-    return Summary(path, info, config, status, pid, progress, taken, damage)
+    return Summary(path, info, config, status_of(info, pid), pid, progress, taken, damage)
 
 
-def standing(info: dict[str, Any], pid: int | None) -> str:
-    """The status in run.json; `killed` if it says that a process is at work, but none (`pid` None) holds the run."""
+def status_of(info: dict[str, Any], pid: int | None) -> str:
+    """Return the status in run.json; `killed` if that says a process is at work, but none (`pid` None) is."""
     return KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
-
-
-def local_time(stamp: str | None) -> str:
-    """An ISO time of a run's files in this machine's time zone, to the minute; empty for none."""
-    return f"{time:%Y-%m-%d %H:%M}" if (time := parse_time(stamp)) else ""
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """An event in one line: time, what, at which step, and what else it says."""
-    more = {name: value for name, value in event.items() if name not in ("kind", "step", "time")}
-    at = f" at step {event['step']}" if event.get("step") is not None else ""
-    text = f"{local_time(event.get('time'))}  {str(event.get('kind')).replace('_', ' ')}{at}"
-    details = ", ".join(f"{name} {shortened(value)}" for name, value in more.items())
-    return f"{text} ({details})" if details else text
-
-
-def shortened(value: Any) -> str:
-    """A value in at most 60 characters on one line, without control characters; cut behind a word, if it has any."""
-    text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
-    return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
 
 
 def _info(path: Path) -> dict[str, Any]:
@@ -139,3 +136,260 @@ def _evaluation(path: Path) -> tuple[Progress, Spent]:
             raise UserError(f"{file} is damaged (a number of the evaluation is none): {RESTORE}")
     progress.evals = metrics
     return progress, Spent(sum(value or 0.0 for value in seconds.values()))
+
+
+def status_text(run: Summary) -> str:
+    """Return `outputs/rl: killed after 4 of 6 steps`; a folder whose path is dots only is shown by its name."""
+    path = run.path.resolve() if run.path.name in ("", "..") else run.path
+    steps = f"{run.progress.done} of {run.progress.max_steps or '?'} steps"
+    if run.status in ("running", "paused"):
+        where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
+        at = f"{run.progress.current + 1} of {run.progress.max_steps or '?'}"
+        doing = "at work on" if run.status == "running" else "paused by an alarm before"
+        return f"{path}: {doing} step {at}, in {where}"
+    if run.kind == "eval":
+        return f"{path}: {run.status}"
+    by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
+    return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(steps, by=by)
+
+
+def next_commands(run: Summary) -> list[tuple[str, str]]:
+    """Return what makes sense now, as (what for, command to paste)."""
+    quoted = shlex.quote(str(run.path))
+    lost = [("see where the reward went", f"hone regrade {quoted}")] if _has_fallen(run) else []
+    end = ("end it", f"hone runs stop {quoted}")
+    if run.status == "paused":
+        return [("let it go on", f"hone runs continue {quoted}"), end, *lost]
+    if run.status == "running":
+        return [("watch it", f"hone runs attach {quoted}"), end, *lost]
+    if run.kind == "eval":
+        return []
+    if interrupted(run.path):
+        return [("finish the resume that was interrupted", _resuming(run)), *lost]
+    if run.status == "done":
+        again = [("check that it can be repeated", f"hone verify {quoted} --steps 3"), *lost]
+        if weights := Run(run.path).weights():
+            return [("evaluate it", evaluation(run, str(weights[max(weights)]), ("-n", "100", "-r", "4"))), *again]
+        return again
+    steps = run.checkpoints
+    return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run)), *lost]
+
+
+def _has_fallen(run: Summary) -> bool:
+    """Return True if the last tenth of an RL run was paid less than 60 % of what its best tenth was."""
+    rewards = run.progress.history if run.kind == "rl" else []
+    size = len(rewards) // 10
+    if size < 2:
+        return False
+    means = [sum(rewards[end - size : end]) / size for end in range(len(rewards), size - 1, -size)]
+    return means[0] < 0.6 * max(means)
+
+
+def print_next(run: Summary) -> None:
+    """Print what makes sense now, each command on a line of its own."""
+    for what, command in next_commands(run):
+        print(f"To {what}:\n  {command}")
+
+
+def refuse_interrupted(path: Path) -> None:
+    """Raise UserError if a resume of the run was killed in the middle of its roll-back: its files contradict."""
+    if interrupted(path):
+        command = _resuming(summarize(path))
+        raise UserError(f"{path} was left in the middle of an interrupted resume: finish it with {command}")
+
+
+def _resuming(run: Summary) -> str:
+    """Return the command that goes on with the run, from its own config.toml; a used up budget is doubled."""
+    if not run.config:  # it ended before it had one
+        return typed(run.info["command"])
+    words = ["--detach"] if "--detach" in run.info["command"] else []
+    if Path(run.config.get("output_dir", "outputs")).resolve() != run.path.resolve():
+        words += ["--output-dir", str(run.path)]
+    if run.status == "budget":
+        words += larger_budget(run.config.get("budget", {}), run.spent)
+    return resume_command(run.path, run.kind, *words, ranks=provenance.ranks_of(run.info))
+
+
+def typed(command: list[str]) -> str:
+    """Return a recorded command as it was typed, without the folder of the program."""
+    if not command:
+        return ""
+    program = Path(command[0]).name
+    return shlex.join(["hone" if program == "cli.py" else program, *command[1:]])  # python -m hone.cli
+
+
+def evaluation(run: Summary, weights: str, words: Sequence[str]) -> str:
+    """Return the command that evaluates weights on the task of a run, set up as it is there; `words` are more flags."""
+    command = ["hone", "eval", run.task or "ENV", "-m", weights]
+    if run.kind == "rl":
+        env = run.config.get("orchestrator", {}).get("env", {})
+        for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
+            command += [flag, json.dumps(tree)] if tree else []
+        if template := run.config.get("model", {}).get("chat_template"):
+            command += ["--chat-template", template]
+    if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
+        command += ["--precision", precision]
+    return shlex.join([*command, *words])
+
+
+def numbers(run: Summary) -> list[str]:
+    """Return the latest step and the last evaluation, in a line each."""
+    progress = run.progress
+    lines = [f"step {progress.done}: {', '.join(progress.summary())}"] if progress.history else []
+    return lines + [f"held out, at step {progress.eval_step}: {line}" for line in progress.evaluation()]
+
+
+def latest(run: Summary) -> str:
+    """Return the headline of the last step: `reward 0.912`, `loss 0.8435`; empty before the first."""
+    if not run.progress.history:
+        return ""
+    value = run.progress.history[-1]
+    return f"loss {value:.4f}" if run.kind == "sft" else f"reward {value:.3f}"
+
+
+def held_out(run: Summary) -> str:
+    """Return the last evaluation's headline: `reward 0.940`, `loss 0.9012`; empty without one."""
+    evals = run.progress.evals
+    if (loss := evals.get("val/loss")) is not None:
+        return f"loss {loss:.4f}"
+    rewards = [value for name, value in evals.items() if name.endswith("/reward/mean") and name.count("/") <= 3]
+    return f"reward {rewards[0]:.3f}" if rewards and rewards[0] is not None else ""
+
+
+def pool_in_words(metrics: Mapping[str, float | None]) -> str:
+    """Return how many prompts a curriculum has in its pool and out of it, from a step's metrics; else empty."""
+    if "pool/active" not in metrics:
+        return ""
+    active, retired, parked = (int(metrics.get(f"pool/{name}") or 0) for name in ("active", "retired", "parked"))
+    return f"{active:,} prompts active, {retired:,} retired (solved), {parked:,} parked (not solved yet)"
+
+
+def local_time(stamp: str | None) -> str:
+    """Return an ISO time of a run's files in this machine's time zone, to the minute; empty for none."""
+    return f"{time:%Y-%m-%d %H:%M}" if (time := parse_time(stamp)) else ""
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return an event in one line: time, what, at which step, and its other fields."""
+    more = {name: value for name, value in event.items() if name not in ("kind", "step", "time")}
+    at = f" at step {event['step']}" if event.get("step") is not None else ""
+    text = f"{local_time(event.get('time'))}  {str(event.get('kind')).replace('_', ' ')}{at}"
+    details = ", ".join(f"{name} {shortened(value)}" for name, value in more.items())
+    return f"{text} ({details})" if details else text
+
+
+def shortened(value: Any) -> str:
+    """Return a value in at most 60 characters on one line, without control characters; cut behind a word if it can."""
+    text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
+    return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An alarm that was raised, and the step at which it was over: None while it is not."""
+
+    name: str
+    since: int
+    over: int | None
+    evidence: str
+
+    def __str__(self) -> str:
+        span = f"since step {self.since}; then" if self.over is None else f"from step {self.since} to {self.over}"
+        return f"{self.name} {span}: {self.evidence}"
+
+
+def alarms_of(path: Path) -> list[Raised]:
+    """Return each alarm that was raised in a run, in order."""
+    return alarms_in(Run(path).events())
+
+
+def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
+    """Return each alarm that these events raise, in order."""
+    raised: list[Raised] = []
+    for event in events:
+        kind, name, step = event.get("kind"), str(event.get("name")), event.get("step") or 0
+        if kind == "alarm":
+            raised.append(Raised(name, step, None, str(event.get("evidence"))))
+        if kind == OVER:
+            raised = [replace(one, over=step) if one.over is None and one.name == name else one for one in raised]
+    return raised
+
+
+def exactness(info: Mapping[str, Any]) -> str:
+    """Return whether another run of the same config gives the same bytes by its settings, and if not why."""
+    if info["exact"]:
+        return "yes, by its settings: the same config and seed give the same bytes on this machine"
+    return "no: " + "; ".join(f"from step {entry['step']} on, {entry['cause']}" for entry in info["inexact"])
+
+
+def settings_in_words(one: Summary) -> list[str]:
+    """Return the settings that aren't defaults, as `key=value`."""
+    found = {} if one.kind == "eval" else non_defaults(config_class(one.kind), one.config)
+    return [f"{name}={shortened(value)}" for name, value in found.items() if name not in _ASIDE]
+
+
+def machine_in_words(info: Mapping[str, Any]) -> str:
+    """Return the hardware that a run was made on, and how many threads and ranks used it."""
+    hardware, threads = info["hardware"], info["threads"]
+    gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
+    used = f"{threads} thread{'s' if threads != 1 else ''}"
+    used = f"{info['ranks']} ranks, {used} each" if info.get("ranks", 1) > 1 else used
+    cpu, cores, memory = (hardware.get(name, "?") for name in ("cpu", "cores", "memory_gib"))
+    return f"{cpu}, {cores} cores, {memory} GiB, {gpu}; {used}"
+
+
+def code_in_words(info: Mapping[str, Any]) -> str:
+    """Return the versions of hone, torch and Python, hone's numerics, and the git revision of the code around it."""
+    git, versions = info.get("git"), info["versions"]
+    revision = f"; revision {git['revision'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""
+    known = (f"{name} {versions[name]}" for name in ("hone-rl", "torch", "python") if versions.get(name))
+    return ", ".join([*known, f"numerics {provenance.numerics(info)}"]) + revision
+
+
+def audit_in_words(path: Path) -> str:
+    """Return what the audit before step 0 found; empty for a run without one."""
+    file = path / AUDIT
+    if not file.is_file():
+        return ""
+    try:
+        facts = read_json(file)
+        if facts["verdict"] == "skipped":
+            return f"none ({facts['why']})"
+        found = [finding for check in facts["checks"] for finding in check["findings"]]
+        count = f"{facts['texts']} texts for {facts['examples']} examples"
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read"
+    bad = [f"{f['name']} ({f['verdict']})" for f in found if f["verdict"] in ("fail", "warn")]
+    return f"{', '.join(dict.fromkeys(bad)) or 'nothing found'}, of {count}"
+
+
+def certificate_path(run: Path) -> Path:
+    """Return where the certificate of the run in this directory lies: beside it, never in it."""
+    folder = run.resolve()
+    return folder.with_name(folder.name + CERTIFICATE)
+
+
+def pinned(run: Path) -> dict[str, str]:
+    """Return the SHA-256 by name of the files that stand for all that a verification covers.
+
+    hashes.jsonl holds the hashes of rollouts, a completion marker those of the files beside it.
+    """
+    markers = [path for kind in ("weights", "checkpoints") for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
+    files = [run / name for name in ("run.json", "config.toml", "hashes.jsonl", "metrics.jsonl")] + markers
+    return {file.relative_to(run).as_posix(): sha256(file) for file in files if file.is_file()}
+
+
+def certificate_in_words(path: Path) -> str:
+    """Return the verdict of the certificate that `hone verify` left beside the run; empty without one."""
+    file = certificate_path(path)
+    if not file.is_file():
+        return ""
+    try:
+        facts = read_json(file)
+        verdict, date, files = (facts[name] for name in ("verdict", "date", "sha256"))
+        steps = [str(check["step"]) for check in facts["steps"]]
+    except (UserError, KeyError, TypeError):
+        return f"{file.name} can't be read: verify the run again"
+    again = f", step{'s' if len(steps) > 1 else ''} {', '.join(steps)} done again" if steps else ""
+    stale = "; the run has changed since: verify it again" if files != pinned(path) else ""
+    return f"{verdict}{again}, {local_time(date)} ({file.name} beside the run){stale}"

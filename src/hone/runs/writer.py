@@ -11,11 +11,13 @@ with RunWriter.start(config, "rl", sys.argv) as run:
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -28,17 +30,13 @@ from hone.runs.alarms import Alarm, Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
-from hone.runs.evaluations import evals_file, write_evaluation
-from hone.runs.faults import explain
-from hone.runs.files import JsonlLog, new_dir, remove_dir, sha256, write_file, write_json
-from hone.runs.logs import LogFile
-from hone.runs.monitors.background import Monitors
+from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
+from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
-from hone.runs.outputs import CARD, PAUSED, TOKENS, Lock, check, check_kept, existing_run, writable
-from hone.runs.resuming import ranks_of, resume_command
-from hone.runs.rollouts import rollouts_file, rollouts_path, write_rollouts
-from hone.runs.tokens import write_tokens
-from hone.runs.written import RUN, Written
+from hone.runs.outputs import CARD, PAUSED, Lock, check, check_kept, existing_run, writable
+from hone.runs.provenance import ranks_of, resume_command
+from hone.runs.rollouts import rollouts_path, write_evaluation, write_rollouts, write_tokens
+from hone.runs.signals import explain
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +75,6 @@ class RunWriter:
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
             JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
         ]
-        self._written = Written(folder)
         self._rollouts_digest: str | None = None
         self._evaluations: dict[int, str] = {}
         self._log_file = LogFile(folder / "logs" / f"{self.info['kind']}.log")
@@ -136,14 +133,14 @@ class RunWriter:
                 run.event("resume" if resuming or other else "start", run.start_step)
                 if opened.differs:
                     run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}")
-                if digest := predictions.untold(run.info, folder):
+                if digest := predictions.unwritten(run.info, folder):
                     run.event(predictions.MADE, run.start_step, sha256=digest)
                 write_file(folder / "config.toml", settings.run_toml(predictions.kept(config, run.info), kind))
-                run._written.adopt()
                 if keep:
                     run.note(kept=sorted(keep))
                 for name, text in keep.items():
-                    run._keep(name, text)
+                    if not (folder / name).exists() or (folder / name).read_text(encoding="utf-8") != text:
+                        write_file(folder / name, text)
                 run._prune()  # what a process that was killed had not got to
                 for name in (PAUSED, *CARD):  # of the state that it goes on from
                     (folder / name).unlink(missing_ok=True)
@@ -157,16 +154,11 @@ class RunWriter:
         except BaseException:
             run.__exit__(*sys.exc_info())
             raise
-        if parameters is not None:
-            run.budget.expect("checkpoint", _saving_seconds(parameters))
+        if parameters is not None:  # a guess: the weights, and a checkpoint of them with two fp32 moments
+            saved = sum(p.numel() * (2 * p.element_size() + 8) for p in parameters.values())
+            run.budget.expect("checkpoint", saved / _DISK_RATE)
         run._step_began = time.perf_counter()
         return run
-
-    def _keep(self, name: str, text: str) -> None:
-        path = self.folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_file(path, text)
-        self._written.add(0, name, sha256(path))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -200,8 +192,7 @@ class RunWriter:
         digest = None if lines is None else hashlib.sha256(lines[0]).hexdigest()
         hashes = {"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest}
         evaluation = self._evaluations.pop(step, None)
-        hashed = self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
-        self._written.add_line("hashes.jsonl", step, hashed)
+        self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
         self._rollouts_digest = None
         if lines is not None:  # told when all is written: what an observer raises ends the run, and loses nothing of it
             for observer in (self.display, *self.observers):
@@ -223,7 +214,6 @@ class RunWriter:
         metrics_line = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
         timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | timings).items()}
         line = self._metrics.append(metrics_line)
-        self._written.add_line("metrics.jsonl", step, line)
         self._timings.append(timings_line)
         return line, metrics_line, timings_line
 
@@ -234,11 +224,11 @@ class RunWriter:
             observer.alarm(alarm)
 
     def waited(self, seconds: float) -> None:
-        """So much of the step was waiting for the user: it is no part of `time/step`."""
+        """Leave seconds that waited for the user out of `time/step`."""
         self._step_began += seconds
 
     def log_positions(self) -> dict[str, dict[str, Any]]:
-        """Size in bytes and SHA-256 of the logs that are the same in every run of this config."""
+        """Return size in bytes and SHA-256 of the logs that are the same in every run of this config."""
         logs = (self._metrics, self._hashes)
         return {log.path.name: {"bytes": log.bytes, "sha256": log.sha256} for log in logs}
 
@@ -261,32 +251,28 @@ class RunWriter:
         folder = self.folder / "rollouts"
         folder.mkdir(exist_ok=True)
         self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
-        self._written.add(step, rollouts_file(step), self._rollouts_digest)
         for observer in self.observers:
             observer.rollouts(step, rows)
 
     def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Write `tokens/step_N.parquet`; rows as `hone.runs.tokens.write_tokens` takes them."""
-        path, digest = write_tokens(self.folder, step, rows)
-        self._written.add(step, f"{TOKENS}/{path.name}", digest)
+        """Write `tokens/step_N.parquet`; rows as `hone.runs.rollouts.write_tokens` takes them."""
+        write_tokens(self.folder, step, rows)
 
     def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `evals/step_N.jsonl`, the samples of the evaluation of version `step`, before the lines of that step;
         rows as `hone.evaluation.EvalSample.row` makes them.
         """
         self._evaluations[step] = write_evaluation(self.folder, step, rows)
-        self._written.add(step, evals_file(step), self._evaluations[step])
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
-        """A directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
+        """Return a directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
         with new_dir(self.weights_path(step)) as folder:
             yield folder
-        self._written.add_folder(step, f"weights/step_{step}")
         self.event("weights", step)
 
     def weights_path(self, step: int) -> Path:
-        """Where `weights_dir(step)` ends up."""
+        """Return where `weights_dir(step)` ends up."""
         return self.folder / "weights" / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
@@ -298,7 +284,6 @@ class RunWriter:
         for log in self._logs:
             log.sync()
         path = self.checkpoints.save(step, tensors, state, part)
-        self._written.add_folder(step, f"checkpoints/step_{step}")
         self.event("checkpoint", step)
         self._prune()
         return path
@@ -307,7 +292,6 @@ class RunWriter:
         """Delete surplus checkpoints and their weights."""
         for step in self.checkpoints.surplus():
             # The weights first: killed in between, the next call finds the checkpoint and does it again.
-            self._written.drop_folders(f"weights/step_{step}", f"checkpoints/step_{step}")
             if self.weights_path(step).exists():
                 remove_dir(self.weights_path(step))
             self.checkpoints.remove(step)
@@ -338,15 +322,6 @@ class RunWriter:
         self.event("inexact", step, cause=cause)
         self.display.message(message or f"Another run of this config may differ from step {step} on: {cause}.")
 
-    def _note_changes(self) -> None:
-        """Says which files of the run are not as they were written; without those that count it is not exact."""
-        for change in self._written.changes():
-            self.event("changed", change.step, file=change.file, problem=change.problem, more=change.more)
-            if change.counts:
-                self.mark_inexact(change.step, str(change), change.warning)
-            else:
-                self.display.message(change.warning)
-
     def finish(self, status: str, alarm: str = "") -> None:
         """Close the run with its last status: done, stopped (by a signal or by `alarm`, saved), budget, failed or
         interrupted.
@@ -356,23 +331,19 @@ class RunWriter:
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
         self.info |= {"stopped_by": alarm} if alarm else {}
         try:
-            self._note_changes()
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
         finally:
-            self._close(status)
-
-    def _close(self, status: str) -> None:
-        try:
-            with ExitStack() as ends:  # the last observer first, and each whatever the others raise
-                for observer in (self.display, *self.observers):
-                    if observer in self._started or observer is self.display:
-                        ends.callback(observer.at_end, status)
-            if warnings := self._log_file.close():
-                self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
-        finally:
-            self._close_files()
+            try:
+                with ExitStack() as ends:  # the last observer first, and each whatever the others raise
+                    for observer in (self.display, *self.observers):
+                        if observer in self._started or observer is self.display:
+                            ends.callback(observer.at_end, status)
+                if warnings := self._log_file.close():
+                    self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
+            finally:
+                self._close_files()
 
     def _close_files(self) -> None:
         try:
@@ -388,7 +359,7 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
+        """End a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
 
         UserError for what the machine refused, a full disk for example, saying what is kept.
         """
@@ -398,7 +369,9 @@ class RunWriter:
             return
         fault = explain(error, self.folder) if error is not None else None
         if error is not None and not isinstance(error, KeyboardInterrupt) and self.info["ended"] is None:
-            self._note_failure(error)
+            self.info["failure"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            with suppress(OSError, UnicodeError):
+                self.event("failed", None, cause=self.info["failure"])
         if self.info["status"] == "running":
             status = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
             # What stopped the run, such as a full disk, may stop this as well, and is what the user has to know.
@@ -410,12 +383,6 @@ class RunWriter:
             cause, remedy = fault
             raise UserError(f"{cause}: {remedy}; {self._kept()}") from error
 
-    def _note_failure(self, error: BaseException) -> None:
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        self.info["failure"] = cause
-        with suppress(OSError, UnicodeError):
-            self.event("failed", None, cause=cause)
-
     def _kept(self) -> str:
         steps = self.checkpoints.steps()
         if not steps:
@@ -424,30 +391,48 @@ class RunWriter:
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
     def _save_info(self) -> None:
-        path = self.folder / RUN
-        write_json(path, self.info)
-        self._written.add(0, RUN, sha256(path))
+        write_json(self.folder / "run.json", self.info)
 
 
 def watching(config: RunConfig, kind: str, out: TextIO | None = None) -> list[Observer]:
-    """The observers that a run's config asks for: its display, which writes to `out`, its alarms, its monitors."""
+    """Return the observers that a config asks for: a display, which writes to `out`, alarms and monitors."""
     display = make_display(config.display, kind, config.max_steps, out)
     return [display, AlarmWatch(), Monitors(config)]
 
 
 def split_display(observers: Sequence[Observer]) -> tuple[Display, list[Observer]]:
-    """The display among the observers, or one that shows nothing; and the others."""
+    """Return the display among the observers, or one that shows nothing; and the others."""
     display = next((observer for observer in observers if isinstance(observer, Display)), Display())
     return display, [observer for observer in observers if observer is not display]
 
 
-def _saving_seconds(parameters: Mapping[str, torch.Tensor]) -> float:
-    """A guess at what it takes to save these weights, and a checkpoint of them with two fp32 moments."""
-    return sum(p.numel() * (2 * p.element_size() + 8) for p in parameters.values()) / _DISK_RATE
-
-
 def _rounded(value: Any) -> Any:
-    """A number from a clock, to the microsecond; null if it isn't finite."""
+    """Round a number from a clock, to the microsecond; null if it isn't finite."""
     if not isinstance(value, float):
         return value
     return round(value, 6) if math.isfinite(value) else None
+
+
+class LogFile:
+    """Sends warnings and log records of level WARNING and up to a file of at most 1 MiB (and one older one)."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._count = 0
+        self._handler = RotatingFileHandler(path, maxBytes=2**20, backupCount=1, delay=True, encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._handler.setLevel(logging.WARNING)
+        self._handler.addFilter(self._counted)
+        logging.getLogger().addHandler(self._handler)
+        logging.captureWarnings(True)
+
+    def _counted(self, _record: logging.LogRecord) -> bool:
+        self._count += 1
+        return True
+
+    def close(self) -> int:
+        """Detach, and return how many records were written."""
+        logging.captureWarnings(False)
+        logging.getLogger().removeHandler(self._handler)
+        self._handler.close()
+        return self._count

@@ -17,7 +17,7 @@ _DECIDE = ("model.", "max_steps", "precision")
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """The keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`.
+    """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`.
 
     A model in a folder here goes by its whole path; `ckpt` says whether there are checkpoints.
     """
@@ -42,20 +42,20 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
     for key, ours in shared_values(config).items():
         top = key.split(".")[0]
         decides = key.startswith(_DECIDE) or (key == "seed" and config.model.name == TINY)
-        said_here = top in config.model_fields_set and not (top == "ckpt" and config.ckpt is None)
-        if key not in session.shared or not (decides or said_here):
+        set_here = top in config.model_fields_set and not (top == "ckpt" and config.ckpt is None)
+        if key not in session.shared or not (decides or set_here):
             continue
         theirs = session.shared[key]
         if ours != theirs:
             raise UserError(
-                f"{key} is {_shown(ours)} in {place}, but {_shown(theirs)} in the orchestrator's "
+                f"{key} is {_text(ours)} in {place}, but {_text(theirs)} in the orchestrator's "
                 f"({Path(session.output_dir) / 'config.toml'}): start both with the same, in both files or by "
                 f"--{key.replace('_', '-')}"
             )
 
 
 def checkpoint_of(session: Session) -> Path | None:
-    """The folder that the session goes on from; None if it begins with the initial model. UserError if it is gone."""
+    """Return the folder that the session goes on from; None for the initial model. UserError if it is gone."""
     if session.checkpoint is None:
         return None
     folder = Path(session.checkpoint)
@@ -76,7 +76,7 @@ def check_checkpoint(folder: Path, trainer: Trainer) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "set" if value else "unset"
     return str(value)

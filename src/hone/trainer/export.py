@@ -26,7 +26,7 @@ def export_weights(
     card: str,
     parameters: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`.
+    """Write config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`.
 
     `parameters` by name stand in for the model's own: a copy of an earlier version.
     """
@@ -35,13 +35,13 @@ def export_weights(
 
 
 def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
-    """Writes what belongs to weights in `folder`: the tokenizer with its chat template, and the model card."""
+    """Write what belongs to weights in `folder`: the tokenizer with its chat template, and the model card."""
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None) -> None:
-    """Writes the trainer's model into `folder` as `save_model` does; all ranks together, rank 0 writes.
+    """Write the trainer's model into `folder` as `save_model` does; all ranks together, rank 0 writes.
 
     Weights in shards are gathered file by file, of at most `max_bytes`, and forgotten; nobody holds them all.
     """
@@ -69,7 +69,7 @@ class Spool:
         self._remove()
 
     def put(self, version: int) -> Path:
-        """Writes the model as it is now; returns the folder. A server that still reads the one before finds it."""
+        """Write the model as it is now; returns the folder. A server that still reads the one before finds it."""
         folder, fresh = self.path(version), self.folder / "new"
         save_model(self.model, fresh)
         shutil.rmtree(folder, ignore_errors=True)

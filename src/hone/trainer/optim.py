@@ -74,7 +74,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restores what `state` returned, bit for bit; of tensors that are whole a rank takes its rows."""
+        """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows."""
         self.adamw.state.clear()
         for key, value in tensors.items():
             kind, name = key.split("/", 1)

@@ -172,7 +172,7 @@ def deal(
     share_prompts: bool,
     ranks: Ranks,
 ) -> list[PackedBatch]:
-    """This rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
+    """Deal this rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
 
     Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each. Where there are not enough
     sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens` of all ranks.
@@ -208,7 +208,7 @@ def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
 
 
 def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, world: int) -> list[list[Sequence]]:
-    """The sequences of each micro-batch of a step on `world` ranks, of which rank r takes every `world`-th from r on.
+    """Deal a step's sequences into micro-batches on `world` ranks, of which rank r takes every `world`-th from r on.
 
     The largest is as small as it can be without giving a rank one more than `max_tokens` asks for.
     """
@@ -256,5 +256,5 @@ class RowPacker:
         return False
 
     def sequences(self) -> list[Sequence]:
-        """What was added, row after row."""
+        """Return what was added, row after row."""
         return [sequence for row in self.rows for sequence in row]

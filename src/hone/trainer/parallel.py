@@ -24,6 +24,8 @@ from hone.model.decoder import Decoder, Linear
 
 T = TypeVar("T")
 
+has_joined = False
+"""True in a process that has joined other ranks: it has threads of theirs, and should end by `os._exit`."""
 _FOREVER = timedelta(days=365)
 """Time limit of the control group: rank 0 may read data, sample or wait for an order meanwhile."""
 
@@ -90,7 +92,7 @@ class Ranks:
         return value
 
     def add(self, values: Tensor) -> Tensor:
-        """The sum over ranks of an integer tensor on the CPU, modulo 2^64, on all ranks."""
+        """Sum an integer tensor over ranks on the CPU, modulo 2^64, on all ranks."""
         if not self.alone:
             torch.distributed.all_reduce(values, group=self.control)
         return values
@@ -113,13 +115,13 @@ ALONE = Ranks()
 
 
 def launched_ranks() -> int:
-    """How many processes torchrun started for this command (`WORLD_SIZE`); 1 without it."""
+    """Return how many processes torchrun started for this command (`WORLD_SIZE`); 1 without it."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """This process among those that torchrun started (RANK, WORLD_SIZE, …), or ALONE; `device` as from `device_of`.
+    """Join this process to those that torchrun started (RANK, WORLD_SIZE, …), or ALONE; `device` as from `device_of`.
 
     Gradients and weights go over gloo on a CPU, over nccl between GPUs. Ends with a barrier. After an error the process
     group stays: to destroy it is to wait for collectives under way, which other ranks may never join. It is for the
@@ -138,6 +140,8 @@ def joined(device: str) -> Iterator[Ranks]:
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
+    global has_joined
+    has_joined = True
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     control = torch.distributed.new_group(backend="gloo", timeout=_FOREVER)
     ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
@@ -186,17 +190,17 @@ def release(model: nn.Module) -> None:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds rows of the tensor only (it is a DTensor: not imported by who is alone)."""
+    """Return True if this process holds only rows of the tensor (it is a DTensor: not imported by who is alone)."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The rows that this rank holds; the tensor itself if it is whole."""
+    """Return the rows that this rank holds; the tensor itself if it is whole."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor. Of one in shards all ranks must ask for it."""
+    """Return the whole tensor. Of one in shards all ranks must ask for it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -214,7 +218,7 @@ def rows_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
-    """This rank's `rows` of a tensor of `model`'s shape, as a tensor in shards like it; `rows` if `model` is whole."""
+    """Wrap this rank's `rows` of a tensor of `model`'s shape, as a tensor in shards; `rows` if `model` is whole."""
     if not is_sharded(model):
         return rows
     from torch.distributed.tensor import DTensor

@@ -20,7 +20,7 @@ from hone.trainer.step import Trainer
 
 
 def save_part(folder: Path, trainer: Trainer) -> None:
-    """Writes model and optimiser of the trainer's version into `folder`, which exists; all ranks together."""
+    """Write model and optimiser of the trainer's version into `folder`, which exists; all ranks together."""
     if trainer.ranks.alone:
         save_groups(folder, trainer.tensors())
     else:
@@ -51,7 +51,7 @@ def _parameter(key: str) -> str:
 
 
 def _own_rows(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """This rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
+    """Read this rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         named = tensors[file.stem] = {}

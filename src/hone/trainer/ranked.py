@@ -40,14 +40,14 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class _Call:
-    """What every rank is to do: a method of `_Doing`, with its arguments."""
+    """A call that every rank makes: a method of `_Doing`, with its arguments."""
 
     name: str
     arguments: tuple[Any, ...]
 
 
 class _Doing:
-    """What can be asked of every rank."""
+    """The methods that every rank runs."""
 
     def __init__(
         self, ranks: Ranks, make: Callable[..., Trainer], micro_batch_tokens: int | None, share_prompts: bool
@@ -82,7 +82,7 @@ class _Doing:
     def save_part(self, folder: Path) -> None:
         try:
             save_part(folder, self._trainer)
-        except OSError:  # of any rank, raised on all: the first one tells it, and may go on
+        except OSError:  # of any rank, raised on all: the first one reports it, and may go on
             if self.ranks.first:
                 raise
 
@@ -129,7 +129,7 @@ class RankedTrainer:
         return self._all("step", sequences)
 
     def token_stats(self) -> TokenStats | None:
-        """What the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
+        """Return what the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
         return self._all("token_stats") if self.trainer.record_tokens else None
 
     def evaluate(self, sequences: list[Sequence]) -> float:
@@ -144,11 +144,11 @@ class RankedTrainer:
         return self._all("score", token_ids)
 
     def save_policy(self, folder: Path) -> None:
-        """Writes the model in Hugging Face layout, see `export.save_policy`."""
+        """Write the model in Hugging Face layout, see `export.save_policy`."""
         self._all("save_policy", folder)
 
     def save_part(self, folder: Path) -> None:
-        """Writes model and optimiser into `folder`, see `parts.save_part`."""
+        """Write model and optimiser into `folder`, see `parts.save_part`."""
         try:
             self._all("save_part", folder)
         except OSError:
@@ -156,7 +156,7 @@ class RankedTrainer:
             raise
 
     def load_part(self, folder: Path, version: int) -> None:
-        """Restores what `save_part` wrote, on however many ranks."""
+        """Restore what `save_part` wrote, on however many ranks."""
         self._all("load_part", folder, version)
 
     @property
@@ -173,7 +173,7 @@ class RankedTrainer:
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """What all ranks but the first do: what rank 0 does, until it ends. Returns the exit code.
+        """Do, on all ranks but the first, what rank 0 does until it ends. Returns the exit code.
 
         Signals are left to rank 0: who sends them to one process of a run sends them to all.
         """
@@ -191,7 +191,7 @@ class RankedTrainer:
                 return dismissed.code
             except RuntimeError as error:
                 if is_lost(error):
-                    return 1  # what happened is told where it happened
+                    return 1  # the rank where it happened reports it
                 raise
 
     def _all(self, name: str, *arguments: Any) -> Any:
@@ -204,7 +204,7 @@ class RankedTrainer:
             raise
         except RuntimeError as error:
             if is_lost(error):
-                raise RankLost("another rank of this run has ended; what it said is above, or in its log") from error
+                raise RankLost("another rank of this run has ended; its last lines are above, or in its log") from error
             raise
         self._in_call = False
         return value
@@ -226,7 +226,7 @@ class RankedTrainer:
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Whether a collective failed because another process is gone."""
+    """Return True if a collective failed because another process is gone."""
     text = str(error)
     return any(sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe"))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.runs.faults import explain
+from hone.runs.signals import explain
 from hone.trainer.agreement import check_agreement, check_checkpoint, checkpoint_of
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
@@ -27,7 +27,7 @@ from hone.transport import FileTransport, Hello, Order, Result, Session
 KEPT = 2
 """Versions of the weights that stay at least, beside those that the sampler may lag behind."""
 SAY_AFTER = 60.0
-"""Seconds of waiting until it is said, and again each time that it has doubled."""
+"""Seconds of waiting until a line says so, and again each time that they have doubled."""
 
 
 class TrainerLoop:
@@ -51,7 +51,7 @@ class TrainerLoop:
         transport.interrupt = self._patience.look
 
     def serve(self, hello: Hello) -> int:
-        """Says hello, and takes part in one session after the other; returns the version at the end of the run."""
+        """Say hello, and take part in one session after the other; returns the version at the end of the run."""
         last = None
         try:
             self.transport.say_hello(hello)
@@ -68,7 +68,7 @@ class TrainerLoop:
             self.transport.leave()
 
     def _begin(self, session: Session) -> None:
-        """Sets the trainer to what the session begins with."""
+        """Set the trainer to what the session begins with."""
         check_agreement(self.config, session, self.place)
         checkpoint = checkpoint_of(session)
         self.trainer.start(session.temperature, session.lag)
@@ -121,7 +121,7 @@ class TrainerLoop:
         save: str | None = None,
         tokens: TokenStats | None = None,
     ) -> None:
-        """Writes the weights, and the part of the checkpoint if it is wanted; then tells that they are there."""
+        """Write the weights, and the part of the checkpoint if it is wanted; then report that they are there."""
         began, version = time.perf_counter(), self.trainer.version
         with self.transport.weights_dir(version) as folder:
             self.trainer.save_policy(folder)
@@ -133,7 +133,7 @@ class TrainerLoop:
         self.transport.keep(range(version + 1 - KEPT - session.lag, version + 1))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
-        """Writes the trainer's part of a checkpoint. UserError if the disk does not take it.
+        """Write the trainer's part of a checkpoint. UserError if the disk does not take it.
 
         False if the folder is gone: an orchestrator that is started again tidies up before it opens its session.
         """
@@ -154,7 +154,7 @@ class TrainerLoop:
 
 
 class _Patience:
-    """Says what is waited for, when that takes long."""
+    """Prints what is waited for, when that takes long."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path, self.say = path, say

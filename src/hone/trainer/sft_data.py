@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hone.environments.order import Draws
+from hone.environments.data import Draws
 from hone.errors import UserError
 from hone.rng import key, stream
 from hone.trainer.packing import RowPacker, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Limit:
-    """How long an example may be, and what happens to a longer one: `data.too_long` = error, drop or truncate."""
+    """The longest example, and what happens to a longer one: `data.too_long` = error, drop or truncate."""
 
     def __init__(self, data: SFTDataConfig, max_positions: int) -> None:
         self.tokens = min(data.seq_len, max_positions)
@@ -42,7 +42,7 @@ class Limit:
         self.truncated: set[str] = set()
 
     def apply(self, sequence: Sequence, where: str) -> Sequence | None:
-        """The sequence, cut if that is wanted, or None if it is left out (as is one that a cut leaves without loss)."""
+        """Return the sequence, cut if that is wanted; None if it is left out, or if a cut leaves no loss."""
         if len(sequence) <= self.tokens:
             return sequence
         if self.policy == "error":
@@ -60,7 +60,7 @@ class Limit:
 def tokenize(
     renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
 ) -> Sequence:
-    """The conversation as tokens; loss on every assistant message from index `start` on, with its end-of-turn token.
+    """Tokenize the conversation; loss on every assistant message from index `start` on, with its end-of-turn token.
 
     What follows the last assistant message carries no loss and is left out. `tools` are those that the prompt lists; an
     assistant message may call them by `tool_calls`. `where` names the example in errors. Where the template writes a
@@ -80,8 +80,8 @@ def tokenize(
             raise UserError(f"{where}: an assistant message must be plain text; message {turn} is not.")
         try:
             prompt = renderer.prompt_ids(messages[:turn], tools)
-            said = {"role": "assistant", "content": text, "tool_calls": calls} if calls else text
-            completion = renderer.completion_ids(messages[:turn], said, tools)
+            answer = {"role": "assistant", "content": text, "tool_calls": calls} if calls else text
+            completion = renderer.completion_ids(messages[:turn], answer, tools)
             if last is not None and prompt[: len(ids)] != ids and _by_tools(messages[last + 1 : turn]):
                 prompt = ids + renderer.bridge_ids(messages[: last + 1], messages[last + 1 : turn], tools)
         except UserError as error:
@@ -119,9 +119,9 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
     if missing and missing[0] in row:
         raise UserError(f"{where}: column `{missing[0]}` is null: fill it in, or remove the row.")
     if missing:
-        found = ", ".join(str(name) for name in row) or "none"
+        columns = ", ".join(str(name) for name in row) or "none"
         raise UserError(
-            f"{where} has no column {' or '.join(repr(name) for name in missing)} (columns: {found}): "
+            f"{where} has no column {' or '.join(repr(name) for name in missing)} (columns: {columns}): "
             "SFT needs `messages`, or `prompt` and `completion`."
         )
     prompt = _messages(row["prompt"], "prompt", "user", where)
@@ -129,7 +129,7 @@ def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int
 
 
 def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
-    """The tools that the prompt lists: the column `tools`, if there is one, a list in OpenAI's form or that as JSON."""
+    """Return the tools that the prompt lists: the column `tools`, a list in OpenAI's form or that as JSON."""
     given = row.get("tools")
     try:
         given = json.loads(given) if isinstance(given, str) and given.strip() else given
@@ -226,7 +226,7 @@ def demonstration(
 
 
 def next_batch(source: Source, step: int, position: int, data: SFTDataConfig) -> tuple[list[Sequence], int]:
-    """The sequences of one step, taken from `position` on, and the position at which the next step starts."""
+    """Return the sequences of one step, taken from `position` on, and the position at which the next step starts."""
     rows = RowPacker(data.batch_size, data.seq_len) if data.pack else None
     taken: list[Sequence] = []
     start = position
@@ -272,13 +272,13 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def validation_set(held_out: Rows, renderer: ChatRenderer, limit: Limit, max_examples: int) -> list[Sequence]:
-    """The first `max_examples` held-out rows as tokens."""
+    """Return the first `max_examples` held-out rows as tokens."""
     count = min(max_examples, len(held_out))
     return _some([row_sequence(held_out, i, renderer, limit) for i in range(count)])
 
 
 def validation_demonstrations(source: DemonstrationSource, max_examples: int) -> list[Sequence]:
-    """The first `max_examples` examples of the environment's eval split, each with one fixed demonstration."""
+    """Return the first `max_examples` examples of the environment's eval split, each with one fixed demonstration."""
     count = min(max_examples, len(source.env.split("eval")))
     rngs = [stream(source.seed, "sft-val-demo", i) for i in range(count)]
     return _some([demonstration(source.env, "eval", i, rngs[i], source.renderer, source.limit) for i in range(count)])

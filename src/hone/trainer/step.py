@@ -95,7 +95,7 @@ class Trainer:
         return metrics
 
     def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
-        """The micro-batches, until `interrupt` raises."""
+        """Yield the micro-batches, until `interrupt` raises."""
         for batch in micro_batches:
             raised = None
             if self.ranks.first:
@@ -128,7 +128,7 @@ class Trainer:
         }
 
     def token_stats(self) -> TokenStats | None:
-        """What the last step computed of its tokens, in the order of its micro-batches; None without `record_tokens`.
+        """Return what the last step computed of its tokens, micro-batch by micro-batch; None without `record_tokens`.
 
         On several ranks all call it, and rank 0 gets those of all, the others None.
         """
@@ -168,7 +168,7 @@ class Trainer:
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]], version: int) -> None:
-        """Restores what `tensors` returned at `version`, bit for bit, on any number of ranks."""
+        """Restore what `tensors` returned at `version`, bit for bit, on any number of ranks."""
         self.optimizer.clear()
         for name, param in self.model.named_parameters():
             param.copy_(share_of(tensors["model"][name], param))

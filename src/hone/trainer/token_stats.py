@@ -34,7 +34,7 @@ class TokenStats:
     def of_batch(
         cls, batch: PackedBatch, indices_M: torch.Tensor, entropies_M: torch.Tensor, logprobs_M: torch.Tensor
     ) -> TokenStats:
-        """Those of one micro-batch, in which a completion's tokens lie together; `indices_M` are those with loss."""
+        """Make those of a micro-batch, in which a completion's tokens lie together; `indices_M` are those with loss."""
         owners_M2 = torch.stack([batch.group_ids[indices_M], batch.sample_ids[indices_M]], 1).cpu().numpy()
         starts_K = np.flatnonzero(np.diff(owners_M2, axis=0, prepend=owners_M2[:1] - 1).any(axis=1))
         return cls(
@@ -47,7 +47,7 @@ class TokenStats:
 
     @classmethod
     def joined(cls, parts: Sequence[TokenStats]) -> TokenStats:
-        """Those of several micro-batches, or ranks."""
+        """Join those of several micro-batches, or ranks."""
         kinds = {"draws": np.int64, "samples": np.int64, "lengths": np.int64}
         kinds |= {"entropies": np.float16, "logprobs": np.float32}
         empty = [np.zeros(0, kind) for kind in kinds.values()]
@@ -55,7 +55,7 @@ class TokenStats:
         return cls(*(np.concatenate(column) for column in columns))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name: `TokenStats(**arrays)` is what they were taken from."""
+        """Return the arrays by name: `TokenStats(**arrays)` is what they were taken from."""
         names = ("draws", "samples", "lengths", "entropies", "logprobs")
         return {name: getattr(self, name) for name in names}
 

@@ -44,7 +44,7 @@ def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: dict[str, np.ndarray]) -> list[Sequence]:
-    """The sequences that `to_arrays` was given; their token ids are int64."""
+    """Return the sequences that `to_arrays` was given; their token ids are int64."""
     cuts = np.cumsum(arrays["lengths"])[:-1]
 
     def split(name: str) -> list[np.ndarray] | list[None]:

@@ -1,4 +1,4 @@
-"""What is said: by the orchestrator `Session` and `Order`, by the trainer `Hello` and `Result`."""
+"""The messages: `Session` and `Order` of the orchestrator, `Hello` and `Result` of the trainer; and their files."""
 
 from __future__ import annotations
 
@@ -91,21 +91,21 @@ class Result:
 
 
 def to_json(record: Session | Hello | Result) -> bytes:
-    """The record as JSON. Floats are exact; those that JSON doesn't know stand as "nan", "inf", "-inf"."""
+    """Write the record as JSON. Floats are exact; those that JSON doesn't know stand as "nan", "inf", "-inf"."""
     return json.dumps(_plain(asdict(record)), ensure_ascii=False, allow_nan=False).encode()
 
 
 def from_json(kind: type[Record], data: bytes) -> Record:
-    """What `to_json` made. ValueError if it is anything else; keys that this version doesn't know are left out."""
+    """Read what `to_json` made. ValueError if it is anything else; keys that this version doesn't know are left out."""
     value = json.loads(data)
     try:
-        found = {field.name: value[field.name] for field in fields(kind) if field.name in value}
+        known = {field.name: value[field.name] for field in fields(kind) if field.name in value}
         for name in ("metrics", "seconds"):
-            if name in found:
-                found[name] = {key: float(number) for key, number in found[name].items()}
-        if "canary" in found:
-            found["canary"] = tuple(float(n) if kind is Result else int(n) for n in found["canary"])
-        return kind(**found)
+            if name in known:
+                known[name] = {key: float(number) for key, number in known[name].items()}
+        if "canary" in known:
+            known["canary"] = tuple(float(n) if kind is Result else int(n) for n in known["canary"])
+        return kind(**known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a {kind.__name__.lower()}: {error}") from None
 
@@ -123,19 +123,19 @@ def _plain(value: Any) -> Any:
 
 
 def write_order(order: Order) -> bytes:
-    """The order as a safetensors file."""
+    """Write the order as a safetensors file."""
     facts = {"step": order.step, "kind": order.kind, "save": order.save, "tokens": order.tokens}
     return write_arrays(order.arrays, {"order": json.dumps(facts)})
 
 
 def read_order(path: Path) -> Order:
-    """What `write_order` wrote to a file. ValueError if it is torn."""
+    """Read what `write_order` wrote to a file. ValueError if it is torn."""
     arrays, facts = read_arrays(path)
     return Order(arrays=arrays, **json.loads(facts["order"]))
 
 
 def write_arrays(arrays: dict[str, np.ndarray], facts: dict[str, str] | None = None) -> bytes:
-    """Arrays as a safetensors file, with a digest of them: a file with a hole in it is not taken for whole."""
+    """Write arrays as a safetensors file, with a digest of them: a file with a hole in it is not taken for whole."""
     from safetensors.numpy import save
 
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -143,7 +143,7 @@ def write_arrays(arrays: dict[str, np.ndarray], facts: dict[str, str] | None = N
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What `write_arrays` wrote to a file: arrays and facts. ValueError if it is torn."""
+    """Read what `write_arrays` wrote to a file: arrays and facts. ValueError if it is torn."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,35 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from hone.errors import UserError
-from hone.runs.evaluations import plain
-from hone.viewer import pages_card, pages_eval, pages_predictions, pages_runs, pages_samples, pages_search
+from hone.runs.rollouts import plain
+from hone.viewer import curves, evals, overview, predictions, runs, samples, search
+from hone.viewer.card import view as card
 from hone.viewer.catalog import NotFound
 from hone.viewer.site import ASSETS, CSP, Site
 
 PLOTLY = "plotly.min.js"
 PAGES: dict[str, Callable[..., str]] = {
-    path: make
-    for pages in (pages_runs, pages_samples, pages_search, pages_eval, pages_card, pages_predictions)
-    for path, make in pages.PAGES.items()
+    "/": runs.runs,
+    "/curves/": curves.curves,
+    "/predictions/": predictions.predictions,
+    "/run/{slug}/": overview.run,
+    "/run/{slug}/card/": card.card,
+    "/run/{slug}/step/{step}/": samples.step,
+    "/run/{slug}/sample/{step}/{row}/": samples.sample,
+    "/run/{slug}/search/": search.search,
+    "/run/{slug}/compare/{example}/{before}/{after}/": search.compare,
+    "/run/{slug}/behaviours/": search.behaviours,
+    "/run/{slug}/eval/": evals.evaluation,
+    "/run/{slug}/eval/{version}/": evals.evaluation,
+    "/run/{slug}/change/{before}/{after}/": evals.change,
 }
-"""The function of each page, by the path of its URL."""
-DATA: dict[str, Callable[..., Any]] = pages_runs.DATA | pages_samples.DATA
+"""The function of each page by the path of its URL: (site, query, parts of the path) → HTML."""
+DATA: dict[str, Callable[..., Any]] = {
+    "/data/runs.json": runs.runs_data,
+    "/data/{slug}/state.json": runs.state_data,
+    "/data/{slug}/series.json": overview.series_data,
+    "/data/{slug}/sample/{step}/{row}.json": samples.sample_data,
+}
 """The same for JSON."""
 
 
@@ -41,35 +58,33 @@ class _Data(JSONResponse):
 
 
 def create_app(site: Site) -> FastAPI:
-    """The application that serves the pages of `site`."""
+    """Make the application that serves the pages of `site`."""
     app = FastAPI(title="hone view", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.middleware("http")(_secure)
-    app.add_exception_handler(UserError, lambda request, error: _told(site, request, error))
-    app.add_exception_handler(HTTPException, lambda request, error: _told(site, request, error))
+    for kind in (UserError, HTTPException):
+        app.add_exception_handler(kind, lambda request, error: _error(site, request, error))
 
-    def page(path: str, make: Callable[..., str]) -> None:
-        """A page at a path; `make(site, request's query, the parts of the path)` returns its HTML."""
+    def add(path: str, make: Callable[..., Any], response: type[Response]) -> None:
+        def respond(request: Request) -> Response:
+            return response(make(site, request.query_params, **request.path_params))
 
-        def respond(request: Request) -> HTMLResponse:
-            return HTMLResponse(make(site, request.query_params, **request.path_params))
-
-        app.add_api_route(path, respond, methods=["GET"], response_class=HTMLResponse)
-
-    def data(path: str, make: Callable[..., Any]) -> None:
-        def respond(request: Request) -> JSONResponse:
-            return _Data(make(site, request.query_params, **request.path_params))
-
-        app.add_api_route(path, respond, methods=["GET"])
+        app.add_api_route(path, respond, methods=["GET"], response_class=response)
 
     for path, make in PAGES.items():
-        page(path, make)
+        add(path, make, HTMLResponse)
     for path, make in DATA.items():
-        data(path, make)
+        add(path, make, _Data)
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:
-        file = asset_file(name)
+        """Serve a script or style sheet by its name: hone's own, or Plotly's from its package."""
+        if name == PLOTLY:
+            spec = find_spec("plotly")  # not imported: it takes a second, and only its script is needed
+            assert spec is not None and spec.origin is not None
+            file = Path(spec.origin).parent / "package_data" / PLOTLY
+        else:
+            file = next((file for file in ASSETS.iterdir() if file.name == name), None)
         if file is None:
             raise NotFound(f"there is no file {name}")
         forever = name == PLOTLY and "v" in request.query_params
@@ -78,21 +93,6 @@ def create_app(site: Site) -> FastAPI:
         )
 
     return app
-
-
-def asset_file(name: str) -> Path | None:
-    """A script or style sheet by its name: hone's own, or Plotly's from its package; None for any other name."""
-    if name == PLOTLY:
-        return _plotly()
-    return next((file for file in ASSETS.iterdir() if file.name == name), None)
-
-
-def _plotly() -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec("plotly")  # not imported: it takes a second, and only its script is needed
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "package_data" / PLOTLY
 
 
 async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -104,16 +104,14 @@ async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Resp
     return response
 
 
-def _told(site: Site, request: Request, error: Exception) -> Response:
-    """What a user can mend as a page with that sentence: 404 for what is not there, else 400."""
-    status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFound) else 400
-    sentence = "there is no such page" if isinstance(error, HTTPException) and status == 404 else _sentence(error)
+def _error(site: Site, request: Request, error: Exception) -> Response:
+    """Answer what a user can mend with a page that has the sentence: 404 for what is not there, else 400."""
+    if isinstance(error, HTTPException):
+        status = error.status_code
+        sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))
+    else:
+        status, sentence = 404 if isinstance(error, NotFound) else 400, str(error)
     if request.url.path.startswith("/data/"):
         return JSONResponse({"error": sentence}, status)
-    here = request.url.path.lstrip("/")
     title = "Not found" if status == 404 else "This cannot be shown"
-    return HTMLResponse(site.error(here, title, sentence), status)
-
-
-def _sentence(error: Exception) -> str:
-    return html.unescape(str(error.detail)) if isinstance(error, HTTPException) else str(error)
+    return HTMLResponse(site.error(request.url.path.lstrip("/"), title, sentence), status)

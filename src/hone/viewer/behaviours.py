@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hone.viewer.query import escape
-from hone.viewer.store import Stamps, Store, check_patterns
+from hone.viewer.store import Store, check_patterns
 
 PHRASES = (
     "wait",
@@ -75,37 +76,40 @@ class Emergence:
     rows: list[int]
     highest: tuple[int, float] | None
 
+    @property
+    def top(self) -> float:
+        """The upper end of its picture."""
+        return max(0.02, float(self.shares.max()) if len(self.shares) else 0.0)
+
 
 @dataclass(frozen=True)
 class Behaviours:
-    """Markers over steps `[S]`; `lengths` `[S, 3]`: 10th, 50th, 90th percentile of characters; turning points of the
-    smoothed median; what could not be read.
+    """Markers over steps `[S]`; `lengths` `[S, 3]`: 10th, 50th, 90th percentile of characters; what could
+    not be read.
     """
 
     steps: np.ndarray
     completions: int
     found: list[Emergence]
     lengths: np.ndarray
-    turning: list[tuple[int, float]]
     skipped: list[str]
 
 
 def behaviours(store: Store, phrase: str = "") -> Behaviours:
-    """What emerges in a run, with a phrase (words, or a regular expression in slashes) of the user's, if any.
+    """Return what emerges in a run, with a phrase (words, or a regular expression in slashes) of the user's, if any.
 
     Files that did not change since are not read again.
     """
-    markers = (*MARKERS, *own_marker(phrase))
+    markers = (*MARKERS, *_own_marker(phrase))
     counts, skipped = _counts(store, markers, phrase)
     steps = np.array(sorted(counts), dtype=int)
     table = np.array([counts[step] for step in steps]).reshape(len(steps), 4 + len(markers))
-    found = [_emergence(store, marker, phrase, steps, table[:, 0], table[:, 4 + i]) for i, marker in enumerate(markers)]
-    lengths = table[:, 1:4]
-    return Behaviours(steps, int(table[:, 0].sum()), found, lengths, turning_points(steps, lengths[:, 1]), skipped)
+    found = [_emergence(store, marker, steps, table[:, 0], table[:, 4 + i]) for i, marker in enumerate(markers)]
+    return Behaviours(steps, int(table[:, 0].sum()), found, table[:, 1:4], skipped)
 
 
-def own_marker(phrase: str) -> list[Marker]:
-    """A marker for the user's phrase. UserError if it is none."""
+def _own_marker(phrase: str) -> list[Marker]:
+    """Return a marker for the user's phrase. UserError if it is none."""
     phrase = phrase.strip()
     if not phrase:
         return []
@@ -115,26 +119,23 @@ def own_marker(phrase: str) -> list[Marker]:
     return [Marker("phrase", phrase, "regexp_matches(text, $phrase, 'i')", pattern)]
 
 
-def _values(markers: tuple[Marker, ...]) -> dict[str, Any]:
+def _values(markers: Sequence[Marker]) -> dict[str, Any]:
     return {m.name: m.pattern for m in markers if f"${m.name}" in m.condition}
 
 
-def _counts(store: Store, markers: tuple[Marker, ...], phrase: str) -> tuple[dict[int, tuple[float, ...]], list[str]]:
-    """For each step: completions, three percentiles of the length, how many show each marker."""
+def _counts(store: Store, markers: Sequence[Marker], phrase: str) -> tuple[dict[int, tuple[float, ...]], list[str]]:
+    """Count for each step: completions, three percentiles of the length, how many show each marker."""
     stamps = store.stamps()
     key = (str(store.folder), phrase.strip())
     with _lock:
-        known = dict(_counted.get(key, {}))
-    known = {step: one for step, one in known.items() if stamps.get(step) == one[0]}
-    new: Stamps = {step: stamp for step, stamp in stamps.items() if step not in known}
-    shows = ", ".join(f"count(*) FILTER ({marker.condition})" for marker in markers)
-    sql = (
-        f"SELECT step, count(*), quantile_cont(length(text), [0.1, 0.5, 0.9]), {shows} "
-        "FROM read_parquet($files) GROUP BY step"
-    )
-    rows, skipped = store.scan(sql, _values(markers), new, seconds=_SECONDS)
-    for step, count, lengths, *shown in rows:
-        known[step] = (stamps.get(step), (count, *(lengths or (0, 0, 0)), *shown))
+        known = {step: one for step, one in _counted.get(key, {}).items() if stamps.get(step) == one[0]}
+    shows = ", ".join(f"count(*) FILTER ({marker.condition}) AS {marker.name}" for marker in markers)
+    lengths = ", ".join(f"quantile_cont(length(text), {share}) AS at_{share * 100:.0f}" for share in (0.1, 0.5, 0.9))
+    sql = f"SELECT step, count(*) AS n, {lengths}, {shows} FROM read_parquet($files) GROUP BY step"
+    new = {step: stamp for step, stamp in stamps.items() if step not in known}
+    columns, skipped = store.scan(sql, _values(markers), new, _SECONDS)
+    for step, *counts in zip(*(np.ma.filled(column, 0).tolist() for column in columns.values()), strict=True):
+        known[step] = (stamps.get(step), tuple(counts))
     with _lock:
         _counted[key] = known
         _counted.move_to_end(key)
@@ -144,43 +145,17 @@ def _counts(store: Store, markers: tuple[Marker, ...], phrase: str) -> tuple[dic
 
 
 def _emergence(
-    store: Store, marker: Marker, phrase: str, steps: np.ndarray, completions: np.ndarray, shown: np.ndarray
+    store: Store, marker: Marker, steps: np.ndarray, completions: np.ndarray, shown: np.ndarray
 ) -> Emergence:
     shares = shown / np.maximum(completions, 1)
     passed = np.flatnonzero(shares >= THRESHOLD)
+    highest = (int(steps[shares.argmax()]), float(shares.max())) if shown.any() else None
     if not len(passed):
-        first = np.flatnonzero(shown)[:1]
-        highest = (int(steps[shares.argmax()]), float(shares.max())) if len(first) else None
         return Emergence(marker, shares, None, [], highest)
     begins = int(steps[passed[0]])
     sql = (
-        "SELECT file_row_number FROM read_parquet($files, file_row_number = true) "
+        "SELECT file_row_number AS row FROM read_parquet($files, file_row_number = true) "
         f"WHERE {marker.condition} ORDER BY 1 LIMIT {EXAMPLES}"
     )
-    rows, _ = store.scan(sql, _values((marker,)), store.stamps(begins, begins))
-    best = int(shares.argmax())
-    return Emergence(marker, shares, begins, [row for (row,) in rows], (int(steps[best]), float(shares[best])))
-
-
-def turning_points(steps: np.ndarray, lengths: np.ndarray, least: float = 0.15) -> list[tuple[int, float]]:
-    """Where the smoothed length turns: steps and lengths of extremes that `least` of the length lies between.
-
-    Begins with the first step and ends with the last.
-    """
-    if len(steps) < 2:
-        return [(int(s), float(v)) for s, v in zip(steps, lengths, strict=True)]
-    width = max(1, len(steps) // 20)
-    padded = np.pad(lengths, (width // 2, width - 1 - width // 2), mode="edge")
-    smooth = np.convolve(padded, np.ones(width) / width, mode="valid")
-    points, high, low, direction = [0], 0, 0, 0
-    for i, value in enumerate(smooth):
-        high = i if value > smooth[high] else high
-        low = i if value < smooth[low] else low
-        if direction >= 0 and value < smooth[high] * (1 - least):
-            points.append(high)
-            direction, high, low = -1, i, i
-        elif direction <= 0 and value > smooth[low] * (1 + least):
-            points.append(low)
-            direction, high, low = 1, i, i
-    points.append(len(steps) - 1)
-    return [(int(steps[i]), float(smooth[i])) for i in dict.fromkeys(points)]
+    columns, _ = store.scan(sql, _values([marker]), store.stamps(begins, begins))
+    return Emergence(marker, shares, begins, [int(row) for row in columns.get("row", ())], highest)

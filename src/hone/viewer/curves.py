@@ -7,11 +7,11 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs import settings
+from hone.runs.metrics import METRICS, unit
 from hone.viewer.catalog import Entry
 from hone.viewer.charts import environments
-from hone.viewer.series import POINTS, to_json
+from hone.viewer.series import to_json
 from hone.viewer.site import Site
-from hone.viewer.units import unit
 
 CHOSEN = 3
 """Runs that are drawn if the page is asked for none."""
@@ -19,91 +19,76 @@ MOST = 24
 """Runs that are drawn at most."""
 AXES = ("step", "tokens", "hours")
 """Against what curves are drawn."""
+_ENDS = ("low", "high")
 _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
-_LAST = ("canary/", "time/", "idle/", "queue/")
-"""Beginnings of metrics that come later in the list to choose from, and last."""
-IN_FILES = (12, 300)
-"""Runs, the newest, and points of each metric, that a page among files has: no server can be asked for others."""
+"""Beginnings of metrics that come later in the list to choose from."""
 
 
-def page(site: Site, query: Mapping[str, str]) -> str:
-    """The page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
+def curves(site: Site, query: Mapping[str, str]) -> str:
+    """Show the page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
     `smooth`, in steps; `log`; `seeds`: runs that differ in their seed only are drawn as their mean.
     """
-    entries = [entry for entry in site.catalog.entries() if entry.summary is not None and not entry.is_evaluation]
-    by_slug = {entry.slug: entry for entry in entries}
-    named = names_in(query, "runs", by_slug)
-    asked = [slug for slug in named if slug in by_slug]
-    newest = [entry.slug for entry in entries if not entry.previous][:CHOSEN]
+    entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
+    named = names_in(query, "runs", entries)
+    asked = [slug for slug in named if slug in entries]
+    newest = [entry.slug for entry in entries.values() if not entry.previous][:CHOSEN]
     chosen = asked[:MOST] if named else newest
-    axis, smooth = check(query)
-    drawn = [entry.slug for entry in entries][: IN_FILES[0]] if site.files else chosen
+    smooth = check(query)
     names: dict[str, None] = {}
+    metrics: dict[str, None] = {}
     numbers: dict[str, Any] = {}
-    metrics: list[str] = []
-    usual: dict[str, list[str]] = {}
-    for slug in drawn:
-        with site.series.read(by_slug[slug].path) as series:
+    for slug in chosen:
+        with site.series.read(entries[slug].path) as series:
             names |= dict.fromkeys(series.names)
-            usual[slug] = _usual(series.names)
-            wanted = names_in(query, "metrics", series.names) or usual[slug]
-            metrics += [name for name in wanted if slug in chosen and name not in metrics]
-            points = IN_FILES[1] if site.files else POINTS
-            numbers[slug] = to_json(series, series.names if site.files else wanted, points=points)
-    links = site.links("curves/")
-    data = {
-        "runs": [_run(by_slug[slug], links.data(slug, "series.json")) for slug in (drawn if site.files else by_slug)],
-        "numbers": numbers,
-        "files": site.files,
-        "standing": None if site.files else links.all_data("runs.json"),
-        "chosen": chosen,
-        "metrics": metrics,
-        "usual": usual,
-        "units": {name: unit(name) for name in names},
-    }
+            wanted = names_in(query, "metrics", series.names) or _usual(series.names)
+            metrics |= dict.fromkeys(wanted)
+            ends = [f"{name[:-11]}ci95/{end}" for name in wanted if name.endswith("/reward/mean") for end in _ENDS]
+            numbers[slug] = to_json(series, [*wanted, *(name for name in ends if name in series.names)])
     return site.page(
         "curves.html",
         "curves/",
         "Curves",
-        entries=[by_slug[slug] for slug in (drawn if site.files else by_slug)],
+        entries=list(entries.values()),
         chosen=chosen,
         too_many=len(asked) > MOST,
         most=MOST,
-        names=sorted(names, key=lambda name: (name not in metrics, name.startswith(_LATER), name.startswith(_LAST))),
-        metrics=metrics,
-        axis=axis,
-        gone=[slug for slug in named if slug not in by_slug],
-        unknown=[name for name in metrics if name not in names] if chosen else [],
+        names=sorted(names, key=lambda name: (name not in metrics, name.startswith(_LATER))),
+        metrics=list(metrics),
+        gone=[slug for slug in named if slug not in entries],
+        unknown=[name for name in metrics if name not in names],
         log=query.get("log") == "1",
         seeds=query.get("seeds") == "1",
-        smooth=smooth,
-        data=data,
-        table=[(by_slug[slug].name, numbers[slug]["series"]) for slug in chosen if slug in numbers],
-        last=last_value,
+        data={
+            "runs": [_run(entries[slug]) for slug in chosen],
+            "charts": [_chart(name) for name in metrics if name in names],
+            "numbers": numbers,
+            "smooth": smooth,
+        },
+        live=any(entries[slug].state.pid is not None for slug in chosen),
+        table=[(entries[slug].name, numbers[slug]["series"]) for slug in chosen],
+        last=lambda one: next((value for value in reversed(one["y"]) if value is not None), None),
         unit=unit,
     )
 
 
+def _chart(metric: str) -> dict[str, Any]:
+    """Return the description of a chart of one metric, as `hone.viewer.charts.Chart` is one."""
+    return {"id": metric, "title": metric, "unit": unit(metric), "note": "", "wide": False, "opens": False}
+
+
 def _usual(names: list[str]) -> list[str]:
-    """The metrics that are drawn if none are named."""
+    """Return the metrics that are drawn if none are named."""
     held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
-    return [name for name in ("reward/mean", *held_out, "loss", "val/loss") if name in names][: 1 + len(held_out)]
+    first, *others = [metric.name for metric in METRICS if metric.curve]
+    return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]
 
 
-def _run(entry: Entry, source: str) -> dict[str, Any]:
-    assert entry.summary is not None
-    return {
-        "slug": entry.slug,
-        "name": entry.name,
-        "source": source,
-        "live": entry.summary.pid is not None,
-        "seed": entry.summary.info["seed"],
-        "config": digest_but_seed(entry.summary.config),
-    }
+def _run(entry: Entry) -> dict[str, Any]:
+    return {"slug": entry.slug, "name": entry.name, "config": digest_but_seed(entry.state.config)}
 
 
 def digest_but_seed(config: Mapping[str, Any]) -> str:
-    """The same for runs that differ in nothing that decides their numbers but the seed.
+    """Return the same for runs that differ in nothing that decides their numbers but the seed.
 
     Of a model in a folder the last two names count: runs of several seeds begin with models in folders of their own.
     """
@@ -113,26 +98,20 @@ def digest_but_seed(config: Mapping[str, Any]) -> str:
     return settings.digest(flat)[:16]
 
 
-def last_value(one: Mapping[str, Any]) -> float | None:
-    """The last value of a metric in the JSON of a series."""
-    return next((value for value in reversed(one["y"]) if value is not None), None)
-
-
-def check(query: Mapping[str, str]) -> tuple[str, int]:
-    """Against what curves are drawn, and the steps of their moving mean, at most 101. UserError for what cannot be."""
+def check(query: Mapping[str, str]) -> int:
+    """Return the steps of the moving mean of curves, at most 101. UserError for what can be none, or no axis."""
     axis = query.get("x") or AXES[0]
     if axis not in AXES:
         raise UserError(f"x cannot be {axis[:50]!r}: it is one of {', '.join(AXES)}")
     text = query.get("smooth")
     if text and not (text.isdecimal() and len(text) < 10):
         raise UserError(f"smooth is {text[:50]!r}, which is no number of steps: give 1 (none) to 101")
-    return axis, min(101, max(1, int(text or 1)))
+    return min(101, max(1, int(text or 1)))
 
 
 def names_in(query: Mapping[str, str], key: str, known: Iterable[str]) -> list[str]:
-    """The values of a key that may be given several times, or with commas between them."""
+    """Return the values of a key that may be given several times, or with commas between them."""
     there = set(known)
-    getlist = getattr(query, "getlist", None)
-    values: list[str] = getlist(key) if getlist else [query[key]] if key in query else []
+    values: list[str] = getattr(query, "getlist", lambda key: [])(key)
     names = (name for value in values for name in ([value] if value in there else value.split(",")))
     return list(dict.fromkeys(filter(None, names)))

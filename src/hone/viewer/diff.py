@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
@@ -10,7 +11,6 @@ _MOST, _FEW = 4000, 400
 """Words of a text that are compared one by one, and those up to which frequent ones begin a match, too: of a text that
 says the same again and again, the time would grow with their cube.
 """
-
 _LONG = 200
 """Characters of a changed stretch up to which it is compared by character: of longer ones, equal letters say little."""
 
@@ -19,40 +19,30 @@ Parts = list[tuple[str, bool]]
 
 
 def word_diff(before: str, after: str) -> tuple[Parts, Parts] | None:
-    """Both texts in parts; None if they are too long to be compared."""
+    """Return both texts in parts; None if they are too long to be compared."""
     a, b = _WORD.findall(before), _WORD.findall(after)
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     room = min(len(a), len(b)) - start
     end = next((i for i in range(room) if a[-1 - i] != b[-1 - i]), room)
-    middle_a, middle_b = a[start : len(a) - end], b[start : len(b) - end]
-    if max(len(middle_a), len(middle_b)) > _MOST:
+    head, tail = "".join(a[:start]), "".join(a[len(a) - end :])
+    a, b = a[start : len(a) - end], b[start : len(b) - end]
+    if max(len(a), len(b)) > _MOST:
         return None
-    parts_a: Parts = [("".join(a[:start]), False)]
-    parts_b: Parts = [("".join(b[:start]), False)]
-    many = len(middle_b) > _FEW or len(middle_a) > _FEW
-    for kind, a0, a1, b0, b1 in SequenceMatcher(None, middle_a, middle_b, autojunk=many).get_opcodes():
-        was, is_ = "".join(middle_a[a0:a1]), "".join(middle_b[b0:b1])
-        in_a, in_b = (
-            _characters(was, is_) if kind == "replace" else ([(was, kind != "equal")], [(is_, kind != "equal")])
-        )
-        parts_a += in_a
-        parts_b += in_b
-    parts_a.append(("".join(a[len(a) - end :]), False))
-    parts_b.append(("".join(b[len(b) - end :]), False))
-    return [part for part in parts_a if part[0]], [part for part in parts_b if part[0]]
+    parts: tuple[Parts, Parts] = ([(head, False)] if head else [], [(head, False)] if head else [])
+    for was, became, same in _changes(a, b, len(a) > _FEW or len(b) > _FEW):
+        inner = [(was, became, same)]
+        short = not same and was and became and max(len(was), len(became)) <= _LONG
+        if short and SequenceMatcher(None, was, became, autojunk=False).ratio() >= 0.5:
+            inner = _changes(was, became, False)
+        for old, new, equal in inner:
+            parts[0].extend([(old, not equal)] if old else [])
+            parts[1].extend([(new, not equal)] if new else [])
+    for side in parts:
+        side.extend([(tail, False)] if tail else [])
+    return parts
 
 
-def _characters(before: str, after: str) -> tuple[Parts, Parts]:
-    """Both texts, which differ, by character if at least half of them is the same; each as a whole if not."""
-    whole: tuple[Parts, Parts] = ([(before, True)], [(after, True)])
-    if max(len(before), len(after)) > _LONG:
-        return whole
-    found = SequenceMatcher(None, before, after, autojunk=False)
-    if found.ratio() < 0.5:
-        return whole
-    parts_a: Parts = []
-    parts_b: Parts = []
-    for kind, a0, a1, b0, b1 in found.get_opcodes():
-        parts_a.append((before[a0:a1], kind != "equal"))
-        parts_b.append((after[b0:b1], kind != "equal"))
-    return parts_a, parts_b
+def _changes(a: Sequence[str], b: Sequence[str], junk: bool) -> list[tuple[str, str, bool]]:
+    """Return stretches of both, end to end, and whether they are the same."""
+    codes = SequenceMatcher(None, a, b, autojunk=junk).get_opcodes()
+    return [("".join(a[a0:a1]), "".join(b[b0:b1]), kind == "equal") for kind, a0, a1, b0, b1 in codes]

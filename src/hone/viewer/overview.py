@@ -1,40 +1,28 @@
-"""What the overview of a run says: in words, as charts, and what it is made of."""
+"""The overview of a run: in words and as charts. What the run was made of stands on its card."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from hone.errors import UserError
-from hone.runs import predictions
 from hone.runs.alarms import OVER
+from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, reward_interval, short_seconds, thousands
 from hone.runs.reader import Run
-from hone.runs.summary import describe_event
-from hone.runs.verdicts import (
-    alarms_in,
-    audit_in_words,
-    certificate_in_words,
-    code_in_words,
-    exactness,
-    machine_in_words,
-)
-from hone.viewer.charts import environments
-from hone.viewer.series import Series
-from hone.viewer.state import RunState
-from hone.viewer.store import Store
+from hone.runs.summary import alarms_in, describe_event, next_commands, typed
+from hone.viewer import curves
+from hone.viewer.catalog import RunState
+from hone.viewer.charts import charts, environments
+from hone.viewer.series import Series, to_json
+from hone.viewer.site import Links, Site
 
-SCATTERED_STEPS, SCATTERED_ROWS = 12, 170
-"""Of so many steps at most so many completions are drawn one by one."""
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
 """Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
-
-
+_SOMEWHERE = 10**9
+"""A step that no run has: scripts put the one that was clicked in its place."""
 INTERVAL = (
     "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
     "of a reward of 0 or 1 (Student's t, too, of several completions of an example). That of the run card is the "
@@ -43,33 +31,73 @@ INTERVAL = (
 """What the intervals of the overview are."""
 
 
-@dataclass(frozen=True)
-class Marker:
-    """What happened at a step, to be shown on the curves; `until` the step at which it was over, if it lasted."""
+def run(site: Site, query: Mapping[str, str], slug: str) -> str:
+    """Show a run's overview."""
+    entry = site.catalog.entry(slug)
+    state, run = entry.state, Run(entry.path)
+    curves.check(query)
+    events, links = run.events(), Links(f"run/{slug}/")
+    with site.series.read(entry.path) as series:
+        drawn = charts(series, state.info) if state.kind != "eval" else []
+        changed = changes(state, series)
+        stacks = [list(chart.metrics()) for chart in drawn if chart.stack]
+        data = to_json(series, dict.fromkeys(name for chart in drawn for name in chart.metrics()), stacks=stacks)
+    rows = max((len(one["y"]) for one in data["series"].values()), default=0)
+    data |= {
+        "charts": [asdict(chart) for chart in drawn],
+        "markers": [asdict(one) for one in markers(events)],
+        "smooth": min(101, rows // 30 // 2 * 2 + 1),  # a thirtieth of the run's steps, an odd number
+        "links": {"step": links.step(slug, _SOMEWHERE), "eval": links.evaluation(slug, _SOMEWHERE)},
+        "somewhere": str(_SOMEWHERE),
+        "steps": run.rollout_steps(),
+        "evals": run.evals(),
+    }
+    return site.run_page(
+        "run.html",
+        entry,
+        "",
+        entry.name,
+        run=state,
+        live=state.pid is not None,
+        headline=headline(state),
+        where=where(state),
+        changes=changed,
+        interval_title=INTERVAL,
+        charts=drawn,
+        chart_data=data,
+        evaluated=evaluated(state.progress.evals) if state.kind == "eval" else [],
+        command=typed(state.info["command"]),
+        next_commands=next_commands(state),
+        events=[describe_event(event) for event in events],
+    )
 
-    step: int
-    kind: str
-    text: str
-    until: int | None = None
+
+def series_data(site: Site, query: Mapping[str, str], slug: str) -> dict[str, Any]:
+    """Return metrics of a run: `names` (several, by default all), of the steps above `after`."""
+    entry = site.catalog.entry(slug)
+    text = query.get("after")
+    if text is not None and not re.fullmatch(r"-?\d{1,9}", text):
+        raise UserError(f"after is {text[:50]!r}, which is no step")
+    with site.series.read(entry.path) as series:
+        names = curves.names_in(query, "names", series.names) or series.names
+        facts = {"name": entry.name, "live": entry.state.pid is not None, "names": series.names}
+        facts |= {"unknown": [name for name in names if name not in series.names]}
+        facts |= {"units": {name: unit(name) for name in series.names}}
+        return facts | to_json(series, names, None if text is None else int(text))
 
 
 def headline(run: RunState) -> str:
-    """What is trained on what: `hone/tiny by RL on reverse-text, seed 0`."""
-    model = run.config.get("model")
-    name = model.get("name", "") if isinstance(model, dict) else model or ""
+    """Say what is trained on what: `hone/tiny by RL on reverse-text, seed 0`."""
+    model, data = run.config.get("model"), run.config.get("data")
+    name = str(model.get("name") if isinstance(model, dict) else model or "")
+    short = "/".join(name.rstrip("/").split("/")[-2:])
     what = {"rl": "by RL", "sft": "by SFT", "eval": "evaluated"}.get(run.kind, run.kind)
-    data = run.config.get("data", {})
-    source = run.task or data.get("name") or data.get("path") if isinstance(data, dict) else run.task
-    return f"{_short(str(name)) or 'A model'} {what}{f' on {source}' if source else ''}, seed {run.info['seed']}"
-
-
-def _short(name: str) -> str:
-    """The last two parts of a path."""
-    return "/".join(name.rstrip("/").split("/")[-2:])
+    source = run.task or (isinstance(data, dict) and (data.get("name") or data.get("path")))
+    return f"{short or 'A model'} {what}{f' on {source}' if source else ''}, seed {run.info['seed']}"
 
 
 def where(run: RunState) -> str:
-    """How far it is, in words."""
+    """Say how far it is."""
     if run.kind == "eval":
         return f"{run.status}{f' in {short_seconds(run.seconds)}' if run.seconds else ''}"
     done, steps = run.progress.done, run.progress.max_steps
@@ -81,24 +109,24 @@ def where(run: RunState) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A number before and after: of the first and the last evaluation, or the first and the last step."""
+    """A number before and after: of the first and the last evaluation, or the first and the last step.
+
+    `before` is a dash where there is one only; `interval` is the 95 % interval of `after`; `ends` are the versions, or
+    the steps, that the two are of.
+    """
 
     label: str
     before: str
-    """A dash where there is one only."""
     after: str
-    interval: str = ""
-    """95 % interval of `after`."""
-    ends: str = ""
-    """The versions, or the steps, that the two are of."""
+    interval: str
+    ends: str
 
 
 def changes(run: RunState, series: Series) -> list[Change]:
-    """What training changed, on held-out examples first."""
-    found = []
-    names = series.names
-    for env in environments(names):
-        known = reward_interval({name: series.latest(name) for name in names if name.startswith("eval/")}, env)
+    """Return what training changed, on held-out examples first."""
+    found: list[Change] = []
+    for env in environments(series.names):
+        known = reward_interval({name: series.latest(name) for name in series.names if name.startswith("eval/")}, env)
         interval = "" if known is None else f"{known[0]:.3f} to {known[1]:.3f}"
         found += _change(series, f"held-out reward, {env}", f"eval/{env}/reward/mean", interval)
         low, high = (series.latest(f"eval/{env}/exact/ci95/{end}") for end in ("low", "high"))
@@ -126,9 +154,18 @@ def _change(
         yield Change(label, shown[0] if several else "–", shown[1], interval, ends)
 
 
+@dataclass(frozen=True)
+class Marker:
+    """What happened at a step, to be shown on the curves; `until` the step at which it was over, if it lasted."""
+
+    step: int
+    kind: str
+    text: str
+    until: int | None = None
+
+
 def markers(events: Sequence[dict[str, Any]]) -> list[Marker]:
-    """What happened during a run, but for what happens all the time. An alarm lasts until it is over."""
-    events = [event for event in events if "kind" in event]
+    """Return what happened during a run, but for what happens all the time. An alarm lasts until it is over."""
     found = [Marker(one.since, "alarm", f"{one.name}: {one.evidence}", one.over) for one in alarms_in(events)]
     for event in events:
         kind, step = str(event.get("kind")), event.get("step")
@@ -137,93 +174,10 @@ def markers(events: Sequence[dict[str, Any]]) -> list[Marker]:
     return sorted(found, key=lambda one: one.step)
 
 
-def completions(path: Path, steps: Sequence[int]) -> dict[str, list[Any]]:
-    """Some completions of some steps, evenly chosen from those that have rollouts: length in tokens, reward, outcome.
-
-    A step that can't be read is left out.
-    """
-    found: dict[str, list[Any]] = {name: [] for name in ("step", "row", "tokens", "reward", "outcome")}
-    chosen = [steps[round(place)] for place in np.linspace(0, len(steps) - 1, min(len(steps), SCATTERED_STEPS))]
-    for step in chosen:
-        try:
-            rows = Store(path).rows(step, ("reward", "outcome", "sampled_mask"))
-        except UserError:
-            continue
-        for row in rows[:: 1 + len(rows) // SCATTERED_ROWS]:
-            if row["reward"] is not None and math.isfinite(row["reward"]):
-                for name, values in found.items():
-                    values.append(step if name == "step" else row[name])
-    return found
-
-
-@dataclass(frozen=True)
-class LastValues:
-    """A metric of the table that stands for the charts where no script runs."""
-
-    name: str
-    first: float
-    last: float
-    low: float
-    high: float
-
-
-def table(series: Series, names: list[str]) -> list[LastValues]:
-    """First, last, least and largest value of those metrics that have one."""
+def evaluated(metrics: Mapping[str, float | None]) -> list[tuple[str, str, str]]:
+    """Return what each number of an evaluation is, the number, shares in percent, and its metric."""
     found = []
-    for name in names:
-        _, values = series.points(name)
-        if len(values):
-            found.append(LastValues(name, *map(float, (values[0], values[-1], values.min(), values.max()))))
-    return found
-
-
-def predicted(run: RunState) -> tuple[str, list[predictions.Scored]]:
-    """What is wrong with the run's predictions, and what became of them."""
-    try:
-        damage = predictions.problem(run.info, run.path)
-        return damage, [] if damage else predictions.score(run.info, run.path)
-    except UserError as error:
-        return str(error) if run.info.get("predictions") else "", []
-
-
-def made_with(run: RunState) -> dict[str, str]:
-    """Machine, versions, digests: what it takes to say where the numbers come from."""
-    info = run.info
-    facts = {
-        "run": info["id"],
-        "exact": exactness(info) if run.kind != "eval" else "",
-        "machine": _told(machine_in_words, info),
-        "code": _told(code_in_words, info),
-        "versions": ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version),
-        "certificate": certificate_in_words(run.path),
-        "audit": audit_in_words(run.path),
-    }
-    facts |= {f"digest of {name}": str(value) for name, value in (info.get("sources") or {}).items()}
-    if run.kind != "eval" and (hashes := Run(run.path).hashes()):
-        facts[f"weights of version {hashes[-1].get('step')}"] = str(hashes[-1].get("weights"))
-    if parent := info.get("parent"):
-        facts["goes on from"] = f"step {parent['step']} of {parent['dir']} (run {parent['id']})"
-    return {name: value for name, value in facts.items() if value}
-
-
-def _told(words: Callable[[Mapping[str, Any]], str], info: Mapping[str, Any]) -> str:
-    """What is said of a run.json; empty if it does not have what that takes."""
-    try:
-        return words(info)
-    except (KeyError, TypeError):
-        return ""
-
-
-def smoothing(series: dict[str, dict[str, Any]]) -> int:
-    """Steps of the moving mean that a page begins with, an odd number: a thirtieth of the run's."""
-    rows = max((len(one["y"]) for one in series.values()), default=0)
-    return min(101, rows // 30 // 2 * 2 + 1)
-
-
-def live_text(run: RunState, changes: list[Change]) -> dict[str, str]:
-    """What of the page's words goes on while a run is at work, by the name of the place."""
-    found = {"where": where(run)}
-    for change in changes:
-        found |= {f"now {change.label}": change.after, f"interval {change.label}": change.interval}
-        found |= {f"ends {change.label}": change.ends}
+    for name, value in metrics.items():
+        text = "–" if value is None else percent(value) if unit(name) == SHARE else f"{value:.6g}"
+        found.append((label(name), text, name))
     return found

@@ -1,21 +1,24 @@
-"""What was predicted of the runs under a folder, what became of it, and how well the said probabilities hold."""
+"""What was predicted of the runs under a folder, what became of it, and how well the stated probabilities hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.evaluation.intervals import Interval, wilson
-from hone.runs import predictions
+from hone.runs import predictions as recorded
 from hone.runs.listing import find_runs
 from hone.runs.outputs import existing_run
-from hone.runs.predictions import Scored, mean_brier, score
+from hone.runs.predictions import Scored, mean_brier, score, word
+
+if TYPE_CHECKING:
+    from hone.viewer.site import Site
 
 BINS = 10
-"""Of the said probability, in the calibration."""
+"""Of the stated probability, in the calibration."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,10 @@ class Row:
     scored: Scored
 
     def facts(self) -> dict[str, Any]:
-        """Everything, as what becomes JSON."""
+        """Return everything, as what becomes JSON."""
         one = self.scored
         value = one.value if one.value is not None and abs(one.value) < float("inf") else None
-        return {"run": str(self.run), "id": self.info["id"], "made": self.info[predictions.KEY]["made"]} | (
+        return {"run": str(self.run), "id": self.info["id"], "made": self.info[recorded.KEY]["made"]} | (
             asdict(one.prediction) | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}
         )
 
@@ -51,17 +54,32 @@ class Bin:
     @property
     def verdict(self) -> str:
         """`said too high`, `said too low`, or empty."""
-        return (
-            "said too high"
-            if self.said > self.interval.high
-            else "said too low"
-            if self.said < self.interval.low
-            else ""
-        )
+        if self.said > self.interval.high:
+            return "said too high"
+        return "said too low" if self.said < self.interval.low else ""
+
+
+def predictions(site: Site, query: Mapping[str, str]) -> str:
+    """Show all predictions, the newest first, with their scores and the calibration of those that are decided."""
+    rows, left_out = found(site.catalog.root)
+    entries = {entry.path: entry for entry in site.catalog.entries()}
+    known = decided(rows)
+    scored = [row.scored for row in known]
+    return site.page(
+        "predictions.html",
+        "predictions/",
+        "Predictions",
+        rows=[(entries.get(row.run), row, word(row.scored.outcome)) for row in reversed(rows)],
+        left_out=left_out,
+        known=len(known),
+        score=overall(scored) if known else None,
+        bins=calibration(scored),
+        furthest=max(known, key=lambda row: row.scored.brier or 0.0) if known else None,
+    )
 
 
 def found(root: Path) -> tuple[list[Row], list[str]]:
-    """The predictions of all runs under `root`, oldest run first, and in words those that can't be counted."""
+    """Return the predictions of all runs under `root`, oldest run first, and in words those that can't be counted."""
     rows: dict[tuple[str, int], Row] = {}
     left_out = []
     for path in find_runs(root):
@@ -69,19 +87,18 @@ def found(root: Path) -> tuple[list[Row], list[str]]:
             info = existing_run(path)
             if info is None or info["kind"] == "eval":
                 continue
-            if damage := predictions.problem(info, path):
+            if damage := recorded.problem(info, path):
                 left_out.append(f"changed, and left out: {path}: {damage}")
                 continue
             for number, one in enumerate(score(info, path)):
                 rows.setdefault((info["id"], number), Row(path, info, one))  # once, of a run that was copied
         except UserError as error:
             left_out.append(f"left out: {error}")
-    ordered = sorted(rows.values(), key=lambda row: row.info[predictions.KEY]["made"])
-    return ordered, left_out
+    return sorted(rows.values(), key=lambda row: row.info[recorded.KEY]["made"]), left_out
 
 
 def calibration(scored: Sequence[Scored]) -> list[Bin]:
-    """The decided predictions by said probability, bins without any left out."""
+    """Return the decided predictions by stated probability, bins without any left out."""
     bins = []
     for number in range(BINS):
         inside = [one for one in scored if min(int(one.prediction.p * BINS + 1e-9), BINS - 1) == number]
@@ -94,12 +111,12 @@ def calibration(scored: Sequence[Scored]) -> list[Bin]:
 
 
 def decided(rows: Sequence[Row]) -> list[Row]:
-    """Those of which it is known whether they came true."""
+    """Return those of which it is known whether they came true."""
     return [row for row in rows if row.scored.outcome is not None]
 
 
 def overall(scored: Sequence[Scored]) -> tuple[float, float]:
-    """Mean Brier score of decided predictions, and the share that came true."""
+    """Return the mean Brier score of decided predictions, and the share that came true."""
     brier = mean_brier(scored)
     assert brier is not None
     return brier, sum(bool(one.outcome) for one in scored) / len(scored)

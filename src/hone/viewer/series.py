@@ -18,36 +18,26 @@ from typing import Any
 
 import numpy as np
 
-from hone.runs.tail import Rewound, Tail
+from hone.runs.files import Rewound, Tail
 
 POINTS = 2000
 """Rows up to which every one is drawn; of more, the extremes of each metric."""
-HELD_OUT = ("eval/", "val/", "canary/")
-"""Metrics of version N that stand in the line of step N: they were measured before that step was taken."""
-_NAN = math.nan
 
 
 class Series:
-    """The columns of the run in `folder`; empty until `refresh`.
-
-    `take` names what was read: another one after a resume has rolled the run back, when rows that were there are not
-    any more.
-    """
+    """The columns of the run in `folder`; empty until `refresh`."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._begin()
 
     def _begin(self) -> None:
-        self._tails = tuple(Tail(self.folder / f"{name}.jsonl", lenient=True) for name in ("metrics", "timings"))
+        self._tails = [Tail(self.folder / f"{name}.jsonl") for name in ("metrics", "timings")]
         self._rows: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
-        self._sorted = True
 
     def refresh(self) -> None:
-        """Read what the files got since. A damaged line is left out; what it says then is read with all of the file."""
-        if any(tail.damage for tail in self._tails):
-            self._begin()
+        """Read what the files got since. UserError for a damaged line."""
         try:
             self._read()
         except Rewound:
@@ -60,23 +50,18 @@ class Series:
                 self._add(tail.step_of(record), record)
 
     def _add(self, step: int, record: Mapping[str, Any]) -> None:
-        row = self._rows.get(step)
-        if row is None:
-            self._sorted &= not self._rows or step > next(reversed(self._rows))
-            row = self._rows[step] = len(self._rows)
+        row = self._rows.setdefault(step, len(self._rows))
         for name, value in record.items():
             if name == "step":
                 continue
-            column = self._columns.get(name)
-            if column is None:
-                column = self._columns[name] = array("d")
+            column = self._columns.setdefault(name, array("d"))
             if len(column) <= row:
-                column.extend([_NAN] * (row + 1 - len(column)))
-            column[row] = float(value) if isinstance(value, (int, float)) else _NAN
+                column.extend([math.nan] * (row + 1 - len(column)))
+            column[row] = float(value) if isinstance(value, (int, float)) else math.nan
 
     @property
     def take(self) -> str:
-        """Names the files whose lines these are."""
+        """Name what was read: another one after a resume has rolled the run back."""
         return f"{self._tails[0].inode:x}"
 
     def __len__(self) -> int:
@@ -93,36 +78,26 @@ class Series:
         return max(self._rows, default=-1)
 
     def steps(self) -> np.ndarray:
-        """Int64 [rows], ascending."""
+        """Return the steps that have a line: int64 [rows], ascending."""
         return np.sort(np.fromiter(self._rows, np.int64, len(self._rows)))
 
     def column(self, name: str) -> np.ndarray:
-        """Float64 [rows], NaN where there is no value; all NaN for a metric that there isn't."""
-        found = np.full(len(self._rows), _NAN)
+        """Return float64 [rows], NaN where there is no value; all NaN for a metric that there isn't."""
+        found = np.full(len(self._rows), math.nan)
         values = self._columns.get(name, ())
         found[: len(values)] = values
-        if not self._sorted:
-            found = found[np.argsort(np.fromiter(self._rows, np.int64, len(self._rows)), kind="stable")]
-        return found
-
-    def latest(self, name: str) -> float | None:
-        """The last value of a metric; None if it has none."""
-        return self._known(name, -1)
-
-    def first(self, name: str) -> float | None:
-        """The first value of a metric; None if it has none."""
-        return self._known(name, 0)
-
-    def _known(self, name: str, index: int) -> float | None:
-        values = self.column(name)
-        known = values[~np.isnan(values)]
-        return float(known[index]) if len(known) else None
+        return found[np.argsort(np.fromiter(self._rows, np.int64, len(self._rows)), kind="stable")]
 
     def points(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) where the metric has a value."""
+        """Return (steps, values) where the metric has a value."""
         values = self.column(name)
         there = ~np.isnan(values)
         return self.steps()[there], values[there]
+
+    def latest(self, name: str) -> float | None:
+        """Return the last value of a metric; None if it has none."""
+        _, values = self.points(name)
+        return float(values[-1]) if len(values) else None
 
 
 class SeriesStore:
@@ -135,26 +110,27 @@ class SeriesStore:
 
     @contextmanager
     def read(self, folder: Path) -> Iterator[Series]:
-        """The columns of the run in `folder` as they are now; nobody else changes them inside the block."""
+        """Give the columns of the run in `folder` as they are now; nobody else changes them inside the block."""
         with self._lock:
-            if folder not in self._found:
-                self._found[folder] = (Series(folder), threading.Lock())
+            series, lock = self._found.setdefault(folder, (Series(folder), threading.Lock()))
             self._found.move_to_end(folder)
             while len(self._found) > self._size:
                 self._found.popitem(last=False)
-            series, lock = self._found[folder]
         with lock:
             series.refresh()
             yield series
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """What rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of its processes by
-    its end; `tokens_before` and `hours_before`, those by its beginning, which the version of its evaluation had seen.
+    """Return what rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of its
+    processes by its end; `tokens_before` and `hours_before`, those by its beginning, which the version of its
+    evaluation had seen.
 
     Where a row lacks them (the evaluation after the last step trains on nothing) those of the row before hold.
     """
-    tokens, hours = _held(series.column("tokens/total")), _held(_seconds(series)) / 3600
+    total = series.column("time/total")
+    seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
+    tokens, hours = _held(series.column("tokens/total")), _held(seconds) / 3600
     return {
         "step": series.steps(),
         "tokens": tokens,
@@ -165,25 +141,19 @@ def axes(series: Series) -> dict[str, np.ndarray]:
 
 
 def _by_beginning(ends: np.ndarray) -> np.ndarray:
-    """What a row began with, of what there was at the end of each."""
+    """Return what a row began with, of what there was at the end of each."""
     return np.concatenate([[0.0], ends])[: len(ends)]
 
 
-def _seconds(series: Series) -> np.ndarray:
-    """Of work up to the end of each row."""
-    total = series.column("time/total")
-    return np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
-
-
 def _held(values: np.ndarray) -> np.ndarray:
-    """`values` with those that are missing taken from the one before, 0 at the beginning."""
+    """Return `values` with those that are missing taken from the one before, 0 at the beginning."""
     index = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(index >= 0, values[index], 0.0) if len(values) else values
 
 
-def extremes(values: np.ndarray, points: int = POINTS) -> np.ndarray:
-    """Indices, ascending, of at most `points` values that draw like all of them: of each of `points / 2` stretches the
-    lowest and the highest, and the first and the last value that there are. NaN are left out.
+def extremes(values: np.ndarray, points: int) -> np.ndarray:
+    """Return indices, ascending, of at most `points` values that draw like all of them: of each of `points / 2`
+    stretches the lowest and the highest, and the first and the last value that there are. NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= points:
@@ -197,13 +167,9 @@ def extremes(values: np.ndarray, points: int = POINTS) -> np.ndarray:
 
 
 def to_json(
-    series: Series,
-    names: Iterable[str],
-    after: int | None = None,
-    points: int = POINTS,
-    stacks: Iterable[Sequence[str]] = (),
+    series: Series, names: Iterable[str], after: int | None = None, stacks: Iterable[Sequence[str]] = ()
 ) -> dict[str, Any]:
-    """What a page draws: the rows with a step above `after`, by default all.
+    """Return what a page draws: the rows with a step above `after`, by default all.
 
     `x` has the axes of the rows that are used, `series` for each metric its values `y`, one for each row, or, of one
     that few rows have or that was thinned out, one for each of `rows`, indices of rows. Null where a value is missing.
@@ -211,12 +177,12 @@ def to_json(
     """
     steps = series.steps()
     begin = 0 if after is None else int(np.searchsorted(steps, after, side="right"))
-    thin = len(steps) - begin > points
+    thin = len(steps) - begin > POINTS
     columns = {name: series.column(name)[begin:] for name in names}
-    chosen = {name: _chosen(values, points, thin) for name, values in columns.items()}
+    chosen = {name: _chosen(values, thin) for name, values in columns.items()}
     for stack in stacks if thin else ():
         there = [columns[name] for name in stack if name in columns]
-        chosen |= dict.fromkeys(stack, extremes(np.nansum(there, axis=0), points))
+        chosen |= dict.fromkeys(stack, extremes(np.nansum(there, axis=0), POINTS))
     used = [rows for rows in chosen.values() if rows is not None]
     all_rows = np.arange(len(steps) - begin)
     rows = np.unique(np.concatenate([all_rows[[0, -1]], *used])) if thin else all_rows
@@ -233,16 +199,16 @@ def to_json(
     }
 
 
-def _chosen(values: np.ndarray, points: int, thin: bool) -> np.ndarray | None:
-    """The rows of a metric that are drawn; None for all."""
+def _chosen(values: np.ndarray, thin: bool) -> np.ndarray | None:
+    """Return the rows of a metric that are drawn; None for all."""
     if thin:
-        return extremes(values, points)
+        return extremes(values, POINTS)
     known = np.flatnonzero(~np.isnan(values))
     return known if 2 * len(known) < len(values) else None
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Numbers as JSON takes them: integers stay so, what is not finite is null."""
+    """Return numbers as JSON takes them: integers stay so, what is not finite is null."""
     if values.dtype.kind == "i":
         return values.tolist()
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -1,26 +1,26 @@
-"""Pages from templates: what every page shares, its frame, links and filters."""
+"""What every page shares: templates with their filters, links between pages, the tabs of a run."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlencode
 
 from markupsafe import Markup, escape
 
 from hone import __version__
-from hone.pages import visible
+from hone.pages import environment, visible
 from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.summary import local_time
-from hone.viewer.catalog import Catalog
-from hone.viewer.links import Links
+from hone.viewer.catalog import Catalog, Entry, NotFound
 from hone.viewer.series import SeriesStore
+from hone.viewer.store import Store
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,35 +33,97 @@ CSP = (
 """Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
 
 
-class Site:
-    """All pages of the runs of a catalog; with `files` for a folder of files, where no server answers, and which holds
-    only these `steps` of a run, by its slug.
+_TABS = {"": "overview", "step": "samples", "sample": "samples", "compare": "samples", "search": "search"}
+_TABS |= {"behaviours": "behaviours", "eval": "held-out samples", "change": "before and after", "card": "run card"}
+"""The tab of a run's page, by the first part of its path."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Relative links from the page `here`, a path that ends with a slash or is empty (the list of runs).
+
+    They hold behind any proxy.
     """
 
-    def __init__(self, catalog: Catalog, files: bool = False, steps: Mapping[str, Sequence[int]] | None = None):
+    here: str = ""
+
+    def runs(self) -> str:
+        return self._to("")
+
+    def curves(self, **query: Any) -> str:
+        return self._to("curves/", query)
+
+    def predictions(self) -> str:
+        return self._to("predictions/")
+
+    def run(self, slug: str, path: str = "", **query: Any) -> str:
+        """Return the link to a page of a run: its overview, or `search/`, `behaviours/`, `card/`."""
+        return self._to(f"run/{_quoted(slug)}/{path}", query)
+
+    def step(self, slug: str, step: int, **query: Any) -> str:
+        return self.run(slug, f"step/{step}/", **query)
+
+    def sample(self, slug: str, step: int, row: int, **query: Any) -> str:
+        return self.run(slug, f"sample/{step}/{row}/", **query)
+
+    def compare(self, slug: str, example: str, before: int, after: int) -> str:
+        return self.run(slug, f"compare/{_quoted(example)}/{before}/{after}/")
+
+    def evaluation(self, slug: str, version: int | None = None, **query: Any) -> str:
+        """Return the link to the samples of the evaluation of a version, or of a run of `hone eval`."""
+        return self.run(slug, "eval/" if version is None else f"eval/{version}/", **query)
+
+    def change(self, slug: str, before: int, after: int, **query: Any) -> str:
+        return self.run(slug, f"change/{before}/{after}/", **query)
+
+    def asset(self, name: str) -> str:
+        return f"{self._up}assets/{name}"
+
+    def data(self, path: str, slug: str = "") -> str:
+        """Return the address of JSON about a run, or about all."""
+        return f"{self._up}data/{f'{_quoted(slug)}/' if slug else ''}{path}"
+
+    @property
+    def _up(self) -> str:
+        return "../" * self.here.count("/")
+
+    def _to(self, path: str, query: dict[str, Any] | None = None) -> str:
+        given = {name: value for name, value in (query or {}).items() if value not in (None, "", [], ())}
+        return (self._up + path or "./") + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="~")
+
+
+class Site:
+    """All pages of the runs of a catalog."""
+
+    def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self.files = files
-        self._steps = steps or {}
         self.series = SeriesStore()
 
-    def links(self, here: str) -> Links:
-        """Links from the page at this path."""
-        return Links(here, self.files)
-
-    def kept(self, slug: str, steps: Sequence[int]) -> list[int]:
-        """Those of a run's steps that have a page: all, but in a folder of files maybe fewer."""
-        shown = self._steps.get(slug)
-        return list(steps) if shown is None else [step for step in steps if step in shown]
-
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
-        """A page at the path `here` (as in `Links`). Templates get `links`, `title`, `files` and these values."""
+        """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
         text = self._templates.get_template(template).render(
-            links=self.links(here), title=title, files=self.files, root=str(self.catalog.root), **values
+            links=Links(here), title=title, root=str(self.catalog.root), **values
         )
         return text.encode("utf-8", "backslashreplace").decode()  # JSON can bring halves of characters
 
+    def run_page(
+        self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
+    ) -> str:
+        """Render a page of a run, with its tabs. NotFound if it is about a step whose completions are not there."""
+        run = Store(entry.path).run
+        steps = run.rollout_steps()
+        if step is not None and step not in steps:
+            raise NotFound(no_step(step, steps))
+        frame = {"entry": entry, "slug": entry.slug, "steps": steps, "evals": run.evals(), "at": step}
+        frame["current"] = _TABS[path.split("/")[0]]
+        return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
+
     def error(self, here: str, title: str, sentence: str) -> str:
-        """The page that says why there is none at the path `here`; it leads back to the run, if that can be shown."""
+        """Render why there is no page at the path `here`; it leads back to the run, if that can be shown."""
         parts = unquote(here).split("/")
         found = [entry for entry in self.catalog.entries() if parts[0] == "run" and parts[1:2] == [entry.slug]]
         run = found[0] if found and not found[0].damage and "".join(parts[2:]) else None
@@ -69,35 +131,40 @@ class Site:
 
     @cached_property
     def _templates(self) -> Environment:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from jinja2 import FileSystemLoader
 
-        made = Environment(
-            loader=FileSystemLoader(ASSETS.with_name("templates")),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        made = environment(FileSystemLoader(ASSETS.with_name("templates")))
         made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly")}
-        made.filters |= {
-            "num": lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}",
-            "percent": lambda value: "–" if value is None else percent(value),
-            "thousands": lambda value: "–" if value is None else thousands(value),
-            "duration": lambda value: "–" if value is None else duration(value),
-            "seconds": lambda value: "–" if value is None else short_seconds(value),
-            "local_time": local_time,
-            "visible": visible,
-            "json_block": json_block,
-            "with_code": with_code,
-        }
+        formats = {"percent": percent, "thousands": thousands, "duration": duration, "seconds": short_seconds}
+        made.filters |= {name: _or_dash(words) for name, words in formats.items()}
+        made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
+        made.filters["compact"] = lambda value: "–" if value is None else f"{value:.6g}"
         return made
 
 
+def _or_dash(words: Any) -> Any:
+    return lambda value: "–" if value is None else words(value)
+
+
 def with_code(text: str) -> Markup:
-    """A sentence in which what stands between backticks is code."""
+    """Return a sentence in which what stands between backticks is code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def json_block(value: Any) -> Markup:
-    """JSON that stands inside `<script type="application/json">`: no text in it can end the element."""
+    """Return JSON that stands inside `<script type="application/json">`: no text in it can end the element."""
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
+
+
+def whole(name: str, text: str) -> int:
+    """Return a number in an address. NotFound if it is none."""
+    if not text.isdecimal() or len(text) > 9:
+        raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
+    return int(text)
+
+
+def no_step(step: int, steps: list[int]) -> str:
+    """Return why there is no page of a step, where there are those of `steps`."""
+    if not steps:
+        return "this run has no completions: an RL run has them, once its first step is done"
+    return f"there are no completions of step {step}: the run has those of {steps[0]} to {steps[-1]}"

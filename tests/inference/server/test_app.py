@@ -91,10 +91,6 @@ def test_a_seed_gives_what_the_engine_gives(served: Served, as_ids: bool) -> Non
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 72)
 
 
-def test_requests_without_a_seed_differ(served: Served) -> None:
-    assert len({complete(served).choices[0].text for _ in range(4)}) > 1
-
-
 def test_a_rollouts_own_key(served: Served) -> None:
     key = rng.key(5, "rollout", 3, 17, 2)
     assert key >= 2**53, "a float would not hold it"
@@ -247,56 +243,32 @@ def test_chat_streams(served: Served) -> None:
     assert chunks[-1].finish_reason == whole.finish_reason
 
 
-def test_chat_goes_on_to_the_end_of_the_context(served: Served) -> None:
-    answer = served.client().chat.completions.create(
-        model="hone/tiny",
-        messages=[{"role": "user", "content": "x" * 1990}],
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-    assert answer.usage.total_tokens == 2048
-
-
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
         ("completions", b"", "not valid JSON"),
         ("completions", b"{", "not valid JSON"),
-        ("completions", b"[]", "must be a JSON object"),
-        ("completions", b'\xff{"prompt": "a"}', "not valid JSON"),
         ("completions", b'{"promt": "a"}', "promt is not a field of this request: did you mean prompt?"),
         ("completions", b"{}", "prompt is missing"),
-        ("completions", b'{"prompt": "a", "n": "3"}', "n: Input should be a valid integer"),
-        ("completions", b'{"prompt": "a", "n": 100000}', "n: Input should be less than or equal to 4096"),
         ("completions", b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON"),
-        ("completions", b'{"prompt": "a", "temperature": -1}', "temperature: "),
         ("completions", b'{"prompt": "a", "max_tokens": 0}', "max_tokens = 0 asks for nothing"),
-        ("completions", b'{"prompt": "a", "max_tokens": -1}', "max_tokens: "),
         ("completions", b'{"prompt": "a", "echo": true, "stream": true}', "leave out stream"),
-        ("completions", b'{"prompt": "a", "echo": true, "logprobs": 21}', "less than or equal to 20"),
-        ("completions", b'{"prompt": "a", "prompt_logprobs": 21}', "less than or equal to 20"),
         ("completions", b'{"prompt": "", "prompt_logprobs": 0, "max_tokens": 0}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "logit_bias": {"5": 1}}', "logit_bias is not supported here"),
         ("completions", b'{"prompt": "a", "stop": ""}', "a stop string is empty"),
         ("completions", b'{"prompt": "a", "key": 1, "n": 2}', "1 were sent for 2 samples"),
         ("completions", b'{"prompt": "a", "key": [1, 2], "seed": 3, "n": 2}', "goes without seed"),
-        ("completions", b'{"prompt": "a", "key": 18446744073709551616}', "key.0: "),
         ("completions", b'{"prompt": "\\ud800"}', "not valid JSON"),
         ("completions", b'{"prompt": ' + b"[" * 10**5, "not valid JSON"),
-        ("completions", b'{"prompt": [' + b"9" * 5000 + b"]}", "out of range"),
         ("completions", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "out of range"),
         ("completions", b'{"prompt": 5}', "prompt must be a text"),
-        ("completions", b'{"prompt": []}', "prompt must be a text"),
         ("completions", b'{"prompt": [1, "a"]}', "prompt must be a text"),
-        ("completions", b'{"prompt": [true]}', "prompt must be a text"),
         ("completions", b'{"prompt": [[]]}', "a prompt has no tokens"),
         ("completions", b'{"prompt": ""}', "a prompt has no tokens"),
         ("completions", b'{"prompt": [1, 99999]}', "token id 99999 is none of the model's"),
-        ("completions", b'{"prompt": [-1]}', "token id -1 is none of the model's"),
         ("completions", b'{"prompt": "a", "max_tokens": 5000}', "exceeds the model's context of 2048"),
         ("completions", b'{"prompt": ["a", ""], "stream": true}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "model": "gpt"}', "there is no model 'gpt' here"),
-        ("chat/completions", b'{"messages": []}', "messages: "),
         ("chat/completions", b'{"messages": [{"content": "a"}]}', "messages[0] has no role"),
         ("chat/completions", b'{"messages": [{"role": "user"}]}', "messages[0] has no content"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "no text"),
@@ -313,31 +285,6 @@ def test_a_wrong_request_is_told_what_is_wrong(served: Served, path: str, body: 
     assert served.service.running == 0
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_a_prompt_of_a_megabyte(served: Served, path: str) -> None:
-    text = "x" * 2**20
-    fields = {"prompt": text} if path == "completions" else {"messages": [{"role": "user", "content": text}]}
-    status, answer = post(served, f"/v1/{path}", json.dumps(fields).encode())
-    assert status == 400 and "context" in answer["error"]["message"]
-
-
-def test_a_body_without_end_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.inference.server.http.MAX_BODY", 2**20)
-    status, answer = post(served, "/v1/completions", b" " * (2**20 + 1))
-    assert status == 413 and "larger than 1 MiB" in answer["error"]["message"]
-
-
-def test_other_paths_methods_and_kinds_of_content(served: Served) -> None:
-    for path, headers, status in (
-        ("/v1/nothing", {}, 404),
-        ("/docs", {}, 404),
-        ("/health", {}, 405),
-        ("/v1/completions", {"Content-Type": "text/plain"}, 400),
-    ):
-        got, answer = post(served, path, b'{"prompt": "a"}', headers)
-        assert (got, set(answer)) == (status, {"error"})
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, stream: bool) -> None:
     served.slow(monkeypatch)
@@ -352,25 +299,6 @@ def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, s
         until(lambda: service.running == 3, "the request runs")
     until(lambda: service.running == 0 and not service.engine.busy, "the request is cancelled")
     assert service.cancelled == cancelled + 3
-
-
-def test_a_client_that_leaves_before_it_has_said_all(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    head = f"{HEAD}Content-Length: 99\r\n\r\n{{".encode()
-    with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(head)
-    until(lambda: '/v1/completions",status="499"' in text(served, "/metrics"), "the server has noticed")
-    assert text(served, "/health") and capfd.readouterr().err == ""
-
-
-def test_a_client_that_leaves_while_the_server_is_paused(served: Served) -> None:
-    post(served, "/pause", b"")
-    try:
-        stream = complete(served, stream=True)
-        until(lambda: served.service.running == 1, "the request waits")
-        stream.close()
-        until(lambda: served.service.running == 0, "the request is cancelled")
-    finally:
-        post(served, "/resume", b"")
 
 
 def test_a_pause_holds_requests_until_the_end_of_it(served: Served) -> None:

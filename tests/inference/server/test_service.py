@@ -63,22 +63,3 @@ def test_what_waits_when_the_thread_ends_is_told() -> None:
     assert not service.alive
     with pytest.raises(ServiceEnded):
         service.resume().result(300)
-
-
-def test_an_engine_that_cannot_be_cleared_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    service, seen = Service(Engine(random_model())), Seen()
-    errors: list[Any] = []
-    monkeypatch.setattr("threading.excepthook", lambda args: errors.append(args.exc_value))
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("the device is lost")
-
-    monkeypatch.setattr(service.engine, "step", broken)
-    monkeypatch.setattr(service.engine, "clear", broken)
-    service.start()
-    service.submit([job(0)], seen, whole=True).result(300)
-    until(lambda: not service.alive, "the thread has ended")
-    assert len(seen.got) == 1 and isinstance(seen.got[0][1], Exception)
-    assert [str(error) for error in errors] == ["the device is lost"]
-    with pytest.raises(ServiceEnded):
-        service.submit([job(0)], seen, whole=True).result(300)

@@ -12,8 +12,8 @@ import pytest
 from adding import CALL, SAID, SCHEMA
 from real_server import Served, serving
 
-from hone.inference.server.calls import CallReader
-from hone.inference.server.generation import Delta
+from hone.inference.server.answers import CallReader
+from hone.inference.server.service import Delta
 from hone.inference.types import Token
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
@@ -115,9 +115,10 @@ def test_text_that_may_begin_a_call_waits_until_it_is_clear(text: str, shown: st
     reader = CallReader(RENDERER, [SCHEMA])
     parts = [reader.push(Delta(0, letter, [], None, None)) for letter in text]
     last = reader.push(Delta(0, "", tokens, "stop", None))
-    assert "".join(part.text for part in [*parts, last]) == shown
-    assert (len(last.calls), last.finish_reason) == (called, "tool_calls" if called else "stop")
-    assert not any("<tool_call>" in part.text for part in parts) and "".join(p.text for p in parts)[:1] == text[0]
+    shown_parts = [part for part, _, _ in parts]
+    assert "".join([*shown_parts, last[0]]) == shown
+    assert (len(last[1]), last[2]) == (called, "tool_calls" if called else "stop")
+    assert not any("<tool_call>" in part for part in shown_parts) and "".join(shown_parts)[:1] == text[0]
 
 
 def test_without_tools_nothing_is_read(calling: Served) -> None:

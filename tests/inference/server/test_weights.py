@@ -38,16 +38,3 @@ def test_weights_that_were_swapped_in_are_used_in_every_form(tmp_path, precision
             parameter.mul_(2)
     target.refresh()
     assert engine.generate([[70, 71]], PARAMS) != Engine(second).generate([[70, 71]], PARAMS)
-
-
-def test_a_model_that_keeps_nothing_beside_its_weights_takes_nothing_else() -> None:
-    source, target = (load_model("hone/tiny", seed=seed, precision="bf16_linear") for seed in (1, 0))
-    for model in (source, target):
-        model.packed_head.enabled = False
-        for layer in model.layers:
-            for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
-                linear.keep_nothing()
-    expected = [parameter.clone() for parameter in source.parameters()]
-    target.exchange(source)
-    assert target.layers[0].qkv_proj._weight_bf16 is None and target.layers[0].qkv_proj.packed._packed is None
-    assert all(torch.equal(a, b) for a, b in zip(expected, target.parameters(), strict=True))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hone.config.rl import RLConfig
 from hone.config.shared import TrackioConfig, WandbConfig
 from hone.runs import Run
-from hone.runs.alarm_finding import Finding
+from hone.runs.alarm_rules import Finding
 from hone.runs.alarms import Alarm
-from hone.runs.monitors.background import Monitors
+from hone.runs.monitors import Monitors
 from hone.runs.writer import RunWriter
 
 FAILED = "monitor_failed"
@@ -64,24 +60,6 @@ def failures(folder: Path) -> list[tuple[str, str]]:
     return [(event["monitor"], event["cause"]) for event in Run(folder).events() if event["kind"] == FAILED]
 
 
-@contextmanager
-def nobody_calls(monkeypatch) -> Iterator[None]:
-    """Of the servers that clients know and of proxies, a port of this machine is made: nothing may connect to it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        for name in ("HF_ENDPOINT", "WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, url)
-            monkeypatch.setenv(name.lower(), url)
-        yield
-        server.settimeout(0.1)
-        try:
-            connection, _ = server.accept()
-        except TimeoutError:
-            return
-        with connection:
-            raise AssertionError(f"something called: {connection.recv(200)!r}")
-
-
 def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Until the condition holds."""
     until = time.monotonic() + seconds
@@ -112,15 +90,3 @@ def below(pid: int) -> dict[int, str]:
             except OSError:
                 continue
     return found
-
-
-def signal_service(number: signal.Signals) -> int:
-    """Send a signal to the service process of W&B that belongs to this process, once there is one; its pid."""
-
-    def services() -> list[int]:
-        return [pid for pid, command in below(os.getpid()).items() if "wandb-core" in command]
-
-    wait_for(services)
-    (pid,) = services()
-    os.kill(pid, number)
-    return pid

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 from monitored import row
 
-from hone.runs.monitors.samples import COLUMNS, TEXT, chosen, cut
-from hone.runs.rollouts import schema
+from hone.runs.monitors import COLUMNS, TEXT, chosen, cut
 
 
 def rewards(table):
@@ -41,12 +37,6 @@ def test_one_group_does_not_fill_the_table():
     assert len({cells[2] for cells in chosen(rows, 8)}) == 8  # eight of eight groups
 
 
-def test_steps_without_a_graded_completion_have_a_table_too():
-    rows = [row(i, None, "grader_timeout") for i in range(4)]
-    assert outcomes(chosen(rows, 2)) == ["grader_timeout"] * 2
-    assert chosen([], 8) == []
-
-
 def test_long_texts_are_cut_with_a_mark():
     assert cut("x" * TEXT) == "x" * TEXT
     text = cut("a" * TEXT + "middle" + "z" * TEXT)
@@ -55,13 +45,3 @@ def test_long_texts_are_cut_with_a_mark():
     )
     (cells,) = chosen([row(0, 1.0, "correct", text="y" * 10 * TEXT)], 1)
     assert len(cells[2]) < TEXT + 50
-
-
-def test_rows_are_those_of_the_rollouts():
-    """The keys that are read are columns of the rollouts; numbers as the loop has them."""
-    assert row(0, 1.0, "correct").keys() <= set(schema().names)
-    (cells,) = chosen(
-        [row(0, np.float64(0.1) * 3, "wrong", advantage=np.float32(0.1), components={"a": 1.0, "b": 0.5})], 1
-    )
-    assert cells[3:] == [0.3, "a 1, b 0.5", "wrong", 0.1]
-    assert json.loads(json.dumps(cells)) == cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from monitored import config, failures, nobody_calls, raise_alarm, steps
+from monitored import config, failures, raise_alarm, steps
 from tracker_files import TrackioFile
 
 from hone.config.shared import ResumeConfig
@@ -53,13 +53,6 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     assert failures(out) == []
 
 
-def test_a_project_is_shown_by_the_name_that_trackio_has_it_by(tmp_path, capsys):
-    with RunWriter.start(config(tmp_path / "run", trackio={"project": "hone new; é"}), "rl", []) as run:
-        steps(run, 0, 1)
-    assert "Trackio: trackio show --project 'honenewé'\n" in capsys.readouterr().out
-    assert TrackioFile(tmp_path / "trackio", "honenewé").configs
-
-
 def test_a_resume_goes_on_in_the_same_trackio_run_whatever_the_others_are_called(tmp_path):
     """Two runs of one name: the second is told apart by its id, and each resume finds its own."""
     for folder in ("a", "b"):
@@ -78,17 +71,6 @@ def test_a_resume_goes_on_in_the_same_trackio_run_whatever_the_others_are_called
         assert len({run_id for run, run_id in file.ids if run == name}) == 1
 
 
-def test_nothing_is_asked_of_the_network_even_with_a_token(tmp_path, monkeypatch):
-    with nobody_calls(monkeypatch):
-        monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
-        with RunWriter.start(config(tmp_path / "run", trackio=P), "rl", []) as run:
-            steps(run, 0, 1)
-    assert failures(tmp_path / "run") == []
-    file = TrackioFile(tmp_path / "trackio", "P")
-    (name,) = file.configs
-    assert name == Run(tmp_path / "run").info["id"] and file.configs[name]["_Username"] is None
-
-
 def test_what_trackio_only_warns_of_is_a_failure(tmp_path):
     """Its folder is a file: it can store nothing, says so in a warning, and goes on as if nothing were."""
     (tmp_path / "trackio").write_text("not a folder")
@@ -97,14 +79,3 @@ def test_what_trackio_only_warns_of_is_a_failure(tmp_path):
     ((name, cause),) = failures(tmp_path / "run")
     assert name == "trackio" and "Error" in cause
     assert Run(tmp_path / "run").info["status"] == "done"
-
-
-def test_a_full_disk_for_trackio_is_not_the_runs(tmp_path, small_disk):
-    with small_disk(tmp_path / "trackio", "200k"):
-        with RunWriter.start(
-            config(tmp_path / "run", trackio=P | {"samples_interval": 1}, max_steps=200), "rl", []
-        ) as run:
-            steps(run, 0, 200)
-        assert Run(tmp_path / "run").info["status"] == "done" and Run(tmp_path / "run").metrics().num_rows == 200
-    ((name, cause),) = failures(tmp_path / "run")
-    assert name == "trackio" and "full" in cause

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from monitored import below, config, failures, nobody_calls, raise_alarm, signal_service, steps, wait_for
+from monitored import below, config, failures, steps, wait_for
 from tracker_files import WandbFile
 
-from hone.config.shared import ResumeConfig
 from hone.runs import Run
-from hone.runs.monitors import background, warnings
+from hone.runs import monitors as background
 from hone.runs.writer import RunWriter
 
 OFFLINE = {"mode": "offline"}
@@ -48,25 +46,6 @@ def test_no_login_is_told_once_and_delays_nothing(tmp_path, capsys):
     assert Run(tmp_path / "run").info["status"] == "done"
 
 
-def test_what_the_environment_turns_off_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    for name, flags, times in (("off", {}, 1), ("kept", OFFLINE, 0), ("wanted", {"mode": "disabled"}, 0)):
-        with RunWriter.start(config(tmp_path / name, {"project": "P"} | flags), "rl", []) as run:
-            steps(run, 0, 1)
-        assert capsys.readouterr().out.count("W&B is off, by WANDB_MODE=disabled in the environment") == times
-        assert failures(tmp_path / name) == []
-
-
-def test_a_login_is_not_doubted_where_there_may_be_one(tmp_path, monkeypatch):
-    online = config(tmp_path / "run", {"mode": "online"})
-    assert len(list(warnings(online))) == 1
-    (tmp_path / "netrc").write_text("")
-    assert not list(warnings(online))
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert not list(warnings(online)) and not list(warnings(config(tmp_path / "run")))
-
-
 def test_a_server_that_never_answers_holds_up_the_end_for_the_deadline_only(tmp_path, monkeypatch):
     monkeypatch.setattr(background, "FINISH_SECONDS", 4.0)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -79,35 +58,6 @@ def test_a_server_that_never_answers_holds_up_the_end_for_the_deadline_only(tmp_
         assert time.monotonic() - ended < 60  # W&B itself tries for a minute and more
     assert failures(tmp_path / "run") == [("wandb", "not done 4 s after the end of the run")]
     wait_for(lambda: not below(os.getpid()).keys() - before)
-
-
-def test_a_service_that_is_killed_is_told_once(tmp_path, capsys):
-    out = tmp_path / "run"
-    with RunWriter.start(config(out, OFFLINE), "rl", []) as run:
-        steps(run, 0, 1)
-        wait_for(lambda: started(out))
-        signal_service(signal.SIGKILL)
-        time.sleep(0.5)
-        steps(run, 1, 3)
-    ((name, _),) = failures(out)
-    assert name == "wandb" and capsys.readouterr().out.count("the run goes on without it") == 1
-    assert Run(out).metrics().num_rows == 3
-
-
-def test_a_service_that_hangs_is_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(background, "FINISH_SECONDS", 2.0)
-    out = tmp_path / "run"
-    with RunWriter.start(config(out, OFFLINE), "rl", []) as run:
-        steps(run, 0, 1)
-        wait_for(lambda: started(out))
-        service = signal_service(signal.SIGSTOP)
-        steps(run, 1, 3)
-        ended = time.monotonic()
-    try:
-        assert time.monotonic() - ended < 60
-        assert failures(out) == [("wandb", "not done 2 s after the end of the run")]
-    finally:
-        os.kill(service, signal.SIGKILL)
 
 
 def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
@@ -132,33 +82,9 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
         assert process.poll() is None
     wait_for(lambda: started(out))
     children = below(process.pid)
-    assert any("hone.runs.monitors.child" in command for command in children.values())
+    assert any("hone.runs.trackers" in command for command in children.values())
     process.kill()
     process.wait()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
     file = WandbFile(out)
     assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]
-
-
-def test_offline_asks_nothing_of_the_network(tmp_path, monkeypatch):
-    with nobody_calls(monkeypatch):
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        with RunWriter.start(config(tmp_path / "run", OFFLINE), "rl", []) as run:
-            steps(run)
-    assert failures(tmp_path / "run") == []
-
-
-@pytest.mark.parametrize("samples", [0, 8])
-def test_a_full_disk_for_wandb_is_not_the_runs(tmp_path, small_disk, samples):
-    """That it could store nothing, W&B's service writes into its log and nowhere else; tables are its client's."""
-    out = tmp_path / "run"
-    RunWriter.start(config(out, max_steps=40), "rl", []).finish("stopped")
-    with small_disk(out / "wandb", "64k"):
-        with RunWriter.start(
-            config(out, OFFLINE | {"samples": samples}, max_steps=40, resume=ResumeConfig()), "rl", []
-        ) as run:
-            for step in range(40):
-                steps(run, step, step + 1)
-                raise_alarm(run, step, "zero_std", "x" * 5000, "warn")
-        assert Run(out).info["status"] == "done" and Run(out).metrics().num_rows == 40
-    assert [name for name, _ in failures(out)] == ["wandb"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hone.runs.evaluations import write_evaluation
+from hone.runs.rollouts import write_evaluation
 
 INFO: dict[str, Any] = {
     "format": "hone-run-1",

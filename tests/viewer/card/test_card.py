@@ -16,16 +16,13 @@ from samples_made import BARE, LOST, RIGHT, WRONG, evaluation, make_run, row
 from hone.errors import UserError
 from hone.evaluation.result import FailedRollout
 from hone.runs.files import write_json
-from hone.runs.outputs import CARD
 from hone.types import Example
-from hone.viewer.card.facts import facts_of
-from hone.viewer.card.files import record, remove_card, stored, to_json, write_card
-from hone.viewer.card.leniency import Found, Leniency
+from hone.viewer.card.facts import chosen, facts_of
+from hone.viewer.card.files import record, stored, to_json, write_card
+from hone.viewer.card.leniency import Answer, Leniency
 from hone.viewer.card.lenient import read_recorded
-from hone.viewer.card.markdown import fenced, markdown, plain
-from hone.viewer.card.page import whole_page
+from hone.viewer.card.page import fenced, markdown, plain, whole_page
 from hone.viewer.card.paired import Level
-from hone.viewer.card.samples import chosen
 from hone.viewer.card.sentences import difference_words
 
 
@@ -249,14 +246,12 @@ def test_what_was_read_leniently_is_kept_until_the_samples_change(run):
     lines = (run / "evals" / "step_000004.jsonl").read_text().splitlines(keepends=True)
     (run / "evals" / "step_000004.jsonl").write_text("".join(lines[1:]))
     assert "hone report" in facts_of(run, stored).leniency.why_not
-    remove_card(run)
-    assert not [name for name in CARD if (run / name).exists()]
 
 
 def test_what_was_read_leniently_survives_json():
-    reading = Leniency("", frozenset({1, 4}), {"0": {(1, 0): Found("tag", 0.75, False)}, "4": {}}, 5)
-    assert Leniency.of_record(json.loads(json.dumps(reading.record()))) == reading
-    assert Leniency.of_record(Leniency("no").record()) == Leniency("no")
+    reading = Leniency("", frozenset({1, 4}), {"0": {(1, 0): Answer("tag", 0.75, False)}, "4": {}}, 5)
+    assert Leniency.from_record(json.loads(json.dumps(reading.record()))) == reading
+    assert Leniency.from_record(Leniency("no").record()) == Leniency("no")
 
 
 HOSTILE = (
@@ -331,7 +326,7 @@ def test_the_record_has_the_numbers(run):
 
 
 def test_a_certificate_is_shown_while_it_fits(run):
-    from hone.runs.certificates import certificate_path, pinned
+    from hone.runs.summary import certificate_path, pinned
 
     facts = {"verdict": "verified", "steps": [{"step": 2}], "date": "2026-01-02T03:04:05+00:00"}
     write_json(certificate_path(run), facts | {"sha256": pinned(run)})
@@ -344,7 +339,7 @@ def test_a_certificate_is_shown_while_it_fits(run):
 
 
 def test_exact_by_its_settings_is_not_said_to_be_checked(run):
-    from hone.runs.certificates import certificate_path, pinned
+    from hone.runs.summary import certificate_path, pinned
 
     checks = dict(facts_of(run).checks)
     assert checks["exact"].startswith("yes, by its settings: ") and checks["exact"].endswith("; not executed again yet")
@@ -367,11 +362,11 @@ def test_files_that_git_does_not_track_are_named(tmp_path):
     facts = {"git": {"revision": "0" * 40, "dirty": False}, "untracked": ["a.toml", "environments/a.py"]}
     one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, **facts)
     card = facts_of(one)
-    assert card.again.commands.split("\n")[1] == (
+    assert card.commands.split("\n")[1] == (
         "# git does not track a.toml and environments/a.py, which are in no revision: keep a copy"
     )
-    assert f"hone rl @ {one}/config.toml" in card.again.commands
-    assert ("the task's file, SHA-256", "abc") in card.again.hashes
+    assert f"hone rl @ {one}/config.toml" in card.commands
+    assert ("the task's file, SHA-256", "abc") in card.hashes
     assert "Git does not track a.toml and environments/a.py: no revision has that." in card.caveats
 
 
@@ -391,7 +386,6 @@ from pathlib import Path
 from hone.viewer.card.facts import facts_of
 from hone.viewer.card.files import stored
 from hone.viewer.card.page import whole_page
-from hone.viewer.card.samples import chosen
 whole_page(facts_of(Path({str(run)!r}), stored))
 print({{"torch", "scipy", "transformers", "datasets", "matplotlib"}} & set(sys.modules))
 """
@@ -476,7 +470,7 @@ def test_one_is_no_plural(tmp_path):
 def test_a_card_names_weights_and_what_its_tokens_are_of(run):
     card = facts_of(run)
     best = next(one for one in card.samples if "best" in one.name)
-    assert best.breakdown == "format 1 (weight 0.1), correctness 1 (weight 0.9)"
+    assert best.facts.endswith("; format 1 (weight 0.1), correctness 1 (weight 0.9)")
     assert ("tokens of the last evaluation", "600, prompts included; 2 evaluations") in card.costs
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hone.audit.kinds import Kind, answer_of, wrong_answers
+from hone.audit.answers import Kind, answer_of, wrong_answers
 from hone.audit.probes import subject_of
 from hone.audit.restyling import RESTYLINGS
 from hone.environments import Environment, load_environment

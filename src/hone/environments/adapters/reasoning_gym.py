@@ -19,17 +19,18 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from hone.digests import of_source
-from hone.environments.adapters.reasoning_gym_tasks import REFUSED, SCORED
-from hone.environments.answers import AnswerParser, format
 from hone.environments.data import DataSource, Row, Rows, indexed_rows
 from hone.environments.environment import SingleTurnEnv
-from hone.environments.rubric import Range, Rubric, inline
+from hone.environments.parsers import AnswerParser
+from hone.environments.rubric import Range, Rubric, format, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.worker import NoVerdict, Worker
+from hone.grading.pool import NoVerdict, Worker
 from hone.types import Example, Message, content_hash
 
 FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
@@ -38,8 +39,56 @@ HELD_OUT = 10
 STRIDE = 1_000_000
 """How far away the next row is looked for where one belongs to the other split; a split has no more rows."""
 ATTEMPTS = 300
+Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
 """Processor time for scoring an answer and for making a row, and the backstop by the clock."""
+
+EVALUATES = (
+    "its score evaluates the answer as Python code (eval, or sympy's parse_expr), and hone evaluates nothing that a "
+    "model wrote"
+)
+UNKNOWN = "it gives no answer that its own score accepts, so nothing shows that the score is right"
+OWN = "; hone's own task `countdown` reads expressions by a grammar"
+
+REFUSED = {
+    "binary_matrix": EVALUATES,
+    "boxnet": UNKNOWN,
+    "complex_arithmetic": "its score takes nan for right",
+    "composite": "it mixes other tasks; take them one by one",
+    "countdown": EVALUATES + OWN,
+    "game_of_life_halting": "its score takes any text for right",
+    "graph_color": UNKNOWN,
+    "intermediate_integration": EVALUATES,
+    "list_functions": "it draws from Python's global random state, so that no seed makes the same rows again",
+    "n_queens": EVALUATES,
+    "polynomial_multiplication": EVALUATES,
+    "prime_factorization": "its score fails on any answer that is not a product of numbers, instead of giving it 0",
+    "propositional_logic": UNKNOWN,
+    "puzzle24": EVALUATES + OWN,
+    "rubiks_cube": UNKNOWN,
+    "rush_hour": UNKNOWN,
+    "simple_integration": EVALUATES,
+    "spiral_matrix": EVALUATES,
+    "string_insertion": EVALUATES,
+}
+"""The tasks that are refused, and the reasons in words."""
+
+_SCORED = """
+ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation
+bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio coin_flip
+color_cube_rotation count_bits count_primes course_schedule cryptarithm decimal_arithmetic decimal_chain_sum
+dice emoji_mystery family_relationships figlet_font fraction_simplification futoshiki game_of_life gcd
+group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap knights_knaves largest_island lcm
+leg_counting letter_counting letter_jumble mahjong_puzzle manipulate_matrix maze mini_sudoku
+modulo_grid needle_haystack number_filtering number_format number_sequence number_sorting
+palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function
+products quantum_lock ransom_note rearc rectangle_count rotate_matrix rotten_oranges self_reference
+sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
+string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
+tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
+"""
+SCORED = frozenset(_SCORED.split())
+"""The tasks that are scored faithfully, as `benchmarks/reasoning_gym_tasks.py` measured with reasoning-gym 0.1.25."""
 
 
 class ReasoningGym(SingleTurnEnv):
@@ -71,7 +120,7 @@ class ReasoningGym(SingleTurnEnv):
 
     @inline
     def correctness(self, completion: list[Message], info: dict[str, Any]) -> float | GraderFailure:
-        """reasoning-gym's score of the answer, from 0 to 1."""
+        """Return reasoning-gym's score of the answer, from 0 to 1."""
         answer = self.parser_of_answers.parse_answer(completion)
         return 0.0 if answer is None else self._score(info["index"], answer, SCORE_SECONDS)
 
@@ -83,7 +132,7 @@ class ReasoningGym(SingleTurnEnv):
         return {"question": question + self.hint, "answer": answer, "info": {"index": index}}
 
     def reference(self, example: Example) -> str:
-        """reasoning-gym's answer. UserError if its own score does not give it full marks: no row of a split is so."""
+        """Return reasoning-gym's answer. UserError if its own score does not give it full marks."""
         text = self.parser_of_answers.wrap(example.answer)
         score = self.grade(example, text)
         if score.components.get("correctness", 0.0) < 1.0:
@@ -94,10 +143,9 @@ class ReasoningGym(SingleTurnEnv):
         return text
 
     def rows(self, split: str, count: int) -> Rows:
-        """`count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
+        """Return `count` rows of a split. Row i is reasoning-gym's row i where that belongs to the split.
 
-        Passed over are rows whose answer cannot be given (it is empty, or longer than an answer may be), and the rare
-        ones whose answer is not worth full marks by reasoning-gym's own score.
+        Rows are passed over if their answer is empty, too long, or not worth full marks by reasoning-gym's own score.
         """
 
         def make(i: int) -> Row:
@@ -113,14 +161,14 @@ class ReasoningGym(SingleTurnEnv):
         return indexed_rows(make, count, f"{self.id} ({split})")
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """As of any environment, but no row is made: rows are a function of what is digested here."""
+        """Return digests as of any environment, without making rows: they are a function of what is digested here."""
         counts = [len(self.split(name)) for name in splits]
         data = content_hash([self.task, self.config, self.hint, self.system_prompt, counts])
         assert self.module is not None
         return {"environment": of_source(self.module), "data": data, "reasoning-gym": version("reasoning-gym")}
 
     def _made(self, index: int) -> tuple[str, str]:
-        """Question and answer of a row."""
+        """Return question and answer of a row."""
         if not self._checked:
             if problem := self._ask(["check"]):
                 raise UserError(f"{self.id} {problem}")
@@ -136,7 +184,7 @@ class ReasoningGym(SingleTurnEnv):
             raise UserError(f"{self.id} cannot be made ({reason}): take other arguments or another seed") from None
 
     def _takes_own_answer(self, index: int, answer: str) -> bool:
-        """Whether reasoning-gym's answer, as it is read from a completion, is worth full marks."""
+        """Return True if reasoning-gym's answer, as it is read from a completion, is worth full marks."""
         read = self.parser_of_answers.parse(self.parser_of_answers.wrap(answer))
         score = 0.0 if read is None else self._score(index, read, MAKE_SECONDS)
         return not isinstance(score, GraderFailure) and score >= 1.0
@@ -151,7 +199,7 @@ class ReasoningGym(SingleTurnEnv):
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is of the tenth that is held out; no seed changes it."""
+    """Return True if a question is of the tenth that is held out; no seed changes it."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
 
 
@@ -159,20 +207,24 @@ def load(
     name: str,
     /,
     *,
-    num_train_examples: int = 50_000,
-    num_eval_examples: int = 1_000,
+    num_train_examples: Size = 50_000,
+    num_eval_examples: Size = 1_000,
     seed: int = 0,
     format_hint: bool = True,
     system_prompt: str = "",
     **config: Any,
 ) -> ReasoningGym:
-    """The task `name` of reasoning-gym; `config` are arguments of its configuration.
+    """Return the task `name` of reasoning-gym; `config` are arguments of its configuration.
 
     UserError without reasoning-gym, and for a task that is refused or unknown.
     """
     task = name.replace("-", "_")
+    if task in REFUSED:
+        raise UserError(f"reasoning-gym:{name} is refused: {REFUSED[task]}")
     if task not in SCORED:
-        raise UserError(f"reasoning-gym:{name} {_why_not(task)}")
+        near = difflib.get_close_matches(task, SCORED, n=3)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"the tasks are {', '.join(sorted(SCORED))}"
+        raise UserError(f"reasoning-gym:{name} is no task that hone knows to be scored faithfully; {remedy}")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
             f"reasoning-gym:{name} needs reasoning-gym, which is not installed: "
@@ -180,9 +232,6 @@ def load(
         )
     if "size" in config:
         raise UserError(f"reasoning-gym:{name}: for size write num_train_examples and num_eval_examples")
-    for argument, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
-        if not 1 <= value <= STRIDE:
-            raise UserError(f"reasoning-gym:{name}: {argument} is {value}; it must be from 1 to {STRIDE}")
     env = ReasoningGym(
         task,
         {"seed": seed} | config,
@@ -193,11 +242,3 @@ def load(
         id=f"reasoning-gym:{task}",
     )
     return env
-
-
-def _why_not(task: str) -> str:
-    if task in REFUSED:
-        return f"is refused: {REFUSED[task]}"
-    near = difflib.get_close_matches(task, SCORED, n=3)
-    remedy = f"did you mean {' or '.join(near)}?" if near else f"the tasks are {', '.join(sorted(SCORED))}"
-    return f"is no task that hone knows to be scored faithfully; {remedy}"

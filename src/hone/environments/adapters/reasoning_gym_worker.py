@@ -16,7 +16,7 @@ seed + i, for which that is the same row; some lay out all their rows when the d
 
 
 def start(task: str, config: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    """The function that answers, about the data set `task` of this configuration:
+    """Return the function that answers, about the data set `task` of this configuration:
 
     - `["check"]`: null, or what is wrong with the configuration, in words;
     - `["entry", index]`: its question and its answer;

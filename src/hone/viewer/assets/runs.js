@@ -9,18 +9,15 @@ document.addEventListener("DOMContentLoaded", () => {
 
   const remember = () => hone.remember({ q: filter.value.trim(), sort, down: sort && down ? "1" : "" });
 
-  const number = (text) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
-
   // What is empty comes last, whichever the direction.
   function compare(a, b) {
     if (a === "" || b === "") return (a === "") - (b === "");
-    const x = number(a), y = number(b);
-    const order = x !== null && y !== null ? x - y : a.localeCompare(b, undefined, { numeric: true });
+    const numbers = Number.isFinite(Number(a)) && Number.isFinite(Number(b));
+    const order = numbers ? Number(a) - Number(b) : a.localeCompare(b, undefined, { numeric: true });
     return down ? -order : order;
   }
 
   function arrange() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0, all = 0;
     for (const table of tables.querySelectorAll("table.runs")) {
       for (const head of table.querySelectorAll("th[data-key]")) {
@@ -28,37 +25,32 @@ document.addEventListener("DOMContentLoaded", () => {
         head.tabIndex = 0;
       }
       const body = table.tBodies[0], rows = [...body.rows];
-      if (sort) {
-        const key = (row) => row.querySelector(`td.${CSS.escape(sort)}`)?.dataset.sort ?? "";
-        rows.sort((a, b) => compare(key(a), key(b)));
-        body.append(...rows);
-      }
+      const key = (row) => row.querySelector(`td.${CSS.escape(sort)}`)?.dataset.sort ?? "";
+      if (sort) body.append(...rows.sort((a, b) => compare(key(a), key(b))));
       for (const row of rows) {
-        row.hidden = !words.every((word) => row.dataset.words.includes(word));
+        row.hidden = !hone.hasWords(row.dataset.words, filter.value);
         shown += !row.hidden; all += 1;
       }
     }
-    document.getElementById("count").textContent = words.length ? `${shown} of ${all} runs` : "";
+    document.getElementById("count").textContent = filter.value.trim() ? `${shown} of ${all} runs` : "";
   }
 
-  function sortBy(head) {
-    const key = head?.dataset.key;
-    if (!key) return;
-    const words = key === "name" || key === "status" || key === "exact";
-    down = sort === key ? !down : !words;
+  function sortBy(event) {
+    const key = event.target.closest("th[data-key]")?.dataset.key;
+    if (!key || (event.type === "keydown" && event.key !== "Enter")) return;
+    down = sort === key ? !down : !["name", "status", "exact"].includes(key);
     sort = key;
     remember(); arrange();
   }
 
-  tables.addEventListener("click", (event) => sortBy(event.target.closest("th[data-key]")));
-  tables.addEventListener("keydown", (event) => { if (event.key === "Enter") sortBy(event.target.closest("th[data-key]")); });
+  for (const type of ["click", "keydown"]) tables.addEventListener(type, sortBy);
   filter.addEventListener("input", () => { remember(); arrange(); });
   filter.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
   arrange();
 
   // A fresh copy of the tables in the place of these, with what was chosen and unfolded.
-  async function look() {
-    const fresh = (await live.page()).getElementById("tables");
+  hone.follow((page) => {
+    const fresh = page.getElementById("tables");
     const chosen = new Set([...tables.querySelectorAll("input:checked")].map((box) => box.value));
     const open = new Set([...tables.querySelectorAll("details[open]")].map((one) => one.id));
     const on = tables.querySelector(".item.on")?.dataset.slug;
@@ -67,9 +59,5 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const row of fresh.querySelectorAll(".item")) row.classList.toggle("on", row.dataset.slug === on);
     if (!tables.contains(document.activeElement)) tables.replaceChildren(...[...fresh.childNodes].map((node) => document.adoptNode(node)));
     arrange();
-    return fresh.dataset.live === "1";
-  }
-
-  const atWork = (runs) => runs.some((run) => run.live);
-  if (tables.dataset.source) live.poll(live.watch(tables.dataset.source, atWork, look), tables.dataset.live === "1");
+  });
 });

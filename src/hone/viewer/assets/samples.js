@@ -1,11 +1,11 @@
-// Pages of completions: colours without loading the page again, what is known of the token under the pointer, and
-// completions unfolded where they stand. Text of models is only ever textContent.
+// A completion: the colours of its tokens, and what is known of the token under the pointer. Text of models is only ever
+// textContent.
 "use strict";
 
 (() => {
   const tokens = hone.data("token-data");
 
-  // The level of a value, as `Quantity.levels` has it: how many edges it reaches; negative below 0 where signs count.
+  // The level of a value: how many edges it reaches; negative below 0 where signs count.
   function level(name, value) {
     if (value === null) return 0;
     const reached = tokens.edges[name].filter((edge) => Math.abs(value) >= edge).length;
@@ -69,7 +69,7 @@
 
   const number = (value, digits) => value === null ? "–" : value.toPrecision(digits);
 
-  function tell(event) {
+  function describe(event) {
     const tip = document.getElementById("tip"), found = pieceAt(event.clientX, event.clientY);
     tip.hidden = !found;
     if (!found) return;
@@ -91,50 +91,17 @@
 
   if (tokens) {
     const chips = document.getElementById("colours");
-    const said = new URLSearchParams(location.search); // among files no server has read it
-    const asked = said.get("color") || said.get("colour") || "logprob";
-    const chip = chips.querySelector(`[data-color="${CSS.escape(asked)}"]`);
-    if (chip && !chip.classList.contains("on")) paint(asked);
+    paint(chips.querySelector(".on").dataset.color);
     chips.addEventListener("click", (event) => {
       const chip = event.target.closest("[data-color]");
       if (!chip || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      hone.remember({ color: chip.dataset.color, colour: "" }, { color: "logprob" });
+      hone.remember({ color: chip.dataset.color }, { color: "logprob" });
       paint(chip.dataset.color);
     });
     const completion = document.getElementById("completion");
-    completion.addEventListener("pointermove", tell);
-    completion.addEventListener("click", tell);
+    completion.addEventListener("pointermove", describe);
+    completion.addEventListener("click", describe);
     completion.addEventListener("pointerleave", () => { document.getElementById("tip").hidden = true; });
   }
-
-  // A completion unfolds where it stands; without this script the link loads the page with it unfolded.
-  document.addEventListener("click", async (event) => {
-    const link = event.target.closest("a.unfold");
-    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    const item = link.closest(".item"), open = item.querySelector(".whole");
-    if (open) {
-      open.remove();
-      item.querySelector(".excerpt").hidden = false;
-      link.textContent = link.dataset.label;
-      return;
-    }
-    try {
-      const answer = await fetch(link.dataset.text);
-      if (!answer.ok) throw new Error();
-      const whole = document.createElement("div");
-      whole.className = "whole";
-      for (const turn of (await answer.json()).turns) {
-        const head = document.createElement("h3"), said = document.createElement("pre");
-        head.textContent = [turn.role, turn.name].filter(Boolean).join(" ");
-        said.textContent = turn.text;
-        said.className = "said";
-        whole.append(head, said);
-      }
-      item.querySelector(".excerpt").hidden = true;
-      link.before(whole);
-      link.dataset.label = link.textContent; link.textContent = "fold";
-    } catch { location.assign(link.href); }
-  });
 })();

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 
-from hone.audit.kinds import OPPOSITES, Kind
+from hone.audit.answers import OPPOSITES, Kind
 from hone.environments.numbers import read_number
-from hone.environments.parsers import said
+from hone.environments.parsers import visible_text
 
 LONGEST = 2_000
 """Characters of an answer; a longer one is none."""
@@ -58,7 +58,7 @@ def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
     `kind` is what the task's answers are, which decides what of a place is the answer; `like` is one of them, by whose
     form a word is told from the letter of a choice and from a date.
     """
-    text = said(text)[-END:]
+    text = visible_text(text)[-END:]
     places = {"tag": _tagged(text), "box": _boxed(text), "statement": _stated(text, kind), "end": text}
     found: dict[str, str] = {}
     for name, place in places.items():

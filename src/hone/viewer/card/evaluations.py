@@ -5,18 +5,26 @@ Rows are those of results.jsonl (`hone.evaluation.result.EvalSample.row`), one f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hone.errors import UserError
 from hone.evaluation.passk import pass_at_k
 from hone.types import Outcome
 from hone.viewer.card.paired import Change, Level, Turned, Values, changes, levels, turned
 
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
 """Outcomes of rows without a reward."""
+SHARES = ("exact", *(f"pass@{2**i}" for i in range(1, 8)))
+"""Measures that are shares."""
 Row = Mapping[str, Any]
+_NEEDED = {
+    **{"example": int, "rollout": int, "example_id": str, "prompt": list, "completion": list, "answer": str},
+    **{"reward": int | float | None, "components": dict, "outcome": str, "detail": str, "stop_reason": str | None},
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,11 @@ class Evaluated:
 
     step: int | None
     rows: Sequence[Row]
+
+    @property
+    def key(self) -> str:
+        """Its name in a record."""
+        return "results" if self.step is None else str(self.step)
 
     @cached_property
     def by_example(self) -> dict[int, list[Row]]:
@@ -35,58 +48,37 @@ class Evaluated:
                 found.setdefault(row["example"], []).append(row)
         return found
 
-    @property
-    def ungraded(self) -> int:
-        """Completions without a reward."""
-        return len(self.rows) - sum(map(len, self.by_example.values()))
-
     @cached_property
     def rollouts(self) -> int:
         """Most completions of an example."""
         return max(map(len, self.by_example.values()), default=0)
 
-    @cached_property
-    def rewards(self) -> dict[int, float]:
-        """The mean reward of each example."""
-        return {example: _mean([row["reward"] for row in rows]) for example, rows in self.by_example.items()}
-
-    @cached_property
-    def correct(self) -> dict[int, float]:
-        """The share of correct completions of each example."""
-        return {example: _mean(map(is_correct, rows)) for example, rows in self.by_example.items()}
-
-    @cached_property
-    def first_correct(self) -> dict[int, bool]:
-        """Whether the first completion of each example is correct."""
-        return {example: is_correct(rows[0]) for example, rows in self.by_example.items()}
-
     @property
-    def passes(self) -> dict[int, dict[int, float]]:
-        """For k = 2, 4, … the unbiased estimate of pass@k of each example that has k graded completions."""
-        found: dict[int, dict[int, float]] = {}
+    def measures(self) -> dict[str, Values]:
+        """By example: the mean reward, the share of correct completions (`exact`), the unbiased estimate of pass@k for
+        k = 2, 4, … of each example that has k graded completions.
+        """
+        measured: dict[str, Values] = {
+            "reward": {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()},
+            "exact": {e: sum(map(is_correct, rows)) / len(rows) for e, rows in self.by_example.items()},
+        }
         k = 2
         while k <= self.rollouts:
             counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
-            found[k] = {e: pass_at_k(n, right, k) for e, (n, right) in counts.items() if n >= k}
+            measured[f"pass@{k}"] = {e: pass_at_k(n, right, k) for e, (n, right) in counts.items() if n >= k}
             k *= 2
-        return found
+        return measured
 
     @property
     def truncated(self) -> float:
         """The share of completions that the length limit stopped."""
-        return _mean([row["stop_reason"] == "length" for row in self.rows])
+        return sum(row["stop_reason"] == "length" for row in self.rows) / max(1, len(self.rows))
 
     @property
     def tokens(self) -> int | None:
         """Tokens of all prompts and completions; None if they were not all counted."""
         counts = [row.get(name) for row in self.rows for name in ("prompt_tokens", "completion_tokens")]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    @property
-    def identities(self) -> dict[int, str]:
-        """The content's id of each example."""
-        return {row["example"]: row["example_id"] for row in self.rows}
+        return None if None in counts else sum(count or 0 for count in counts)
 
 
 @dataclass(frozen=True)
@@ -101,55 +93,44 @@ class Comparison:
     turned: Turned
     apart: int
 
-    @property
-    def count(self) -> int:
-        return self.measures["reward"].count if "reward" in self.measures else 0
 
+def compare(first: Evaluated, last: Evaluated, seed: int) -> Comparison | None:
+    """Return what changed from one evaluation to the other, example by example; None without a common example."""
+    ids = [{row["example"]: row["example_id"] for row in one.rows} for one in (first, last)]
+    same = {example for example in ids[0].keys() & ids[1].keys() if ids[0][example] == ids[1][example]}
 
-SHARES = ("exact", "pass@2", "pass@4", "pass@8", "pass@16", "pass@32", "pass@64", "pass@128")
-"""Measures that are shares."""
+    def common(values: Mapping[int, Any]) -> dict[int, Any]:
+        return {example: value for example, value in values.items() if example in same}
 
-
-def compare(first: Evaluated, last: Evaluated, seed: int) -> Comparison:
-    """What changed from one evaluation to the other, example by example."""
-    same = _same(first, last)
-    pairs: dict[str, tuple[Values, Values]] = {
-        "reward": (first.rewards, last.rewards),
-        "exact": (first.correct, last.correct),
-    }
-    before, after = first.passes, last.passes
-    pairs |= {f"pass@{k}": (before[k], after[k]) for k in before if k in after}
-    kept = {name: (_only(one, same), _only(other, same)) for name, (one, other) in pairs.items()}
-    measures = changes(kept, seed, SHARES)
-    apart = len(first.identities.keys() | last.identities.keys()) - (
-        measures["reward"].count if "reward" in measures else 0
-    )
-    outcomes = turned(_only(first.first_correct, same), _only(last.first_correct, same))
-    return Comparison(first, last, measures, outcomes, apart)
+    before, after = first.measures, last.measures
+    measures = changes({n: (common(before[n]), common(after[n])) for n in before if n in after}, seed, SHARES)
+    if "reward" not in measures:
+        return None
+    right = [common({e: is_correct(rows[0]) for e, rows in one.by_example.items()}) for one in (first, last)]
+    apart = len(ids[0].keys() | ids[1].keys()) - measures["reward"].count
+    return Comparison(first, last, measures, turned(*right), apart)
 
 
 def measured(one: Evaluated, seed: int) -> dict[str, Level]:
-    """What a single evaluation says."""
-    values: dict[str, Values] = {"reward": one.rewards, "exact": one.correct}
-    values |= {f"pass@{k}": passes for k, passes in one.passes.items()}
-    return levels(values, seed, SHARES)
+    """Return what a single evaluation says."""
+    return levels(one.measures, seed, SHARES)
 
 
 def is_correct(row: Row) -> bool:
-    """Whether the task called this completion correct."""
+    """Return True if the task called this completion correct."""
     return row["outcome"] == Outcome.CORRECT
 
 
-def _same(first: Evaluated, last: Evaluated) -> set[int]:
-    """The examples that both evaluations asked, of the same content."""
-    one, other = first.identities, last.identities
-    return {example for example in one.keys() & other.keys() if one[example] == other[example]}
-
-
-def _only(values: Mapping[int, Any], kept: set[int]) -> dict[int, Any]:
-    return {example: value for example, value in values.items() if example in kept}
-
-
-def _mean(values: Any) -> float:
-    numbers = [float(value) for value in values]
-    return sum(numbers) / len(numbers) if numbers else 0.0
+def usable(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows; UserError if one lacks what a card needs."""
+    for number, row in enumerate(rows, 1):
+        wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
+        messages = [] if wrong else [*row["prompt"], *row["completion"]]
+        if not all(isinstance(message, dict) and "role" in message for message in messages):
+            wrong = ["a message"]
+        if not wrong and row["outcome"] not in FAILED:
+            values = [row["reward"], *row["components"].values()]
+            wrong = [] if all(isinstance(v, int | float) and math.isfinite(v) for v in values) else ["a reward"]
+        if wrong:
+            raise UserError(f"line {number} of an evaluation's samples is damaged ({wrong[0]} is missing, or wrong)")
+    return list(rows)

@@ -1,4 +1,4 @@
-"""All that a run card says, gathered from a run's files. Reads only; what is damaged is said, and the rest shown.
+"""All that a run card says, gathered from a run's files. Reads only; what is damaged is named, and the rest shown.
 
 card = facts_of(Path("outputs"))
 card.verdict[0]  # "Better on 256 held-out examples: reward 0.412 → 0.947, +0.534 (95 % interval +0.49 to +0.58)."
@@ -6,50 +6,87 @@ card.verdict[0]  # "Better on 256 held-out examples: reward 0.412 → 0.947, +0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from markupsafe import Markup
-
+from hone import rng
 from hone.errors import UserError
 from hone.runs import Run, provenance
-from hone.runs.evaluations import RESULTS, evals_file
-from hone.runs.liveness import holder
-from hone.runs.outputs import existing_run
+from hone.runs.budget import Spent
+from hone.runs.files import parse_json, read_lines
+from hone.runs.outputs import existing_run, holder
 from hone.runs.progress import Progress
-from hone.runs.spent import Spent
-from hone.runs.summary import Summary, standing, summarize
-from hone.runs.tail import Tail
-from hone.runs.verdicts import Raised, alarms_of
-from hone.viewer.card import again, curve, sentences, tables
-from hone.viewer.card.evaluations import FAILED, Comparison, Evaluated, Row, compare, measured
-from hone.viewer.card.leniency import Leniency, gains, key_of, level
+from hone.runs.rollouts import RESULTS, evals_file
+from hone.runs.summary import Raised, Summary, alarms_of, status_of, summarize
+from hone.viewer.card import sentences, tables
+from hone.viewer.card.evaluations import FAILED, Comparison, Evaluated, Row, compare, measured, usable
+from hone.viewer.card.leniency import Leniency, gains, level
 from hone.viewer.card.paired import Change, Level
-from hone.viewer.card.samples import Sample, chosen, named, rows_of_step
 from hone.viewer.charts import environments
-from hone.viewer.damage import damages
-from hone.viewer.state import Watcher
+from hone.viewer.conversation import Turn, turns
 
 T = TypeVar("T")
-WRONG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+WRONG = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """What comes of values that are not what a run writes."""
 Rows = list[tuple[str, str]]
 """(label, text) of each row of a table of facts."""
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
-"""Reads evaluations leniently, or tells what was read of them before."""
+"""Reads evaluations leniently, or returns what was read of them before."""
 SHOWN = 2
 """Completions that show what the lenient reader counts."""
 NOT_READ = Leniency("completions were not read leniently: hone report does it")
+_COLUMNS = (
+    *("example_id", "reward", "components", "outcome", "detail", "stop_reason", "prompt", "text", "answer"),
+    *("completion", "sampled_mask"),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion; `name` says why it is shown, `weights` are those of its reward's components."""
+
+    name: str
+    row: Row
+    weights: Mapping[str, float]
+
+    @property
+    def prompt(self) -> str:
+        return "\n\n".join(map(_as_text, turns(self.row["prompt"], sampled=False)))
+
+    @property
+    def completion(self) -> str:
+        """Its text; of several turns each message with its role, and its calls of tools."""
+        made = turns(self.row["completion"])
+        return made[0].text if len(made) == 1 and not made[0].calls else "\n\n".join(map(_as_text, made))
+
+    @property
+    def facts(self) -> str:
+        """Reward with its components, outcome, how it ended, tokens, and which example it is of."""
+        row, words = self.row, ["not graded" if self.row["reward"] is None else f"reward {self.row['reward']:.4g}"]
+        words += [str(row["outcome"]).replace("_", " ")]
+        words += ["cut off by the length limit"] if row["stop_reason"] == "length" else []
+        words += [f"{row['completion_tokens']} tokens"] if row.get("completion_tokens") is not None else []
+        words += [f"example {row['example_id']}"]
+        weights = {name: f" (weight {weight:g})" for name, weight in self.weights.items()}
+        parts = [f"{name} {value:.4g}{weights.get(name, '')}" for name, value in row["components"].items()]
+        return ", ".join(words) + (f"; {', '.join(parts)}" if parts else "")
+
+
+def _as_text(turn: Turn) -> str:
+    def arguments(pairs: Sequence[tuple[str, str]]) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in pairs)
+
+    calls = [f"[calls {call.name} {call.raw or arguments(call.arguments)}]" for call in turn.calls]
+    return "\n".join([f"{turn.role}: {turn.text}", *calls])
 
 
 @dataclass
 class Card:
-    """What a card says. `measures` are those of the last evaluation; `changes` what became of them since the first;
-    `readings` and `gains` the same of the strict and the lenient score.
+    """What a card says. `measures` are those of the last evaluation; `readings` the same of the strict and the lenient
+    score, and `gains` what became of these.
     """
 
     run: Summary
@@ -75,22 +112,19 @@ class Card:
     damage: list[str] = field(default_factory=list)
     """What could not be read, a sentence each."""
     title: str = ""
-    standing: str = ""
+    status: str = ""
     verdict: list[str] = field(default_factory=list)
     good: bool | None = None
-    """Whether the verdict is that it got better, or worse; None if neither."""
+    """True if the verdict is that it got better, False if worse; None if neither."""
     about: Rows = field(default_factory=list)
     costs: Rows = field(default_factory=list)
     checks: Rows = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
-    curve: Markup = field(default_factory=Markup)
-    again: again.Again = field(default_factory=again.Again)
+    commands: str = ""
+    hashes: Rows = field(default_factory=list)
+    config: str = ""
+    """The resolved config as TOML."""
     written: str = ""
-
-    @property
-    def date(self) -> str:
-        """When it was written, to the minute."""
-        return f"{self.written[:16].replace('T', ' ')} UTC"
 
     @property
     def seed(self) -> int:
@@ -101,18 +135,23 @@ class Card:
         return self.comparison.measures if self.comparison else {}
 
     @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the reward's components."""
+        return self.run.info.get("reward_weights") or {}
+
+    @property
     def env(self) -> str | None:
         """The name that the metrics of evaluations have of the task; None without an evaluation."""
         found = environments(list(dict.fromkeys(name for line in self.lines for name in line)))
         return found[0] if found else None
 
     def attempt(self, read: Callable[[], T], default: T) -> T:
-        """What `read` gives; if a file is damaged, that is noted, and `default` stands in."""
+        """Return what `read` gives; if a file is damaged, that is noted, and `default` stands in."""
         try:
             return read()
         except UserError as error:
             problem = str(error)
-        except (OSError, *WRONG) as error:
+        except WRONG as error:
             problem = f"{type(error).__name__}: {error}"
         if problem not in self.damage:
             self.damage.append(problem)
@@ -120,53 +159,41 @@ class Card:
 
 
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
-    """The card of the run or evaluation in `path`, as it is now. UserError if it is none, or its run.json is damaged.
+    """Make the card of the run or evaluation in `path`, as it is now. UserError if it is none, or its run.json is
+    damaged.
 
     `read` reads its evaluations leniently; without it that is left out. `ours`: this process holds the run's lock.
     """
     run = Run(path)
     card = Card(_summary(path, ours, damage := []), damage=damage, written=provenance.now())
-    card.damage += card.attempt(lambda: damages(card.run), [])
     card.events = card.attempt(run.events, [])
     card.alarms = card.attempt(lambda: alarms_of(path), [])
     if card.run.kind != "eval":
-        card.lines = card.attempt(lambda: _lines(card, path / "metrics.jsonl"), [])
+        card.lines = card.attempt(lambda: read_lines(path / "metrics.jsonl"), [])
     card.attempt(lambda: _measure(card, run, read), None)
     card.attempt(lambda: _choose_samples(card, run), None)
-    card.curve = card.attempt(lambda: curve.drawn(card.run.kind, card.lines, card.env), Markup())
-    tables.fill(card)
-    card.again = card.attempt(lambda: again.of(card.run), again.Again())
-    card.title, card.standing = sentences.title(card.run), sentences.standing_of(card.run)
+    for rows, table in (
+        (tables.about(card), card.about), (tables.costs(card), card.costs), (tables.checks(card), card.checks),
+        (tables.hashes(card), card.hashes),
+    ):  # fmt: skip
+        card.attempt(partial(table.extend, rows), None)  # of damaged files the rows up to there are kept
+    card.commands = card.attempt(lambda: "\n".join(tables.commands(card.run)), "")
+    card.config = card.attempt(lambda: tables.config_text(path), "")
+    card.title, card.status = sentences.title(card.run), sentences.status(card.run)
     if card.damage:
-        card.standing += "; files are damaged, see below"
+        card.status += "; files are damaged, see below"
     card.verdict, card.good = card.attempt(lambda: sentences.verdict(card), ([], None))
     card.caveats = card.attempt(lambda: sentences.caveats(card), [])
     card.caveats += [f"Damaged: {problem}" for problem in card.damage]
     return card
 
 
-def _lines(card: Card, log: Path) -> list[dict[str, Any]]:
-    """The lines of a log that are whole; what is wrong with others is noted."""
-    tail = Tail(log, lenient=True)
-    found = tail.new()
-    card.damage += [tail.damage] if tail.damage and tail.damage not in card.damage else []
-    return found
-
-
 def _summary(path: Path, ours: bool, damage: list[str]) -> Summary:
-    """The summary; of a log with damaged lines, that of its others; else, if a file is damaged, one that knows run.json
-    only. UserError if that can't be read either.
-    """
+    """Return the summary; if a file is damaged, one that knows run.json only. UserError if that can't be read."""
     try:
         summary = summarize(path, ours=ours)
         damage += summary.damage
         return summary
-    except (UserError, *WRONG):
-        pass  # in part it may be read all the same
-    try:
-        state = Watcher(path, ours).look()
-        damage += state.damage
-        return state
     except (UserError, *WRONG) as error:
         info = existing_run(path)
         if info is None or not {"status", "seed", "command", "versions", "hardware", "threads"} <= info.keys():
@@ -174,17 +201,16 @@ def _summary(path: Path, ours: bool, damage: list[str]) -> Summary:
         damage.append(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
     pid = None if ours else holder(path)
     facts = {"exact": True, "inexact": []} | info
-    return Summary(path, facts, {}, standing(info, pid), pid, Progress(info["kind"], 0), Spent())
+    return Summary(path, facts, {}, status_of(info, pid), pid, Progress(info["kind"], 0), Spent())
 
 
 def _measure(card: Card, run: Run, read: Read | None) -> None:
-    """Fills in what the recorded evaluations say."""
+    """Fill in what the recorded evaluations say."""
     versions: list[int | None] = [None] if card.run.kind == "eval" else list(run.evals())
-    ends = versions[:1] + versions[-1:] if len(versions) > 1 else versions
-    if card.run.kind == "eval" and not (run.path / "results.jsonl").is_file():
+    if card.run.kind == "eval" and not (run.path / RESULTS).is_file():
         return
-    for version in ends:
-        rows = card.attempt(partial(_rows_of, run, version), None)
+    for version in versions[:1] + versions[-1:] if len(versions) > 1 else versions:
+        rows = card.attempt(partial(lambda version: usable(run.eval_rows(version)), version), None)
         if rows is None:
             card.unread.append(RESULTS if version is None else evals_file(version))
         else:
@@ -192,70 +218,67 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     if card.unread or not card.evaluated:
         card.evaluated = []
         return
-    last, seed = card.evaluated[-1], card.seed
+    first, last, seed = card.evaluated[0], card.evaluated[-1], card.seed
     if len(card.evaluated) == 2:
-        card.comparison = compare(card.evaluated[0], last, seed)
-        if not card.comparison.count:
-            card.comparison, card.incomparable, card.evaluated = None, card.evaluated[0].step, [last]
-    if card.comparison is not None:
-        card.measures = {name: change.after for name, change in card.changes.items()}
-    else:
-        card.measures = measured(last, seed)
+        card.comparison = compare(first, last, seed)
+        if card.comparison is None:
+            card.incomparable, card.evaluated = first.step, [last]
+    after = {name: change.after for name, change in card.changes.items()}
+    card.measures = after or measured(last, seed)
     if read is None:
         return
     card.leniency = read(card.run, card.evaluated)
     if card.leniency.why_not:
         return
     if card.comparison is not None:
-        card.gains = gains(card.leniency, card.evaluated[0], last, seed)
-        card.readings = {name: change.after for name, change in card.gains.items()}
-    else:
-        card.readings = level(card.leniency, last, seed)
+        card.gains = gains(card.leniency, first, last, seed)
+    after = {name: change.after for name, change in card.gains.items()}
+    card.readings = after or level(card.leniency, last, seed)
     card.generous = list(_generous(card))[:SHOWN]
 
 
-def _rows_of(run: Run, version: int | None) -> list[Row] | None:
-    return _usable(run.eval_rows(version))
-
-
 def _generous(card: Card) -> Iterator[Sample]:
-    """Completions that only the lenient reader calls right, those of the last evaluation first."""
-    weights = card.run.info.get("reward_weights") or {}
+    """Give completions that only the lenient reader calls right, those of the last evaluation first."""
     for one in reversed(card.evaluated):
-        found = card.leniency.found[key_of(one.step)]
-        of = "" if one.step is None else f", version {one.step}"
+        found = card.leniency.found[one.key]
+        version = "" if one.step is None else f", version {one.step}"
         for row in one.rows:
-            if (read := found.get((row["example"], row["rollout"]))) and read.correct:
-                yield named(f"right by its {read.kind}{of}", row, weights)
-
-
-_NEEDED = {
-    **{"example": int, "rollout": int, "example_id": str, "prompt": list, "completion": list, "answer": str},
-    **{"reward": int | float | None, "components": dict, "outcome": str, "detail": str, "stop_reason": str | None},
-}
-
-
-def _usable(rows: Sequence[Row]) -> list[Row]:
-    """The rows; UserError if one lacks what a card needs."""
-    for number, row in enumerate(rows, 1):
-        wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
-        messages = [] if wrong else [*row["prompt"], *row["completion"]]
-        if not wrong and not all(isinstance(message, dict) and "role" in message for message in messages):
-            wrong = ["a message"]
-        if not wrong and row["outcome"] not in FAILED:
-            values = [row["reward"], *row["components"].values()]
-            wrong = [] if all(isinstance(v, int | float) and math.isfinite(v) for v in values) else ["a reward"]
-        if wrong:
-            raise UserError(f"line {number} of an evaluation's samples is damaged ({wrong[0]} is missing, or wrong)")
-    return list(rows)
+            if (answer := found.get((row["example"], row["rollout"]))) and answer.correct:
+                yield Sample(f"right by its {answer.kind}{version}", row, card.weights)
 
 
 def _choose_samples(card: Card, run: Run) -> None:
-    weights = card.run.info.get("reward_weights") or {}
     if card.evaluated:
         last = card.evaluated[-1]
-        card.samples = chosen(last.rows, weights, card.seed)
+        card.samples = chosen(last.rows, card.weights, card.seed)
         card.samples_of = "the evaluation" if last.step is None else f"the evaluation of version {last.step}"
     elif card.run.kind == "rl" and (steps := run.rollout_steps()):
-        card.samples = chosen(rows_of_step(run, steps[-1]), weights, card.seed)
+        rows = run.rollouts(steps[-1], _COLUMNS).to_pylist()
+        card.samples = chosen(list(map(_as_evaluated, rows)), card.weights, card.seed)
         card.samples_of = f"training step {steps[-1]}"
+
+
+def _as_evaluated(row: dict[str, Any]) -> Row:
+    """Return a completion of a training step with the keys of an evaluation's that samples need."""
+    made = row["completion"]
+    return row | {
+        "prompt": parse_json(row["prompt"]),
+        "completion": parse_json(made) if made else [{"role": "assistant", "content": row["text"]}],
+        "components": dict(row["components"] or ()),
+        "detail": row["detail"] or "",
+        "completion_tokens": sum(row["sampled_mask"]),
+    }
+
+
+def chosen(rows: Sequence[Row], weights: Mapping[str, float], seed: int) -> list[Sample]:
+    """Return best, worst and median by reward (of equals the first), and a random one by `seed`; no row twice."""
+    graded = [row for row in rows if row["outcome"] not in FAILED]
+    if not graded:
+        return []
+    order = sorted(range(len(graded)), key=lambda i: graded[i]["reward"])
+    best = max(range(len(graded)), key=lambda i: graded[i]["reward"])
+    any_one = int(rng.stream(seed, "card", "sample").integers(len(graded)))
+    shown: dict[int, str] = {}
+    for name, i in (("best", best), ("worst", order[0]), ("median", order[len(order) // 2]), ("random", any_one)):
+        shown[i] = f"{shown[i]}, {name}" if i in shown else name
+    return [Sample(name, graded[i], weights) for i, name in shown.items()]

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.evaluations import RESULTS, evals_file, plain
 from hone.runs.files import read_json, sha256, write_file
 from hone.runs.outputs import CARD, run_info
+from hone.runs.rollouts import RESULTS, evals_file, plain
 from hone.runs.summary import Summary
 from hone.viewer.card.evaluations import Evaluated
 from hone.viewer.card.facts import NOT_READ, Card
-from hone.viewer.card.leniency import Leniency, key_of
-from hone.viewer.card.markdown import markdown
-from hone.viewer.card.page import whole_page
+from hone.viewer.card.leniency import Leniency
+from hone.viewer.card.page import markdown, whole_page
 from hone.viewer.card.paired import Change, Level
 
 FORMAT = "hone-card-1"
@@ -30,7 +28,7 @@ PAGE, MARKDOWN, RECORD = CARD
 
 
 def write_card(card: Card, folder: Path) -> list[Path]:
-    """Writes the three files into `folder`, each whole or not at all; report.json last. Returns their paths.
+    """Write the three files into `folder`, each whole or not at all; report.json last. Returns their paths.
 
     OSError if the folder can't be written.
     """
@@ -42,19 +40,12 @@ def write_card(card: Card, folder: Path) -> list[Path]:
 
 
 def to_json(card: Card) -> str:
-    """`record` as text."""
+    """Return `record` as text."""
     return json.dumps(plain(record(card)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def remove_card(folder: Path) -> None:
-    """Removes what was written of an earlier state of the run."""
-    for name in CARD:
-        with suppress(FileNotFoundError):
-            (folder / name).unlink()
-
-
 def refuse_others(folder: Path, path: Path) -> None:
-    """UserError if `folder` has files of the names of a card that are not the card of the run in `path`."""
+    """Raise UserError if `folder` has files of the names of a card that are not the card of the run in `path`."""
     there = [name for name in CARD if (folder / name).exists()]
     if not there:
         return
@@ -70,11 +61,11 @@ def refuse_others(folder: Path, path: Path) -> None:
 
 
 def record(card: Card) -> dict[str, Any]:
-    """The card's numbers and sentences as JSON."""
+    """Return the card's numbers and sentences as JSON."""
     run, comparison = card.run, card.comparison
     about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
     facts: dict[str, Any] = {"format": FORMAT, "written": card.written, "title": card.title}
-    facts |= {"run": about | {"status": run.status, "task": run.task}, "standing": card.standing}
+    facts |= {"run": about | {"status": run.status, "task": run.task}, "standing": card.status}
     facts |= {"steps": {"done": run.progress.done, "planned": run.progress.max_steps}}
     facts |= {"verdict": card.verdict, "better": card.good, "caveats": card.caveats}
     facts["measures"] = {name: _level(one) for name, one in {**card.measures, **card.readings}.items()}
@@ -88,22 +79,22 @@ def record(card: Card) -> dict[str, Any]:
     facts["alarms"] = [asdict(alarm) for alarm in card.alarms]
     facts["tables"] = {"about": card.about, "costs": card.costs, "checks": card.checks}
     facts["samples"] = [{"name": one.name, **_sample(one.row)} for one in card.samples]
-    facts["again"] = {"commands": card.again.commands, "hashes": dict(card.again.hashes)}
+    facts["again"] = {"commands": card.commands, "hashes": dict(card.hashes)}
     return facts
 
 
 def digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
-    """SHA-256 of the samples of each evaluation, by `key_of` its version."""
-    files = {key_of(one.step): path / (RESULTS if one.step is None else evals_file(one.step)) for one in evaluated}
+    """Return the SHA-256 of the samples of each evaluation, by its key."""
+    files = {one.key: path / (RESULTS if one.step is None else evals_file(one.step)) for one in evaluated}
     return {key: sha256(file) for key, file in files.items()}
 
 
 def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
-    """What a card in the run's folder says of these evaluations, if it is of the very same samples."""
+    """Return what a card in the run's folder says of these evaluations, if it is of the very same samples."""
     try:
         facts = read_json(run.path / RECORD)["lenient"]
         if facts["evaluations"] == digests(run.path, evaluated):
-            return Leniency.of_record(facts)
+            return Leniency.from_record(facts)
     except (OSError, UserError, KeyError, TypeError, ValueError):
         pass
     return NOT_READ

@@ -16,13 +16,13 @@ from hone.viewer.card.paired import Change, Level, Values, changes, levels
 
 Place = tuple[int, int]
 """A completion: its example and its rollout."""
-SHARES = ("lenient", "strict")
+MEASURES = ("strict", "lenient", "strict reward", "lenient reward", "gap", "reward gap")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the lenient reader found in a completion that is worth more than the task gave for it: the kind of place it
-    stood in, the reward of a completion that says that in the task's form, and whether the task calls that correct.
+class Answer:
+    """What was found in a completion that is worth more than the task gave for it: the kind of place it stood in, the
+    reward of a completion that says that in the task's form, and whether the task calls that correct.
     """
 
     kind: str
@@ -32,18 +32,17 @@ class Found:
 
 @dataclass(frozen=True)
 class Leniency:
-    """What was read generously. `examples` are those of which all completions were; `found` has for each evaluation (by
-    `key_of` its version) what was found. `why_not`: why nothing was measured.
+    """What was read generously. `examples` are those, of `asked`, of which all completions were; `found` has for each
+    evaluation (by its key) what was found. `why_not`: why nothing was measured.
     """
 
     why_not: str = ""
     examples: frozenset[int] = frozenset()
-    found: Mapping[str, Mapping[Place, Found]] = field(default_factory=dict)
+    found: Mapping[str, Mapping[Place, Answer]] = field(default_factory=dict)
     asked: int = 0
-    """Examples that there were."""
 
     def record(self) -> dict[str, Any]:
-        """As JSON; `of_record` reads it."""
+        """Return it as JSON; `from_record` reads it."""
         if self.why_not:
             return {"why_not": self.why_not}
         found = {
@@ -53,23 +52,21 @@ class Leniency:
         return {"examples": sorted(self.examples), "asked": self.asked, "found": found}
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """What `record` gave. KeyError, TypeError or ValueError for something else."""
+    def from_record(cls, record: Mapping[str, Any]) -> Leniency:
+        """Return what `record` gave. KeyError, TypeError or ValueError for something else."""
         if "why_not" in record:
             return cls(str(record["why_not"]))
         found = {
-            key: {
-                (int(e), int(r)): Found(str(kind), float(reward), bool(right)) for e, r, kind, reward, right in places
-            }
-            for key, places in record["found"].items()
+            key: {(int(e), int(r)): Answer(str(kind), float(reward), bool(right)) for e, r, kind, reward, right in rows}
+            for key, rows in record["found"].items()
         }
         return cls("", frozenset(map(int, record["examples"])), found, int(record["asked"]))
 
     def measures(self, one: Evaluated) -> dict[str, Values]:
-        """For each example: `strict` and `lenient`, the share of its completions that is correct; `strict reward` and
-        `lenient reward`, their mean; and by how much the lenient ones are more: `gap`, `reward gap`.
+        """Return for each example: `strict` and `lenient`, the share of completions that is correct; `strict reward`
+        and `lenient reward`, their mean; and by how much the lenient ones are more: `gap`, `reward gap`.
         """
-        found = self.found[key_of(one.step)]
+        found = self.found[one.key]
         measured: dict[str, dict[int, float]] = {name: {} for name in MEASURES}
         for example, rows in one.by_example.items():
             if example not in self.examples:
@@ -81,28 +78,19 @@ class Leniency:
             more = [max(reward, other.reward) if other else reward for reward, other in zip(paid, read, strict=True)]
             for name, values in zip(MEASURES, (hits, better, paid, more), strict=False):
                 measured[name][example] = sum(values) / len(values)
-            measured["gap"][example] = measured["lenient"][example] - measured["strict"][example]
-            gap = measured["lenient reward"][example] - measured["strict reward"][example]
-            measured["reward gap"][example] = gap
-        return {name: values for name, values in measured.items()}
-
-
-MEASURES = ("strict", "lenient", "strict reward", "lenient reward", "gap", "reward gap")
-
-
-def key_of(step: int | None) -> str:
-    """The name of an evaluation in a record."""
-    return "results" if step is None else str(step)
+            for gap, of in (("gap", ""), ("reward gap", " reward")):
+                measured[gap][example] = measured[f"lenient{of}"][example] - measured[f"strict{of}"][example]
+        return dict(measured)
 
 
 def gains(reading: Leniency, first: Evaluated, last: Evaluated, seed: int) -> dict[str, Change]:
-    """Each of `MEASURES` before and after. The change of a lenient one is the gain in skill; minus that of its gap, the
-    gain in format; together they are the change of the strict one.
+    """Return each of `MEASURES` before and after. The change of a lenient one is the gain in skill; minus that of its
+    gap, the gain in format; together they are the change of the strict one.
     """
     before, after = reading.measures(first), reading.measures(last)
-    return changes({name: (before[name], after[name]) for name in before}, seed, SHARES)
+    return changes({name: (before[name], after[name]) for name in before}, seed, MEASURES[:2])
 
 
 def level(reading: Leniency, one: Evaluated, seed: int) -> dict[str, Level]:
-    """The same of one evaluation."""
-    return levels(reading.measures(one), seed, SHARES)
+    """Return the same of one evaluation."""
+    return levels(reading.measures(one), seed, MEASURES[:2])

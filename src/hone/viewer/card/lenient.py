@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hone import rng
-from hone.audit.kinds import answer_of, kind_of, wrong_answer
+from hone.audit.answers import Form, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
-from hone.audit.statement import Form, statement_of
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
@@ -27,7 +26,7 @@ from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
 from hone.viewer.card.candidates import candidates
 from hone.viewer.card.evaluations import Evaluated, Row, is_correct
-from hone.viewer.card.leniency import Found, Leniency, Place, key_of
+from hone.viewer.card.leniency import Answer, Leniency, Place
 
 MOST = 4_096
 """Completions that are read, at most."""
@@ -51,7 +50,7 @@ class CannotSay(Exception):
 def read_recorded(
     run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
 ) -> Leniency:
-    """Reads the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded."""
+    """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded."""
     try:
         env = _task_of(run, trust_local_task)
     except (UserError, CannotSay) as error:
@@ -64,7 +63,7 @@ def read_recorded(
 
 
 def _task_of(run: Summary, trust_local_task: bool) -> Environment:
-    """The run's task, as it was. CannotSay if it has changed since; a local file that has is not executed."""
+    """Return the run's task, as it was. CannotSay if it has changed since; a local file that has is not executed."""
     config = moved(run.config, run.config.get("output_dir", ""), run.path)
     if run.kind == "eval":
         name = "template"
@@ -83,7 +82,7 @@ def _task_of(run: Summary, trust_local_task: bool) -> Environment:
 def read(
     env: Environment, evaluated: Sequence[Evaluated], seed: int, seconds: float, clock: Clock = time.monotonic
 ) -> Leniency:
-    """Reads all completions of these evaluations of `env`, example by example in an order by chance, until `seconds`
+    """Read all completions of these evaluations of `env`, example by example in random order, until `seconds`
     are over or `MOST` are read. What the task called correct is not graded again.
     """
     try:
@@ -123,7 +122,7 @@ class Reader:
         if isinstance(env, MultiTurnEnv):
             raise CannotSay("a conversation of several turns is not read generously: its state is not recorded")
         self.env, self.evaluated, self.seed = env, evaluated, seed
-        self.found: dict[str, dict[Place, Found]] = {key_of(one.step): {} for one in evaluated}
+        self.found: dict[str, dict[Place, Answer]] = {one.key: {} for one in evaluated}
         self.done: list[int] = []
         self._hung = 0
         self._clock, self._end = clock, clock() + seconds
@@ -134,13 +133,17 @@ class Reader:
         self.asked = len(order)
 
     def try_out(self) -> None:
-        """CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
+        """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
         rows = {row["example"]: row for row in self.evaluated[0].rows}
         subjects = [self._subject(rows[example]) for example in self.order[:TRIED]]
         if not subjects:
             raise CannotSay("no example of the evaluation was graded")
         right = [(one.example, statement_of(one).stating(answer_of(one))) for one in subjects]
-        wrong = [(one.example, self._stating(one, other)) for one in subjects if (other := wrong_answer(one, subjects))]
+        wrong = [
+            (one.example, statement_of(one).stating(other))
+            for one in subjects
+            if (other := wrong_answer(one, subjects))
+        ]
         pairs, outcomes = [*right, *wrong], []
         for first, stop in ((0, 1), (1, 4), (4, len(pairs))):  # the first starts the processes, the next tell the pace
             if (stop - first) * self._each > self._left:
@@ -157,7 +160,7 @@ class Reader:
         return self._end - self._clock()
 
     def _scored(self, pairs: Sequence[tuple[Example, str]]) -> list[Score]:
-        """Grades, and keeps how long each took."""
+        """Grade, and keep how long each took."""
         if not pairs:
             return []
         began = self._clock()
@@ -167,7 +170,7 @@ class Reader:
         return scores
 
     def read_all(self) -> None:
-        """Reads example after example until the time is over, or no more may be read."""
+        """Read example after example until the time is over, or no more may be read."""
         read, size = 0, AT_FIRST
         batch: list[Asked] = []
         members: list[int] = []
@@ -188,24 +191,24 @@ class Reader:
             self._grade(batch, members)
 
     def _grade(self, batch: Sequence[Asked], members: Sequence[int]) -> bool:
-        """Grades the texts; the examples are done then. False if the grader hangs too often to go on."""
+        """Grade the texts; the examples are done then. False if the grader hangs too often to go on."""
         scores = self._scored([(one.example, one.text) for one in batch])
         for one, score in zip(batch, scores, strict=True):
             if not score.outcome.is_failure:
-                self._note(one, Found(one.kind, score.reward, score.outcome is Outcome.CORRECT))
+                self._note(one, Answer(one.kind, score.reward, score.outcome is Outcome.CORRECT))
         self._hung += sum(score.outcome is Outcome.GRADER_TIMEOUT for score in scores)
         self.done += members
         return self._hung < HUNG
 
-    def _note(self, asked: Asked, found: Found) -> None:
-        """Keeps what is worth more than the completion got, and than what was found in it before."""
+    def _note(self, asked: Asked, found: Answer) -> None:
+        """Keep what is worth more than the completion got, and than what was found in it before."""
         known = self.found[asked.key].get(asked.place)
         least = (known.correct, known.reward) if known else (False, asked.paid)
         if (found.correct, found.reward) > least:
             self.found[asked.key][asked.place] = found
 
     def _asked(self, example: int) -> tuple[list[Asked], int]:
-        """The texts of an example's completions that were not called correct, and how many those are."""
+        """Return the texts of an example's completions that were not called correct, and how many those are."""
         asked, count, subject = [], 0, None
         for one in self.evaluated:
             for row in one.by_example[example]:
@@ -217,12 +220,12 @@ class Reader:
                 kind = kind_of(subject, self.env.answer_is_exact)
                 for name, answer in candidates(completion_text(list(row["completion"])), kind, like).items():
                     place = (example, row["rollout"])
-                    text = self._stating(subject, answer)
-                    asked.append(Asked(key_of(one.step), place, row["reward"], name, subject.example, text))
+                    text = statement_of(subject).stating(answer)
+                    asked.append(Asked(one.key, place, row["reward"], name, subject.example, text))
         return asked, count
 
     def _subject(self, row: Row) -> Subject:
-        """The example of a row, with its reference. CannotSay for one without, or whose answer can't be exchanged."""
+        """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
         if subject.reference is None:
@@ -233,14 +236,10 @@ class Reader:
             raise CannotSay("its answers are code, or JSON, which can't be found in other words")
         return subject
 
-    @staticmethod
-    def _stating(subject: Subject, answer: str) -> str:
-        return statement_of(subject).stating(answer)
-
 
 @contextmanager
 def _quick(env: Environment) -> Iterator[None]:
-    """In the block, a text at which a grader hangs costs a second of processor time."""
+    """Let a text, in the block, at which a grader hangs cost a second of processor time."""
     before = env.limits
     if env.rubric.inline or before.timeout <= GRADER_SECONDS:  # nothing in an inline one can hang
         yield

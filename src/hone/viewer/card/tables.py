@@ -1,4 +1,4 @@
-"""The tables of a run card: what was trained, what it took, what was checked. Each row is (label, text)."""
+"""The tables of a run card: what was trained, what it took, what was checked, how to have it again, its measures."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs import Run, predictions, settings
-from hone.runs.checked import LARGEST_DOCUMENT, open_file, parse_json
-from hone.runs.files import read_json
+from hone.runs.files import LARGEST_DOCUMENT, open_file, parse_json, read_json, sha256
 from hone.runs.progress import thousands
-from hone.runs.summary import local_time
-from hone.runs.verdicts import (
+from hone.runs.summary import (
+    Summary,
     audit_in_words,
     certificate_in_words,
     code_in_words,
     exactness,
+    local_time,
     machine_in_words,
     settings_in_words,
+    typed,
 )
 from hone.viewer.card.paired import Change, Level
 from hone.viewer.card.sentences import counted, difference_words
@@ -59,13 +59,8 @@ _MATTER = {
 """Settings that a reader looks for, whether they are the defaults or not."""
 
 
-def fill(card: Card) -> None:
-    """The three tables. Of one whose files are damaged the rows up to there are kept, and the card says so."""
-    for rows, table in ((_about(card), card.about), (_costs(card), card.costs), (_checks(card), card.checks)):
-        card.attempt(partial(table.extend, rows), None)
-
-
-def _about(card: Card) -> Rows:
+def about(card: Card) -> Rows:
+    """Give what was trained, with what settings, where."""
     run, info = card.run, card.run.info
     yield (
         "method",
@@ -79,8 +74,9 @@ def _about(card: Card) -> Rows:
         yield "parameters", f"{count:,} ({thousands(count)})"
     if run.task:
         yield "task", run.task
-        if arguments := _arguments(card):
-            yield "task arguments", arguments
+        section = run.config.get({"rl": "orchestrator"}.get(run.kind, "data"), {}).get("env", {})
+        if args := run.config.get("env_args") if run.kind == "eval" else section.get("args"):
+            yield "task arguments", json.dumps(args, ensure_ascii=False)
     elif name := run.config.get("data", {}).get("name") or run.config.get("data", {}).get("path"):
         yield "data", str(name)
     sources = info.get("sources", {})
@@ -88,9 +84,9 @@ def _about(card: Card) -> Rows:
     if digests:
         yield "digests", ", ".join(digests)
     flat = settings.flat(run.config)
-    told = [words.format(flat[key]) for words, key in _MATTER.get(run.kind, ()) if key in flat]
-    if told:
-        yield "settings", ", ".join(told)
+    chosen = [words.format(flat[key]) for words, key in _MATTER.get(run.kind, ()) if key in flat]
+    if chosen:
+        yield "settings", ", ".join(chosen)
     if others := settings_in_words(run):
         yield "not the defaults", ", ".join(others)
     yield "seed", str(info["seed"])
@@ -100,17 +96,8 @@ def _about(card: Card) -> Rows:
     yield "code", code_in_words(info)
 
 
-def _arguments(card: Card) -> str:
-    run = card.run
-    if run.kind == "eval":
-        args = run.config.get("env_args")
-    else:
-        args = run.config.get({"rl": "orchestrator"}.get(run.kind, "data"), {}).get("env", {}).get("args")
-    return json.dumps(args, ensure_ascii=False) if args else ""
-
-
 def parameters(path: Path) -> int | None:
-    """Parameters of the newest weights that the run wrote, from the headers of their files; None without any."""
+    """Count the parameters of the newest weights of the run, from the headers of their files; None without any."""
     weights = Run(path).weights()
     if not weights:
         return None
@@ -119,16 +106,18 @@ def parameters(path: Path) -> int | None:
 
 
 def _numbers_in(file: Path) -> int:
-    """How many numbers a safetensors file holds: its header, 8 bytes of length and JSON, has each tensor's shape."""
+    """Count the numbers in a safetensors file: its header, 8 bytes of length and JSON, has each tensor's shape."""
     with open_file(file) as opened:
         header = parse_json(opened.read(min(LARGEST_DOCUMENT, int.from_bytes(opened.read(8), "little"))))
     return sum(math.prod(facts["shape"]) for name, facts in header.items() if name != "__metadata__")
 
 
-def _costs(card: Card) -> Rows:
+def costs(card: Card) -> Rows:
+    """Give what it took."""
     run = card.run
     if run.kind == "eval":
-        facts = _metadata(card)
+        file = run.path / "metadata.json"
+        facts = read_json(file) if file.is_file() else {}
         counts = [facts.get(name) for name in ("prompt_tokens", "completion_tokens")]
         if None not in counts:
             yield "tokens", f"{counts[0]:,} of prompts, {counts[1]:,} sampled"
@@ -157,7 +146,7 @@ def _costs(card: Card) -> Rows:
 
 
 def _sampled(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int | None:
-    """Tokens that the policy sampled in training steps: mean length times completions."""
+    """Return the tokens that the policy sampled in training steps: mean length times completions."""
     size = config.get("orchestrator", {}).get("batch_size")
     lengths = [line["completion/length/mean"] for line in lines if line.get("completion/length/mean") is not None]
     return round(sum(lengths) * size) if size and lengths else None
@@ -169,12 +158,8 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} hours"
 
 
-def _metadata(card: Card) -> dict[str, Any]:
-    file = card.run.path / "metadata.json"
-    return read_json(file) if file.is_file() else {}
-
-
-def _checks(card: Card) -> Rows:
+def checks(card: Card) -> Rows:
+    """Give what was checked."""
     run, info = card.run, card.run.info
     if run.kind == "eval":
         return
@@ -200,41 +185,42 @@ def _checks(card: Card) -> Rows:
         yield "resumed", f"at step {resume['step']}, {local_time(resume['time'])}"
 
 
-def heads(card: Card) -> tuple[str, ...]:
-    """Of the columns of the tables below."""
-    if card.comparison is None:
-        return "", "95 % interval in brackets"
-    return "", f"version {card.comparison.first.step}", f"version {card.comparison.last.step}", "change"
+def commands(run: Summary) -> Iterator[str]:
+    """Give the commands by which to have it again."""
+    git, versions = run.info.get("git"), run.info["versions"]
+    if git:
+        yield f"git checkout {git['revision']}" + ("  # and what was changed in it" if git["dirty"] else "")
+    if git and (files := run.info.get("untracked")):
+        has = "is" if len(files) == 1 else "are"
+        yield f"# git does not track {' and '.join(files)}, which {has} in no revision: keep a copy"
+    if packages := [f"{name}=={versions[name]}" for name in ("torch", "numpy", "transformers") if versions.get(name)]:
+        yield f"# python {versions.get('python')}, " + ", ".join(packages)
+    yield typed(run.info["command"])
+    if run.kind != "eval":
+        yield f"# or, from the resolved config: hone {run.kind} @ {shlex.quote(str(run.path / 'config.toml'))}"
+        yield f"hone verify {shlex.quote(str(run.path))} --steps 3"
 
 
-def intervals_in_words(card: Card) -> str:
-    """Of which kind the intervals of the tables are."""
-    paired = " The same examples before and after, changes of shares in percentage points." if card.comparison else ""
-    return (
-        "In brackets 95 % intervals over examples, by the bootstrap; of a share that is the same for all examples, "
-        f"such as 0 %, Wilson's.{paired}"
-    )
+def config_text(path: Path) -> str:
+    """Return the resolved config as TOML; empty if there is none."""
+    file = path / "config.toml"
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def measure_rows(card: Card) -> list[tuple[str, ...]]:
-    """Rows of the table of measures: name, before, after, change; of a single evaluation name and value."""
-    if card.comparison is None:
-        return [(_NAMES.get(name, name), level_words(one, name)) for name, one in card.measures.items()]
-    return [_change_row(_NAMES.get(name, name), one, name) for name, one in card.changes.items()]
-
-
-def lenient_rows(card: Card) -> list[tuple[str, ...]]:
-    """The same of what was read leniently: the format's part is what the gap lost."""
-    if not card.readings:
-        return []
-    if card.comparison is None:
-        return [(_LEVELS[name], level_words(card.readings[name], name)) for name in _LEVELS if name in card.readings]
-    return [_change_row(label, card.gains[name], name) for name, label in _READ.items() if name in card.gains]
-
-
-def _change_row(label: str, change: Change, name: str) -> tuple[str, ...]:
-    difference = difference_words(change.difference, share="reward" not in name)
-    return label, level_words(change.before, name), level_words(change.after, name), difference
+def hashes(card: Card) -> Rows:
+    """Give the hashes by which to tell that another run is the same."""
+    run = card.run
+    if run.kind != "eval":
+        yield "run", run.info["id"]
+        for line in Run(run.path).hashes()[-1:]:
+            yield f"weights of version {line['step']}, fingerprint", str(line["weights"])
+        if task := run.info.get("sources", {}).get("environment"):
+            yield "the task's file, SHA-256", str(task)
+        if run.config:
+            yield "settings that decide the numbers, SHA-256", settings.digest(run.config)
+    for name in ("results.jsonl",) if run.kind == "eval" else ("metrics.jsonl", "hashes.jsonl"):
+        if (run.path / name).is_file():
+            yield f"{name}, SHA-256", sha256(run.path / name)
 
 
 _NAMES = {"reward": "mean reward", "exact": "correct (pass@1)"}
@@ -246,31 +232,59 @@ _READ = {
     "lenient": "correct, lenient: skill",
     "gap": "lenient minus strict: format",
 }
-_LEVELS = {
-    "strict reward": "reward, strict",
-    "lenient reward": "reward, lenient",
-    "reward gap": "lenient minus strict",
-    "strict": "correct, strict",
-    "lenient": "correct, lenient",
-    "gap": "lenient minus strict",
-}
-"""Measures of `hone.viewer.card.leniency` in words: of a change, and of one evaluation."""
+"""Measures of `hone.viewer.card.leniency` in words: of a change; of one evaluation without what follows the colon."""
+
+
+def heads(card: Card) -> tuple[str, ...]:
+    """Return the heads of the columns of the tables below."""
+    if card.comparison is None:
+        return "", "95 % interval in brackets"
+    return "", f"version {card.comparison.first.step}", f"version {card.comparison.last.step}", "change"
+
+
+def intervals_in_words(card: Card) -> str:
+    """Return of which kind the intervals of the tables are."""
+    paired = " The same examples before and after, changes of shares in percentage points." if card.comparison else ""
+    return (
+        "In brackets 95 % intervals over examples, by the bootstrap; of a share that is the same for all examples, "
+        f"such as 0 %, Wilson's.{paired} pass@k: at least one of k completions of an example is correct."
+    )
+
+
+def measure_rows(card: Card) -> list[tuple[str, ...]]:
+    """Return rows of the table of measures: name, before, after, change; of a single evaluation name and value."""
+    if card.comparison is None:
+        return [(_NAMES.get(name, name), level_words(one, name)) for name, one in card.measures.items()]
+    return [_change_row(_NAMES.get(name, name), one, name) for name, one in card.changes.items()]
+
+
+def lenient_rows(card: Card) -> list[tuple[str, ...]]:
+    """Return the same of what was read leniently: the format's part is what the gap lost."""
+    if card.comparison is None:
+        labels = {name: label.partition(":")[0] for name, label in _READ.items()}
+        return [(labels[name], level_words(one, name)) for name in _READ if (one := card.readings.get(name))]
+    return [_change_row(label, card.gains[name], name) for name, label in _READ.items() if name in card.gains]
+
+
+def _change_row(label: str, change: Change, name: str) -> tuple[str, ...]:
+    difference = difference_words(change.difference, share="reward" not in name)
+    return label, level_words(change.before, name), level_words(change.after, name), difference
 
 
 def level_words(one: Level, name: str) -> str:
-    """`0.947 (0.935 to 0.959)` of a reward, `52.3 % (46.1 to 58.4)` of a share."""
+    """Return `0.947 (0.935 to 0.959)` of a reward, `52.3 % (46.1 to 58.4)` of a share."""
+    factor, digits, unit = (1, 3, "") if "reward" in name else (100, 1, " %")
     interval = one.interval
-    if "reward" in name:
-        return f"{one.mean:.3f}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
-    return f"{100 * one.mean:.1f} %" + (f" ({100 * interval.low:.1f} to {100 * interval.high:.1f})" if interval else "")
+    span = f" ({factor * interval.low:.{digits}f} to {factor * interval.high:.{digits}f})" if interval else ""
+    return f"{factor * one.mean:.{digits}f}{unit}{span}"
 
 
 def loss_rows(card: Card) -> Iterator[tuple[str, str, str, str]]:
-    """Of SFT: each loss at the beginning and at the end, and its change (nats per token)."""
+    """Give of SFT each loss at the beginning and at the end, and its change (nats per token)."""
     for name, label, many in (("loss", "training loss", 10), ("val/loss", "validation loss", 1)):
         values = [line[name] for line in card.lines if isinstance(line.get(name), int | float)]
         if len(values) >= 2:
             size = min(many, len(values) // 2)
             first, last = sum(values[:size]) / size, sum(values[-size:]) / size
-            of = f", mean of {size} steps" if size > 1 else ""
-            yield label + of, f"{first:.4f}", f"{last:.4f}", f"{last - first:+.4f}"
+            steps = f", mean of {size} steps" if size > 1 else ""
+            yield label + steps, f"{first:.4f}", f"{last:.4f}", f"{last - first:+.4f}"

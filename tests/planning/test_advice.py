@@ -1,0 +1,148 @@
+"""Each surprise is found where it is, a healthy recipe has none, and a run that lacks memory is told what helps."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hone.config.parse import parse
+from hone.config.plan import PlanConfig
+from hone.config.rl import RLConfig
+from hone.planning.data import Facts, look_at
+from hone.planning.devices import DEVICES, Device
+from hone.planning.memory import GIB
+from hone.planning.report import Plan, plan_of
+from hone.planning.shape import KNOWN, Shape
+
+ROOT = Path(__file__).parents[2]
+SPLIT = "examples/reverse_text/rl"
+CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 4e11, "fp32": 1e11}, 3e10)
+FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 90))
+EVAL = ("--orchestrator.eval.num-examples", "64")
+LARGE = KNOWN["qwen2.5-1.5b"]
+TINY = Shape.of("hone/tiny")
+
+
+def lines() -> list[str]:
+    """What the examples are started with."""
+    files = sorted(path for path in ROOT.glob("examples/**/*.toml") if "rl" not in path.parts)
+    of_roles = [
+        " ".join(f"--{role} @ {folder}/{name}.toml" for role, name in [("trainer", "train"), ("orchestrator", "orch")])
+        for folder in (SPLIT, f"{SPLIT}/tiny")
+    ]
+    return [f"@ {path.relative_to(ROOT)}" for path in files] + of_roles
+
+
+@pytest.mark.parametrize("line", lines())
+def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the model that a tiny recipe starts from, in place of the folder that an SFT run would have made."""
+    monkeypatch.chdir(ROOT)
+    tiny = "tiny" in line
+    config = parse(PlanConfig, shlex.split(line), "hone plan").run
+    if tiny:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"name": "hone/tiny"})})
+    plan = plan_of(config, CPU if tiny else DEVICES["h200"], look_at(config), here=False)
+    assert plan.fits and plan.surprises == []
+    assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
+
+
+def plan(*argv: str, facts: Facts = FACTS, shape: Shape = LARGE, device: Device = DEVICES["h200"]) -> Plan:
+    config = parse(RLConfig, list(argv), "rl")
+    return plan_of(config, device, facts, here=False, shape=shape)
+
+
+def found(*argv: str, facts: Facts = FACTS, shape: Shape = LARGE, device: Device = DEVICES["h200"]) -> list[str]:
+    return plan(*argv, facts=facts, shape=shape, device=device).surprises
+
+
+def test_a_plain_run_has_none() -> None:
+    assert found(*EVAL, "--ckpt.interval", "50") == []
+
+
+SETTINGS = {
+    "--orchestrator.rollouts-per-example 2 --orchestrator.batch-size 64": "rollouts_per_example = 2: a completion",
+    "--orchestrator.batch-size 16 --orchestrator.rollouts-per-example 16": "counts completions, not prompts",
+    "--orchestrator.sampling.max-tokens 64": "max_tokens = 64 cuts 33 % of the task's own reference answers",
+    "--seq-len 120 --orchestrator.sampling.max-tokens 100": "leaves 70 tokens for a completion after the longest",
+    "--seq-len 40000": "seq_len = 40000 exceeds the model's context of 32768 tokens",
+    "--trainer.scheduler.warmup-steps 100": "warmup_steps = 100 is no shorter than the run of 100 steps",
+    "--trainer.scheduler.warmup-steps 60": "warmup_steps = 60 is more than half of the run's 100 steps",
+    "--trainer.optim.lr 3e-4": "trainer.optim.lr = 0.0003 tends to destroy a model of 1,544M parameters: 1e-6",
+    "--trainer.optim.lr 1e-8": "trainer.optim.lr = 1e-08 will hardly move",
+    "--orchestrator.sampling.temperature 0.2": "temperature = 0.2 hardly explores",
+    "--orchestrator.eval.interval 200": "eval.interval = 200 is beyond max_steps = 100",
+    "--orchestrator.eval.num-examples 500 --orchestrator.eval.interval 2": "evaluations sample 25,500 completions",
+    "--orchestrator.eval.num-examples 900": "num_examples = 900, but only 500 examples are held out",
+    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: there will be one checkpoint",
+    "--orchestrator.max-examples 5 --max-steps 60": "a step draws 8 prompts of a pool of 5",
+    "--orchestrator.max-examples 8 --max-steps 500": "each of the 8 prompts is seen 500 times",
+    "--orchestrator.max-examples 20000": "max_examples = 20,000, but the task has 10,000 training examples only",
+    "--orchestrator.curriculum.pool": "curriculum.pool goes by what earlier draws",
+    "--orchestrator.curriculum.order difficulty": "curriculum.order = difficulty goes by what earlier draws",
+    "--orchestrator.max-examples 50 --orchestrator.curriculum.pool.retire-at 0.9 "
+    "--orchestrator.rollouts-per-example 4": "judges a prompt by 4 x 1 completions, which luck decides",
+    "--precision fp32": "precision = fp32 leaves the tensor cores of the H200 141 GB unused, 15 times their speed",
+    "--trainer.micro-batch-tokens 256": "micro_batch_tokens = 256 is less than the longest sequence (2048)",
+    "--budget.hours 0.01": "budget.hours = 0.01 ends the run after about",
+    "--budget.tokens 1000": "budget.tokens = 1,000 ends the run after about 0 of 100 steps",
+}
+
+
+@pytest.mark.parametrize("line", SETTINGS)
+def test_a_setting_that_surprises_is_told_in_one_sentence(line: str) -> None:
+    surprises = found(*EVAL, "--ckpt.interval", "50", *shlex.split(line))
+    assert [text for text in surprises if SETTINGS[line] in text], surprises
+    assert len(surprises) == 1 and "\n" not in surprises[0]
+
+
+def test_no_evaluation_and_no_checkpoints_in_a_long_run() -> None:
+    texts = found("--max-steps", "100000", facts=replace(FACTS, pool=10**6))
+    assert texts[0].startswith("no evaluation: the reward on training prompts will be the only sign")
+    assert texts[1].startswith("no checkpoints in a run of about") and "--ckpt.interval" in texts[1]
+
+
+def test_an_evaluation_has_no_more_examples_than_are_held_out() -> None:
+    """Four held-out examples are sampled four at a time, whatever is asked for: in completions, memory and seconds."""
+    few = replace(FACTS, held_out=4)
+    line = ("--orchestrator.eval.interval", "5", "--orchestrator.batch-size", "16", "--max-steps", "20")
+    asked = plan(*line, "--orchestrator.eval.num-examples", "256", facts=few)
+    there = plan(*line, "--orchestrator.eval.num-examples", "4", facts=few)
+    assert "evaluations: 5 (step 0 and the end included) x 4 = 20 completions" in asked.arithmetic.words()
+    assert (asked.arithmetic, asked.memory, asked.usual) == (there.arithmetic, there.memory, there.usual)
+    text = "orchestrator.eval.num_examples = 256, but only 4 examples are held out"
+    assert set(asked.surprises) - set(there.surprises) == {text}
+
+
+def test_what_the_model_decides() -> None:
+    texts = found(*EVAL, shape=TINY, device=CPU)
+    assert texts == ["trainer.optim.lr = 1e-06 will hardly move a model of 0.4M parameters: 2e-4 is usual in RL"]
+    assert found(*EVAL, "--trainer.optim.lr", "3e-4", shape=TINY, device=CPU) == []
+
+
+def test_lengths_that_are_only_estimated_accuse_nobody() -> None:
+    line = (*EVAL, "--orchestrator.sampling.max-tokens", "64", "--ckpt.interval", "50")
+    assert found(*line, facts=replace(FACTS, estimated=True)) == []
+
+
+def test_one_problem_again_and_again_is_meant_so() -> None:
+    line = (*EVAL, "--orchestrator.max-examples", "8", "--max-steps", "500", "--ckpt.interval", "50")
+    assert found(*line, facts=replace(FACTS, distinct=False)) == []
+
+
+def test_a_full_disk_is_seen_beforehand(tmp_path: Path) -> None:
+    config = parse(RLConfig, [*EVAL, "--ckpt.interval", "1", "--output-dir", str(tmp_path / "new")], "rl")
+    texts = plan_of(config, DEVICES["h200"], FACTS, here=True, shape=KNOWN["llama-3.1-70b"]).surprises
+    assert [text for text in texts if "the disk has" in text and "--ckpt.keep-last 2" in text]
+
+
+def test_remedies_bring_a_run_under_the_limit() -> None:
+    line, card = ("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"), DEVICES["l40s"]
+    large = plan(*line, facts=Facts(), device=card)
+    assert large.memory is not None and large.memory.total > card.memory and not large.fits
+    first = next(text for text in large.remedies if text.startswith("--trainer.micro-batch-tokens"))
+    assert first.endswith("fits") and large.remedies[-1].startswith("a card of 79 GiB")
+    mended = plan(*line, *first.partition(":")[0].split(), facts=Facts(), device=card)
+    assert mended.fits and mended.memory is not None and f"{mended.memory.total / GIB:.1f} GiB" in first

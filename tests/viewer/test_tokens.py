@@ -1,0 +1,161 @@
+"""Each token's text and numbers stand where they belong, characters of several tokens included."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import encode, row, tokenizer, write_run, write_tokens
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from hone.errors import UserError
+from hone.runs import Run
+from hone.viewer import vocabulary
+from hone.viewer.store import Store
+from hone.viewer.tokens import QUANTITIES, blocks, for_script, read_tokens
+from hone.viewer.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tmp_path_factory.mktemp("tiny") / "tokenizer.json"
+    tokenizer().save(str(path))
+    return vocabulary.load(path)
+
+
+def sampled(tmp_path: Path, text: str, **changes):
+    run = write_run(tmp_path / "run", {0: [row(text, **changes)]})
+    return Run(run), Store(run).sample(0, 0)
+
+
+@pytest.mark.parametrize("text", ["plain", "naïve 日本語 🙂", "<answer>é</answer>\n", "", "\x00 \u202e"])
+def test_pieces_are_the_text_end_to_end(tiny: Vocabulary, text: str) -> None:
+    ids = encode(text)
+    pieces = tiny.pieces(ids)
+    assert "".join(piece.text for piece in pieces) == text == tokenizer().decode(ids)
+    assert sum(piece.count for piece in pieces) == len(ids)
+    assert [piece.start for piece in pieces] == [sum(p.count for p in pieces[:i]) for i in range(len(pieces))]
+
+
+def test_a_character_of_several_tokens_is_one_piece(tiny: Vocabulary) -> None:
+    assert [(p.text, p.start, p.count) for p in tiny.pieces(encode("a🙂b"))] == [("a", 0, 1), ("🙂", 1, 4), ("b", 5, 1)]
+
+
+def test_bytes_that_are_no_text_are_shown(tiny: Vocabulary) -> None:
+    ids = encode("🙂")
+    assert [(p.text, p.count) for p in tiny.pieces(ids[:3])] == [("�", 3)]
+    assert "".join(p.text for p in tiny.pieces([*ids[:2], *encode("ok")])) == "�ok"
+    assert [p.text for p in tiny.pieces([99999, *encode("x")])] == ["<id 99999>", "x"]
+
+
+def test_special_tokens_are_marked(tiny: Vocabulary) -> None:
+    assert [(p.text, p.special) for p in tiny.pieces([2, *encode("<answer>")])] == [
+        ("<|im_end|>", True),
+        ("<answer>", False),
+    ]
+
+
+def test_tokens_of_other_families(tmp_path: Path) -> None:
+    vocab = {"▁Hello": 0, "▁w": 1, "orld": 2, "<0xF0>": 3, "<0x9F>": 4, "<0x99>": 5, "<0x82>": 6, "<s>": 7}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<s>"))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken("<s>", special=True)])
+    made.save(str(tmp_path / "a.json"))
+    known = vocabulary.load(tmp_path / "a.json")
+    assert [p.text for p in known.pieces([7, 0, 1, 2, 3, 4, 5, 6])] == ["<s>", " Hello", " w", "orld", "🙂"]
+    made = Tokenizer(models.WordPiece(vocab={"play": 0, "##ing": 1}, unk_token="play"))
+    made.decoder = decoders.WordPiece()
+    made.save(str(tmp_path / "b.json"))
+    assert [p.text for p in vocabulary.load(tmp_path / "b.json").pieces([0, 1])] == [" play", "ing"]
+
+
+def test_a_run_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {0: [row("a")]}, with_tokenizer=False)
+    known, why = vocabulary.find(Run(run))
+    assert known is None and "there is no tokenizer" in why
+    (run / "checkpoints" / "step_3").mkdir(parents=True)
+    (run / "checkpoints" / "step_3" / "tokenizer.json").write_text("{")
+    assert "cannot be read" in vocabulary.find(Run(run))[1]
+
+
+def test_a_token_has_the_logprob_that_it_was_sampled_with(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "a🙂b")
+    tokens = read_tokens(run, one, tiny)
+    assert [piece.text for piece in tokens.pieces] == ["a", "🙂", "b", "<|im_end|>"]
+    assert tokens.values["logprob"] == pytest.approx([0.0, -0.05 * (1 + 2 + 3 + 4), -0.25, -0.3]), (
+        "a sum over its tokens"
+    )
+    assert tokens.values["advantage"] == pytest.approx([-0.5] * 4)
+    assert np.isnan(tokens.values["entropy"]).all() and "trainer.record_tokens" in tokens.missing["gap"]
+    assert tokens.turns() == [range(4)]
+
+
+def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "ab")
+    write_tokens(run.path, 0, [("0-0-0", [0.5, 1.5, 0.25], [0.25, -0.05, -0.1])])
+    tokens = read_tokens(run, one, tiny)
+    assert tokens.values["entropy"].tolist() == [0.5, 1.5, 0.25] and not tokens.missing
+    assert tokens.values["gap"] == pytest.approx([0.25, 0.0, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "state", "why"),
+    [
+        (("0-0-0", None, None), "filtered", "it was not trained on (filtered)"),
+        (("0-0-0", None, None), "trained", "it was not trained on (it was cut by its limit, and"),
+        (("0-0-0", [1.0], [0.0]), "trained", "not as many values as tokens"),
+        (("5-5-5", [1.0] * 3, [0.0] * 3), "trained", "another completion"),
+    ],
+)
+def test_why_entropy_is_missing_is_said(tmp_path: Path, tiny: Vocabulary, tokens, state, why) -> None:
+    run, one = sampled(tmp_path, "ab", state=state)
+    write_tokens(run.path, 0, [tokens])
+    found = read_tokens(run, one, tiny)
+    assert why in found.missing["entropy"] and np.isnan(found.values["entropy"]).all()
+    assert ("advantage" in found.missing) == (state != "trained")
+
+
+def test_damaged_tokens_cost_a_sentence(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "ab")
+    (run.path / "tokens").mkdir()
+    (run.path / "tokens" / "step_000000.parquet").write_bytes(b"PAR1 nothing")
+    found = read_tokens(run, one, tiny)
+    assert "cannot be read" in found.missing["gap"] and not np.isnan(found.values["logprob"]).any()
+    with pytest.raises(UserError, match="not as many logprobs as tokens"):
+        read_tokens(run, one | {"logprobs": [0.0]}, tiny)
+
+
+def test_turns_of_the_policy_are_told_from_the_environment(tmp_path: Path, tiny: Vocabulary) -> None:
+    ids = encode("xyab")
+    one = {"token_ids": ids, "sampled_mask": [False, True, False, True], "logprobs": [0, -1, 0, -2.0]}
+    run, _ = sampled(tmp_path, "a")
+    found = read_tokens(run, one | {"step": 0, "row": 0, "sample_id": "", "state": "trained", "advantage": 1}, tiny)
+    assert found.first == 1 and found.turns() == [range(0, 1), range(2, 3)]
+    assert found.values["logprob"][[0, 2]].tolist() == [-1, -2] and math.isnan(found.values["logprob"][1])
+
+
+def test_scripts_get_lengths_as_browsers_count(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "a🙂\x00 b")
+    tokens = read_tokens(run, one, tiny)
+    said = for_script(tokens, range(len(tokens.pieces)))
+    assert said["length"] == [1, 2, len("\\x00"), 1, 1, len("<|im_end|>")]
+    assert said["ids"][1] == encode("🙂") and said["values"]["entropy"] == []
+    assert said["values"]["logprob"] == [0.0, -0.5, -0.25, -0.3, -0.35, -0.4] and json.dumps(said, allow_nan=False)
+
+
+def test_a_legend_has_the_ranges_of_its_levels() -> None:
+    assert QUANTITIES["logprob"].legend()[1] == (1, "0.1 to 0.5")
+    gap = QUANTITIES["gap"].legend()
+    assert gap[0] == (-5, "−0.5 and more") and gap[5] == (0, "below 0.001 either way")
+
+
+def test_a_long_completion_loses_its_middle(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "".join(f"{i} " for i in range(2000)))
+    tokens = read_tokens(run, one, tiny)
+    (((_, text),), shown, why) = blocks(one, tokens, 3000)
+    assert why == "" and text.first == 0 and text.end == len(shown) and text.hidden > 5000
+    assert len(text.head) == pytest.approx(2400, abs=20) and len(text.tail) == pytest.approx(600, abs=20)
+    assert text.head.startswith("0 1 2") and text.tail.endswith("1999 <|im_end|>")
