@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def one_seed(seed: int, args: argparse.Namespace) -> dict:
-    """Held-out reward and exact match of both runs, and how many completions could not be graded."""
+    """Held-out reward and share correct of both runs, and how many completions could not be graded."""
     flags, folder = ["--seed", str(seed), "--display", "none"], Path(str(seed))
     shell(args, "hone", "init-model", folder / "model", "--preset", "tiny", "--seed", seed)
     sft = ["sft", "@", EXAMPLES / "tiny_sft.toml", "--model.name", folder / "model", "--max-steps", args.sft_steps]
@@ -100,7 +100,7 @@ def one_seed(seed: int, args: argparse.Namespace) -> dict:
         failed = sum(128 * json.loads(line).get("outcome/grader_error", 0) for line in lines)
         found[name] = {
             "reward": metrics["eval/reverse-text/reward/mean"],
-            "exact": metrics["eval/reverse-text/exact"],
+            "correct": metrics["eval/reverse-text/correct"],
             "failed": round(failed),
             "completions": 128 * args.rl_steps,
         }

@@ -49,14 +49,14 @@ def main() -> None:
 
 
 def medians(runs: list[dict], name: str) -> dict[str, float]:
-    """Median over seeds of reward and exact match, sampled at T=1 and greedy, and of the training seconds so far."""
+    """Median over seeds of reward and share correct, sampled at T=1 and greedy, and of the training seconds so far."""
     rows = [row for run in runs for row in run["rows"] if row["model"] == name]
     figures = {f"{how}/{what}": [r[how][what] for r in rows] for how in ("sampled", "greedy") for what in KEYS}
     figures["train_seconds"] = [row["train_seconds"] for row in rows]
     return {key: median(values) for key, values in figures.items()}
 
 
-KEYS = ("reward/mean", "exact")
+KEYS = ("reward/mean", "correct")
 
 
 if __name__ == "__main__":

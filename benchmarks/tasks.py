@@ -96,7 +96,7 @@ def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict
         max_tokens=orchestrator["sampling"]["max_tokens"],
         seed=0,
     ).metrics()
-    return {name: found[f"eval/{env.id}/{name}"] for name in ("exact", "reward/mean", "ci95/low", "ci95/high")}
+    return {name: found[f"eval/{env.id}/{name}"] for name in ("correct", "reward/mean", "ci95/low", "ci95/high")}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def table(result: dict[str, Any]) -> str:
         seconds = median(
             sum(run[kind].get("cpu_seconds", run[kind]["seconds"]) for kind in ("sft", "rl")) for run in runs
         )
-        cells = [_spread([run[kind]["exact"] for run in runs]) for kind in ("sft", "rl")]
+        cells = [_spread([run[kind]["correct"] for run in runs]) for kind in ("sft", "rl")]
         lines.append(f"| `{task.replace('_', '-')}` | {cells[0]} | {cells[1]} | {seconds:.0f} |")
     return "\n".join(lines) + "\n"
 

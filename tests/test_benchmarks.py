@@ -163,7 +163,7 @@ def test_the_table_of_tasks() -> None:
     """Medians and ranges over seeds, written between the marks of a page, and again."""
     figures = [(0.5, 0.9, 30.0), (0.6, 0.95, 40.0), (0.1, 0.8, 35.0)]
     runs = [
-        {"task": "char_count", "sft": {"exact": sft, "seconds": seconds}, "rl": {"exact": rl, "seconds": 1.0}}
+        {"task": "char_count", "sft": {"correct": sft, "seconds": seconds}, "rl": {"correct": rl, "seconds": 1.0}}
         for sft, rl, seconds in figures
     ]
     row = "| `char-count` | 50.0 % (10.0 to 60.0) | 90.0 % (80.0 to 95.0) | 36 |\n"

@@ -23,8 +23,8 @@ def test_the_notebook_trains_shows_how_far_it_is_and_learns(tmp_path, monkeypatc
     assert any("application/vnd.plotly.v1+json" in out["data"] for out in figures)
 
     run = Run("outputs/letters")
-    exact = run.evaluations()["eval/functions/exact"].to_pylist()
-    assert exact[0] < 0.55 and exact[-1] > 0.75, exact
+    correct = run.evaluations()["eval/functions/correct"].to_pylist()
+    assert correct[0] < 0.55 and correct[-1] > 0.75, correct
     assert "def last_letter" in Path("outputs/letters/rewards.py").read_text()
     assert "no other one can import last_letter" in run.info["grading"]
     assert Run("outputs/by-hand").info["status"] == "done"

@@ -27,7 +27,7 @@ def test_quickstart_starts_from_an_unreliable_model_and_learns_past_its_teacher(
     after = [row["sampled"]["reward/mean"] for row in rows("after SFT + RL")]
     assert 0.40 <= median(before) <= 0.50
     assert median(after) >= 0.92 and min(after) >= 0.85
-    assert median(row["sampled"]["exact"] for row in rows("after SFT + RL")) >= 0.5
+    assert median(row["sampled"]["correct"] for row in rows("after SFT + RL")) >= 0.5
 
 
 def test_quickstart_fits_a_laptop():
@@ -100,8 +100,8 @@ def test_tiny_models_learn_their_tasks():
     ):
         of_task = [run for run in runs if run["task"] == task]
         assert [run["seed"] for run in of_task] == [0, 1, 2]
-        assert median(run["sft"]["exact"] for run in of_task) <= start
-        assert median(run["rl"]["exact"] for run in of_task) >= end
+        assert median(run["sft"]["correct"] for run in of_task) <= start
+        assert median(run["rl"]["correct"] for run in of_task) >= end
 
 
 def test_a_reward_function_that_raises_on_a_twentieth_of_the_completions_costs_nothing():

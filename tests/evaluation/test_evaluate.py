@@ -113,7 +113,7 @@ def test_metrics_of_a_known_set_of_completions():
         "reward/bonus/mean": 1.0,
         "ci95/low": interval.low,
         "ci95/high": interval.high,
-        "exact": 3 / 7,
+        "correct": 3 / 7,
         "pass@1": (0.5 + 1 + 0 + 0) / 4,
         "pass@2": (1 + 1 + 0) / 3,
         "outcome/correct": 3 / 8,
@@ -127,14 +127,14 @@ def test_metrics_of_a_known_set_of_completions():
     }
     for name, value in expected.items():
         assert metrics.pop(f"eval/toy/{name}") == pytest.approx(value), name
-    assert set(metrics) == {"eval/toy/exact/ci95/low", "eval/toy/exact/ci95/high"}
+    assert set(metrics) == {"eval/toy/correct/ci95/low", "eval/toy/correct/ci95/high"}
 
 
 def test_one_completion_per_example_gives_wilsons_interval_for_exact_match():
     metrics = run(scripted, r=1)[0].metrics()
     interval = wilson(2, 3)
-    assert metrics["eval/toy/exact/ci95/low"] == interval.low
-    assert metrics["eval/toy/exact/ci95/high"] == interval.high
+    assert metrics["eval/toy/correct/ci95/low"] == interval.low
+    assert metrics["eval/toy/correct/ci95/high"] == interval.high
     assert "eval/toy/pass@2" not in metrics
 
 
@@ -160,7 +160,7 @@ def test_the_interval_of_a_reward_does_not_leave_what_the_reward_can_be(ranges, 
 def test_when_all_gradings_fail_there_is_no_average():
     metrics = run(lambda draw, rollout: ("<t>boom</t>", "stop"))[0].metrics()
     assert metrics["eval/toy/outcome/grader_error"] == 1.0
-    absent = ("reward", "exact", "pass@", "ci95")
+    absent = ("reward", "toy/correct", "pass@", "ci95")
     assert not [name for name in metrics if any(part in name for part in absent)]
     assert all(math.isfinite(value) for value in metrics.values())
 

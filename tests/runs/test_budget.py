@@ -70,7 +70,7 @@ def test_what_a_run_spent_is_read_from_its_logs(tmp_path):
         metrics.append({"step": step, "tokens/total": 100 + step * 10})
         line = {"step": step, "time/step": 1.0 + step, "time/total": 10.0 * step, "usd/total": 0.5 * step}
         timings.append(line | ({"time/evaluate": 7.0} if step == 0 else {}))
-    metrics.append({"step": 12, "eval/x/exact": 0.5})
+    metrics.append({"step": 12, "eval/x/correct": 0.5})
     timings.append({"step": 12, "time/step": 99.0, "time/evaluate": 6.0, "time/total": 125.0})
     (tmp_path / "superseded" / "1").mkdir(parents=True)
     JsonlLog(tmp_path / "superseded" / "1" / "timings.jsonl").append({"step": 12, "time/total": 130.0})

@@ -21,7 +21,7 @@ RL = {
 CANARY = {"canary/gap/mean": 1e-8, "canary/gap/max": 1e-7, "canary/verdict": 0.0}
 EVAL = {
     "eval/reverse-text/reward/mean": 0.9124,
-    "eval/reverse-text/exact": 0.61,
+    "eval/reverse-text/correct": 0.61,
     "eval/reverse-text/ci95/low": 0.897,
     "eval/reverse-text/ci95/high": 0.9271,
 }
@@ -78,7 +78,7 @@ def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations
     lines = out.getvalue().splitlines()
     shown = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step")]
     assert shown == [1, *range(9, 100, 8), 100]
-    text = "reverse-text reward 0.912 (95 % interval 0.897 to 0.927), exact 61 %"
+    text = "reverse-text reward 0.912 (95 % interval 0.897 to 0.927), correct 61 %"
     assert [line for line in lines if line.startswith("held")] == [
         f"held out, at step 51: {text}",
         f"held out, at step 100: {text}",
@@ -150,7 +150,7 @@ def test_live_panel():
         "latest    reward 0.432 (std 0.21), correct 6.2 %, length 14.3 tokens, truncated 0.4 %, 21.2k",
         "tokens/s, 0.31 s/step",
         "outcomes  correct 6.2 %  wrong 90 %  truncated 3.8 %",
-        "held out  reverse-text reward 0.912 (95 % interval 0.897 to 0.927), exact 61 %, at step 30",
+        "held out  reverse-text reward 0.912 (95 % interval 0.897 to 0.927), correct 61 %, at step 30",
         "now       training, 3 s",
         "stopping soon",
         "",

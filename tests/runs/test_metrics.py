@@ -14,7 +14,7 @@ from hone.runs.metrics import unit
         ("tokens/s", "tokens per second"),
         ("tokens/total", "tokens"),
         ("eval/reverse-text/completion/length/mean", "tokens"),
-        ("eval/t/exact/ci95/low", "share of completions"),
+        ("eval/t/correct/ci95/low", "share of completions"),
         ("eval/t/ci95/low", "reward"),
         ("reward/exact/mean", "reward"),
         ("canary/gap/max", "nats"),

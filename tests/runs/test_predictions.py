@@ -60,14 +60,14 @@ def state_of(folder):
         ("reward/mean@4 > 0.6 p=1", "write p=0.99 or p=0.01"),
         ("reward/mean@4 > 0.6 p=0", "write p=0.99 or p=0.01"),
         ("reward/mean@8 > 0.6 p=0.8", "max_steps = 8, and reward/mean is written at steps 0 to 7, not at 8"),
-        ("eval/reverse-text/exact@4 > 0.6 p=0.8", "every 3 steps and at 8, not at 4: predict it at 3"),
-        ("eval/reverse-text/exact@9 > 0.6 p=0.8", "max_steps = 8, and eval/reverse-text/exact is written at every 3"),
+        ("eval/reverse-text/correct@4 > 0.6 p=0.8", "every 3 steps and at 8, not at 4: predict it at 3"),
+        ("eval/reverse-text/correct@9 > 0.6 p=0.8", "and eval/reverse-text/correct is written at every 3"),
         ("reward@4 > 0.6 p=0.8", "reward is no metric of `rl`: did you mean reward/mean?"),
         ("rewards/mean@4 > 0.6 p=0.8", "did you mean reward/mean?"),
-        ("eval/reverse-txt/exact@3 > 0.6 p=0.8", "did you mean eval/reverse-text/exact?"),
+        ("eval/reverse-txt/correct@3 > 0.6 p=0.8", "did you mean eval/reverse-text/correct?"),
         ("eval/countdown/reward/mean@3 > 0.6 p=0.8", "did you mean eval/reverse-text/reward/mean?"),
         ("eval/reverse-text/pass@3@3 > 0.6 p=0.8", "did you mean eval/reverse-text/pass@"),
-        ("exact@3 > 0.6 p=0.8", "did you mean eval/reverse-text/exact?"),
+        ("correct@3 > 0.6 p=0.8", "did you mean eval/reverse-text/correct?"),
         ("tokens/s@3 > 100 p=0.8", "comes from a clock"),
         ("kl@3 > 100 p=0.8", "written only with trainer.loss.kl_coef above 0"),
         ("pool/retired@3 > 100 p=0.8", "written only with a pool: orchestrator.curriculum.pool"),
@@ -81,7 +81,7 @@ def test_what_can_not_be_predicted(text, words):
 
 def test_what_depends_on_settings():
     assert "add --orchestrator.eval.interval" in refused(
-        "eval/reverse-text/exact@3>0 p=.5", orchestrator=OrchestratorConfig()
+        "eval/reverse-text/correct@3>0 p=.5", orchestrator=OrchestratorConfig()
     )
     kl = config("unused", "kl@3 < 1 p=.5", trainer=Trainer(loss=LossConfig(kl_coef=0.1)))
     assert read(kl)[0].metric == "kl"
@@ -105,7 +105,7 @@ def test_nothing_is_moved_for_a_bad_one(tmp_path):
 
 
 def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):
-    texts = ["reward/mean@4 > 0.3 p=0.8", "reward/mean@5 >= 0.6 p=0.9", "eval/x/exact@end < 1 p=0.25"]
+    texts = ["reward/mean@4 > 0.3 p=0.8", "reward/mean@5 >= 0.6 p=0.9", "eval/x/correct@end < 1 p=0.25"]
     run = start(tmp_path, *texts)
     made = json.loads((tmp_path / "run.json").read_text())["predictions"]
     assert [entry["step"] for entry in made["entries"]] == [4, 5, 8] and len(made["sha256"]) == 64
@@ -115,7 +115,7 @@ def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):
     assert events[1]["sha256"] == made["sha256"]
     with run:
         take(run, 0, 8)
-        run.log_step(8, {"eval/x/exact": 0.5})
+        run.log_step(8, {"eval/x/correct": 0.5})
     info = Run(tmp_path).info
     assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, False, True]
     assert [o["value"] for o in info["predictions"]["outcomes"]] == [0.4, 0.5, 0.5]

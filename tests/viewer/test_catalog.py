@@ -79,9 +79,9 @@ def test_first_evaluations_are_kept(tmp_path: Path) -> None:
 
 def test_an_evaluation_stands_as_its_metadata_say(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", kind="eval", steps=0)
-    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/exact": 0.5}, "seconds": {"sample": 1.5}}))
+    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/correct": 0.5}, "seconds": {"sample": 1.5}}))
     state = read_state(run)
-    assert (state.progress.evals, state.seconds, state.left) == ({"eval/t/exact": 0.5}, 1.5, None)
+    assert (state.progress.evals, state.seconds, state.left) == ({"eval/t/correct": 0.5}, 1.5, None)
 
 
 def test_a_damaged_line_of_a_long_log_makes_it_unreadable(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def evaluation(reward: float) -> dict[str, float]:
         "eval/t/reward/mean": reward,
         "eval/t/ci95/low": reward - 0.05,
         "eval/t/ci95/high": reward + 0.05,
-        "eval/t/exact": reward / 2,
+        "eval/t/correct": reward / 2,
     }
 
 
@@ -271,15 +271,15 @@ def test_in_mode_split_phases_of_other_processes_are_no_part_of_a_step(tmp_path:
 
 def test_a_run_of_hone_eval(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", kind="eval", steps=0)
-    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/exact": 0.5}, "seconds": {"sample": 1.0}}))
+    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/correct": 0.5}, "seconds": {"sample": 1.0}}))
     text = client(tmp_path).get("/run/a/").text
-    assert ["correct", "50 %", "eval/t/exact"] in table_rows(text) and "plotly" not in text
+    assert ["correct", "50 %", "eval/t/correct"] in table_rows(text) and "plotly" not in text
     assert "<b>done in 1.00 s</b>" in text
 
 
 def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", kind="eval", steps=0)
-    numbers = {"metrics": {"eval/t/reward/mean": 0.5, "eval/t/exact": 0.25}, "seconds": {"sample": 2.0}}
+    numbers = {"metrics": {"eval/t/reward/mean": 0.5, "eval/t/correct": 0.25}, "seconds": {"sample": 2.0}}
     (run / "metadata.json").write_text(json.dumps(numbers))
     (run / "results.jsonl").write_text("")
     text = client(tmp_path).get("/").text
@@ -298,7 +298,7 @@ def test_metrics_are_named_one_by_one_or_with_commas(tmp_path: Path) -> None:
     served = client(tmp_path)
     for query in ("names=entropy,tokens/s", "names=entropy&names=tokens/s"):
         found = served.get(f"/data/a/series.json?{query}&after=1").json()
-        assert {"reward/mean", "eval/t/exact", "time/step"} <= set(found["names"])
+        assert {"reward/mean", "eval/t/correct", "time/step"} <= set(found["names"])
         assert found["series"] == {"entropy": {"y": [0.8, None]}, "tokens/s": {"y": [250.0, None]}}
     assert served.get("/data/a/series.json?names=nothing").json()["series"]["nothing"] == {"rows": [], "y": []}
     assert served.get("/data/a/series.json?names=nothing,entropy").json()["unknown"] == ["nothing"]
@@ -325,14 +325,14 @@ def test_facts_of_runs_for_scripts(tmp_path: Path) -> None:
 def test_curves_are_those_that_the_address_names(tmp_path: Path) -> None:
     rl_run(tmp_path / "a")
     rl_run(tmp_path / "b,c")
-    query = "runs=b%2Cc&runs=a,gone&metrics=entropy,eval/t/exact&x=tokens&smooth=9&log=1"
+    query = "runs=b%2Cc&runs=a,gone&metrics=entropy,eval/t/correct&x=tokens&smooth=9&log=1"
     text = client(tmp_path).get(f"/curves/?{query}").text
     page = charts_of(text)
     assert [run["slug"] for run in page["runs"]] == ["b,c", "a"]
-    assert [chart["id"] for chart in page["charts"]] == ["entropy", "eval/t/exact"]
+    assert [chart["id"] for chart in page["charts"]] == ["entropy", "eval/t/correct"]
     assert page["numbers"]["a"]["series"]["entropy"]["y"][:3] == [1.0, 0.9, 0.8]
     checked = set(re.findall(r'name="(?:runs|metrics)" value="([^"]*)" checked', text))
-    assert checked == {"a", "b,c", "entropy", "eval/t/exact"}
+    assert checked == {"a", "b,c", "entropy", "eval/t/correct"}
     assert page["smooth"] == 9
     assert ["a", "0.8", "0.375"] in table_rows(text)
     assert page["charts"][0]["unit"] == "nats per token" and '<span class="sub">share of completions</span>' in text

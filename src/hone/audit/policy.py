@@ -23,7 +23,7 @@ def policy_check(result: EvalResult, max_tokens: int | None) -> Check:
     findings = tuple(_findings(result, figures))
     if figures["pass_rate"] is None:
         return Check("policy", "no completion could be graded", findings, figures)
-    interval = result.exact_interval
+    interval = result.correct_interval
     between = f" (95 % from {interval.low:.1%} to {interval.high:.1%})" if interval else ""
     summary = (
         f"{figures['pass_rate']:.1%} of {figures['graded']} completions are right{between}, "
@@ -43,8 +43,8 @@ def _figures(result: EvalResult, max_tokens: int | None) -> dict[str, Any]:
         "rollouts_per_example": result.rollouts_per_example,
         "graded": len(result.rewards),
         "groups": len(groups),
-        "pass_rate": result.exact,
-        "pass_rate_ci95": result.exact_interval and [result.exact_interval.low, result.exact_interval.high],
+        "pass_rate": result.correct,
+        "pass_rate_ci95": result.correct_interval and [result.correct_interval.low, result.correct_interval.high],
         "pass_rates": rates,
         "reward_std_within_groups": _mean([row.std() for row in rewards]),
         "zero_std_groups": _mean([row.max() - row.min() <= _SAME for row in rewards]),

@@ -97,7 +97,7 @@ def measure(name: str, weights: Path, seconds: float, config: QuickstartConfig) 
         )
         result = Evaluation(evaluation).run()
         metrics = {key.removeprefix("eval/reverse-text/"): value for key, value in result.metrics().items()}
-        row[label] = {key: metrics[key] for key in ("reward/mean", "ci95/low", "ci95/high", "exact")}
+        row[label] = {key: metrics[key] for key in ("reward/mean", "ci95/low", "ci95/high", "correct")}
     return row
 
 
@@ -130,16 +130,16 @@ def print_table(rows: list[dict], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title)
-    for column in ("", "reward, T=1 [95 %]", "exact, T=1", "reward, greedy", "exact, greedy", "training"):
+    for column in ("", "reward, T=1 [95 %]", "correct, T=1", "reward, greedy", "correct, greedy", "training"):
         table.add_column(column, justify="left" if not column else "right")
     for row in rows:
         sampled, greedy = row["sampled"], row["greedy"]
         table.add_row(
             row["model"],
             f"{sampled['reward/mean']:.3f} [{sampled['ci95/low']:.3f}, {sampled['ci95/high']:.3f}]",
-            f"{100 * sampled['exact']:.1f} %",
+            f"{100 * sampled['correct']:.1f} %",
             f"{greedy['reward/mean']:.3f}",
-            f"{100 * greedy['exact']:.1f} %",
+            f"{100 * greedy['correct']:.1f} %",
             f"{row['train_seconds']:.0f} s",
         )
     print()

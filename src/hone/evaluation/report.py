@@ -53,8 +53,8 @@ def show_result(console: Console, result: EvalResult) -> None:
     rows = []
     if len(rewards):
         rows.append(("reward", f"{rewards.mean():.3f} ± {rewards.std():.3f}", _interval(result.reward_interval)))
-    if result.exact is not None:
-        rows.append(("exact match", f"{result.exact:.3f}", _interval(result.exact_interval)))
+    if result.correct is not None:
+        rows.append(("correct", f"{result.correct:.3f}", _interval(result.correct_interval)))
     rows += [(f"pass@{k}", f"{value:.3f}", "") for k, value in result.pass_at.items() if k > 1]
     if not result.samples:
         _show_failures(console, result)

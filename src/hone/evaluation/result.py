@@ -134,8 +134,8 @@ class EvalResult:
         reward = f"reward {self.rewards.mean():.3f}" if len(self.rewards) else "no reward"
         if self.reward_interval is not None:
             reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
-        exact = "" if self.exact is None else f", exact {self.exact:.1%}"
-        return f"<EvalResult {self.env_id}: {reward}{exact}, {len(self.samples)} completions>"
+        correct = "" if self.correct is None else f", correct {self.correct:.1%}"
+        return f"<EvalResult {self.env_id}: {reward}{correct}, {len(self.samples)} completions>"
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `results.jsonl`, by example and rollout."""
@@ -194,14 +194,14 @@ class EvalResult:
         return low, high
 
     @cached_property
-    def exact(self) -> float | None:
+    def correct(self) -> float | None:
         """Share of correct completions among the graded ones; None if there are none."""
         hits = np.concatenate(self._hits())
         return float(hits.mean()) if len(hits) else None
 
     @cached_property
-    def exact_interval(self) -> Interval | None:
-        """95 % interval of `exact`: see `share_interval`."""
+    def correct_interval(self) -> Interval | None:
+        """95 % interval of `correct`: see `share_interval`."""
         return share_interval(self._hits())
 
     @cached_property
@@ -222,10 +222,10 @@ class EvalResult:
             metrics |= component_means([s.score.components for s in self.samples if s.graded])
         if self.reward_interval is not None:
             metrics |= {"ci95/low": self.reward_interval.low, "ci95/high": self.reward_interval.high}
-        if self.exact is not None:
-            metrics["exact"] = self.exact
-        if self.exact_interval is not None:
-            metrics |= {"exact/ci95/low": self.exact_interval.low, "exact/ci95/high": self.exact_interval.high}
+        if self.correct is not None:
+            metrics["correct"] = self.correct
+        if self.correct_interval is not None:
+            metrics |= {"correct/ci95/low": self.correct_interval.low, "correct/ci95/high": self.correct_interval.high}
         metrics |= {f"pass@{k}": value for k, value in self.pass_at.items()}
         if self.samples:
             metrics |= outcome_shares([s.score.outcome for s in self.samples])

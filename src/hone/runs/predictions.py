@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
-from hone.runs.files import read_lines
+from hone.runs.files import current_name, read_lines
 from hone.runs.metrics import written
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -256,9 +256,10 @@ def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
 
 
 def _scored(one: Prediction, lines: Sequence[tuple[Path, Mapping[str, Any]]]) -> Scored:
+    metric = current_name(one.metric)
     for place, line in lines:
-        if line["step"] == one.step and one.metric in line:
-            value = line[one.metric]
+        if line["step"] == one.step and metric in line:
+            value = line[metric]
             if value is None:
                 events = (e for e in read_lines(place / "events.jsonl") if e.get("kind") == "not_finite")
                 named = (e for e in events if (e.get("step"), e.get("metric")) == (one.step, one.metric))

@@ -139,10 +139,10 @@ class Progress:
                 lines.append(f"validation loss {value:.4f} nats/token")
             if name.endswith("/reward/mean") and value is not None:
                 env = name.removeprefix("eval/").removesuffix("/reward/mean")
-                interval, exact = reward_interval(self.evals, env), self.evals.get(f"eval/{env}/exact")
+                interval, correct = reward_interval(self.evals, env), self.evals.get(f"eval/{env}/correct")
                 text = f"{env} reward {value:.3f}"
                 text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})" if interval is not None else ""
-                lines.append(text + (f", exact {percent(exact)}" if exact is not None else ""))
+                lines.append(text + (f", correct {percent(correct)}" if correct is not None else ""))
         return lines
 
 

@@ -25,7 +25,7 @@ NUMERICS = 2
 
 1  hone 0.1
 2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
-   grader was killed is graded again; bf16 products of a CPU without AVX-512
+   grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 

@@ -18,7 +18,7 @@ from hone.errors import UserError
 from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
-from hone.runs.files import MARKER, RESTORE, is_number, parse_time, read_json, read_lines, sha256
+from hone.runs.files import MARKER, RESTORE, current_name, is_number, parse_time, read_json, read_lines, sha256
 from hone.runs.outputs import AUDIT, CERTIFICATE, existing_run, holder
 from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
@@ -134,7 +134,7 @@ def _evaluation(path: Path) -> tuple[Progress, Spent]:
     for numbers in (metrics, seconds):
         if not isinstance(numbers, dict) or not all(map(is_number, numbers.values())):
             raise UserError(f"{file} is damaged (a number of the evaluation is none): {RESTORE}")
-    progress.evals = metrics
+    progress.evals = {current_name(name): value for name, value in metrics.items()}
     return progress, Spent(sum(value or 0.0 for value in seconds.values()))
 
 

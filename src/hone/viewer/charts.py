@@ -147,7 +147,7 @@ def _add_rewards(found: _Charts, info: Mapping[str, Any]) -> None:
     found.add("components", "What the reward is made of", "reward", *lines, stack=True, note=note)
     outcomes = [Line(f"outcome/{name}", name.replace("_", " "), name) for name in OUTCOMES]
     found.add("outcomes", "Outcomes", _SHARE, *outcomes, stack=True, share=True)
-    correct = Line("outcome/correct", "training", "correct"), *_held_out(found, "exact", "exact/ci95")
+    correct = Line("outcome/correct", "training", "correct"), *_held_out(found, "correct", "correct/ci95")
     found.add("correct", "Correct", _SHARE, *correct, share=True)
 
 

@@ -129,9 +129,9 @@ def changes(run: RunState, series: Series) -> list[Change]:
         known = reward_interval({name: series.latest(name) for name in series.names if name.startswith("eval/")}, env)
         interval = "" if known is None else f"{known[0]:.3f} to {known[1]:.3f}"
         found += _change(series, f"held-out reward, {env}", f"eval/{env}/reward/mean", interval)
-        low, high = (series.latest(f"eval/{env}/exact/ci95/{end}") for end in ("low", "high"))
+        low, high = (series.latest(f"eval/{env}/correct/ci95/{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
-        found += _change(series, f"held out and correct, {env}", f"eval/{env}/exact", interval, share=True)
+        found += _change(series, f"held out and correct, {env}", f"eval/{env}/correct", interval, share=True)
     found += _change(series, "validation loss, nats per token", "val/loss")
     found += _change(series, "training reward", "reward/mean")
     if run.kind == "sft":

@@ -129,7 +129,7 @@ def _correct(run: RunState) -> Cell:
     """Return the share of the held-out completions that are correct; without any, of the last step's."""
     last = run.progress.evals
     for env in environments(list(last)):
-        if (value := last.get(f"eval/{env}/exact")) is not None:
+        if (value := last.get(f"eval/{env}/correct")) is not None:
             return Cell(percent(value), value, title="of the held-out completions")
     value = run.progress.metrics.get("outcome/correct")
     return Cell() if value is None else Cell(percent(value), value, "in training")

@@ -43,7 +43,7 @@ def steps(run: RunWriter, first: int = 0, last: int = 3) -> None:
     """The steps of a run: at step N the reward is N / 8, one metric is null, the rate is 1000 + N."""
     for step in range(first, last):
         run.rollouts(step, [row(0, 1.0, "correct", step=step), row(1, 0.0, "wrong", step=step)])
-        run.log_step(step, {"reward/mean": step / 8, "eval/x/exact": None}, {"tokens/s": 1000.0 + step})
+        run.log_step(step, {"reward/mean": step / 8, "eval/x/correct": None}, {"tokens/s": 1000.0 + step})
 
 
 def monitors(run: RunWriter) -> Monitors:

@@ -31,7 +31,7 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     file = TrackioFile(tmp_path / "trackio", "P")
     assert file.values("N", "reward/mean") == [(0, 0.0), (1, 0.125), (2, 0.25)]
     assert file.values("N", "tokens/s") == [(0, 1000.0), (1, 1001.0), (2, 1002.0)]
-    assert file.values("N", "eval/x/exact") == []
+    assert file.values("N", "eval/x/correct") == []
     text = "90 % of the groups have one reward. What helps: more variance. The run is saved and stops."
     assert file.alerts == [("N", 2, "zero_std at step 2", text)]
     assert file.configs["N"]["max_steps"] == 3 and file.configs["N"]["_Group"] == "sweep"

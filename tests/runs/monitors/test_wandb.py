@@ -46,7 +46,7 @@ def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capf
     assert file.values("reward/mean") == [(0, 0.0), (1, 0.125), (2, 0.25)]
     assert file.values("tokens/s") == [(0, 1000.0), (1, 1001.0), (2, 1002.0)]
     assert [step for step, _ in file.values("time/step")] == [0, 1, 2]
-    assert file.values("eval/x/exact") == []  # null: not drawn as a number
+    assert file.values("eval/x/correct") == []  # null: not drawn as a number
     (alert,) = file.alerts
     assert (alert.title, alert.level) == ("zero_std at step 2", "WARN")
     assert alert.text == "90 % of the groups have one reward. What helps: more variance. A checkpoint is saved."
