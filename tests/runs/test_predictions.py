@@ -67,7 +67,7 @@ def state_of(folder):
         ("eval/reverse-txt/correct@3 > 0.6 p=0.8", "did you mean eval/reverse-text/correct?"),
         ("eval/countdown/reward/mean@3 > 0.6 p=0.8", "did you mean eval/reverse-text/reward/mean?"),
         ("eval/reverse-text/pass@3@3 > 0.6 p=0.8", "did you mean eval/reverse-text/pass@"),
-        ("correct@3 > 0.6 p=0.8", "did you mean eval/reverse-text/correct?"),
+        ("correct@3 > 0.6 p=0.8", "did you mean outcome/correct?"),
         ("tokens/s@3 > 100 p=0.8", "comes from a clock"),
         ("kl@3 > 100 p=0.8", "written only with trainer.loss.kl_coef above 0"),
         ("pool/retired@3 > 100 p=0.8", "written only with a pool: orchestrator.curriculum.pool"),
