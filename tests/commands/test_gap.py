@@ -28,7 +28,7 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
     with pytest.raises(AssertionError):
         bench.rl("halted", *BELOW)
     halted = bench.folder / "halted"
-    said = ["sampler and trainer disagree at version 0 by", "numerics: the sampler rounds otherwise"]
+    said = ["sampler and trainer disagree at version 0 by", "the run stops beyond 1e-12"]
     said += ["--gap.action warn goes on", "Saved: halted/checkpoints/step_0; go on with: hone rl @ halted/config.toml"]
     fails(capsys, 2, *said)
     run = Run(halted)
@@ -36,7 +36,7 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
     (line,) = [json.loads(text) for text in (halted / "metrics.jsonl").read_text().splitlines()]
     assert line["step"] == 0 and line["canary/verdict"] == 2.0 and "lr" not in line
     (event,) = [event for event in run.events() if event["kind"] == "gap"]
-    assert (event["step"], event["verdict"], event["cause"]) == (0, "stop", "numerics") and event["mean"] > 1e-12
+    assert (event["step"], event["verdict"], event["of"]) == (0, "stop", "canary") and event["mean"] > 1e-12
     assert run.checkpoints.steps() == [0] and (halted / "weights" / "step_0").exists()
 
     again = ["rl", "@", str(halted / "config.toml"), "--output-dir", str(halted), "--resume"]

@@ -314,7 +314,7 @@ class RL(Training):
         stack.enter_context(self._saving(export, snapshot, config.ckpt))
         trainer.interrupt = self.saver.stop.check
         band = band_from_config(config, server.backend if server else None)
-        canary = Canary.from_config(config, sampler, self.policy, trainer, band)
+        canary = Canary.from_config(config, sampler, self.policy, trainer)
         watch = GapWatch(band, config.gap.action, run, canary)
 
         def publish(version: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
-from hone.orchestrator.canary import Canary, band_from_config
+from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
@@ -212,11 +212,11 @@ def _rl(
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
     evaluate = make_evaluate(config, env, renderer, policy, memory)
     own_canary = config.mode != "split"  # that of a server is another one
-    canary = Canary.from_config(config, sampler, policy, trainer, band_from_config(config)) if own_canary else None
+    canary = Canary.from_config(config, sampler, policy, trainer) if own_canary else None
 
     def publish(version: int) -> dict[str, float]:
         policy.load(version)
-        return canary.measure(version).metrics() if canary else {}
+        return canary_metrics(canary.measure(), band_from_config(config)) if canary else {}
 
     execution = RLExecution(config, trainer, records, curriculum, sampler, evaluate, publish, memory)
     return execution, task_digests(config, env)
