@@ -156,7 +156,7 @@ TAMPERINGS = {
     ),
     "an evaluation": (
         lambda run: tampering.edit_evaluation(run, 3, lambda rows: rows[1].update(outcome="edited")),
-        ["evals/step_000003.jsonl: has changed since it was written (SHA-256 differs from hashes.jsonl)"],
+        ["evals/step_000003.jsonl: has changed since it was written (SHA-256 differs)"],
     ),
     "an evaluation gone": (
         lambda run: (run / "evals/step_000003.jsonl").unlink(),
@@ -164,11 +164,11 @@ TAMPERINGS = {
     ),
     "an evaluation that was not": (
         lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000004.jsonl"),
-        ["evals/step_000004.jsonl: the run made no such file at this step (hashes.jsonl has none)"],
+        ["evals/step_000004.jsonl: is not of the run (hashes.jsonl has none of this step)"],
     ),
     "an evaluation after the end": (
         lambda run: shutil.copy(run / "evals/step_000003.jsonl", run / "evals/step_000007.jsonl"),
-        ["evals: version 7 has no hash in hashes.jsonl"],
+        ["evals/step_000007.jsonl: has no hash in hashes.jsonl"],
     ),
     "metrics": (
         lambda run: tampering.edit_metrics(run, 2, "reward/mean", 0.9),

@@ -1,4 +1,11 @@
-"""Taking the steps of a run again: from its recorded rollouts (`replay`), or from nothing but its state (`repeat`)."""
+"""Taking the steps of a run again, one after the other.
+
+`begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already. `replay`
+takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step anew, with the
+evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the end of a run.
+Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no version. With
+`evaluates` the run was to measure versions, and so to end with measuring the last one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,33 +41,6 @@ from hone.trainer.sft_data import Source
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
 from hone.types import Example, Group, Outcome, Score, Trajectory
-
-
-class Execution(Protocol):
-    """The steps of one run, taken again by `trainer`, one after the other.
-
-    `begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already.
-    `replay` takes the update of a step from what the run recorded, without evaluations; `repeat` the whole step anew,
-    with the evaluation before it if one was due or recorded; `evaluation` measures the current version, as at the end
-    of a run. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no
-    version. With `evaluates` the run was to measure versions, and so to end with measuring the last one.
-    """
-
-    trainer: Trainer
-
-    def begin(self, state: Mapping[str, Any] | None) -> None: ...
-
-    def replay(self, step: int) -> StepRecord: ...
-
-    def repeat(self, step: int) -> StepRecord: ...
-
-    def evaluation(self) -> StepRecord: ...
-
-    @property
-    def resamples(self) -> bool: ...
-
-    @property
-    def evaluates(self) -> bool: ...
 
 
 class Memory:
@@ -228,6 +208,9 @@ class SFTExecution:
     def _step(self, step: int, validate: bool) -> StepRecord:
         metrics = self.steps.step(validate)
         return StepRecord(step, None, _finite(metrics), self.memory.weights, self.trainer.fingerprint())
+
+
+Execution = RLExecution | SFTExecution
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

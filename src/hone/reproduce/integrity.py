@@ -91,12 +91,7 @@ def check(
     progress("checking the hashes of metrics and rollouts")
     logs = _read_logs(run, checked)
     _check_span(run, logs, checked)
-    if logs.hashes:
-        _check_metrics(logs, checked)
-    _check_rollouts(run, logs, checked)
-    _check_evaluations(run, logs, checked)
-    if not checked.is_damaged("hashes.jsonl"):
-        _check_covered(run, logs, checked)
+    _check_steps(run, logs, checked)
     if problem := predictions.problem(run.info, run.path):
         checked.add("run.json", problem)
     _check_folders(run, "checkpoints", logs, lambda folder: fingerprint(_model_tensors(folder)), checked, progress)
@@ -108,12 +103,9 @@ def check(
 def _read_logs(run: Run, checked: Checked) -> Logs:
     hashes = _read_log(run.path / "hashes.jsonl", checked)
     metrics = _read_log(run.path / "metrics.jsonl", checked)
-    for file, records, follows in (
-        ("hashes.jsonl", hashes, lambda step, following: following == step + 1),
-        ("metrics.jsonl", metrics, lambda step, following: following > step),
-    ):
+    for file, records in (("hashes.jsonl", hashes), ("metrics.jsonl", metrics)):
         for step, following in pairwise(record["step"] for record, _ in records):
-            if not follows(step, following):
+            if following <= step or (file == "hashes.jsonl" and following != step + 1):
                 checked.add(file, f"step {step} is followed by step {following}")
     return Logs(
         {record["step"]: record for record, _ in hashes},
@@ -139,71 +131,51 @@ def _read_log(path: Path, checked: Checked) -> list[tuple[dict[str, Any], str]]:
 
 def _check_span(run: Run, logs: Logs, checked: Checked) -> None:
     """Check that hashes.jsonl goes from the first step to the last."""
-    info, first = run.info, min(logs.hashes, default=None)
-    if first is not None and first not in (0, (info.get("parent") or {}).get("step")):
+    first, end = min(logs.hashes, default=None), run.config.get("max_steps")
+    if first is not None and first not in (0, (run.info.get("parent") or {}).get("step")):
         checked.add("hashes.jsonl", f"begins with step {first} instead of step 0")
-    elif first is None and not (run.path / "hashes.jsonl").exists():
-        folders = _folders(run, "checkpoints") or _folders(run, "weights")
-        if logs.metrics or run.rollout_steps() or folders:
-            checked.add("hashes.jsonl", "is missing")
-            return
-    end = run.config.get("max_steps")
-    if info["status"] == "done" and logs.last != end:
+    wrote = logs.metrics or run.rollout_steps() or _folders(run, "checkpoints") or _folders(run, "weights")
+    if not (run.path / "hashes.jsonl").exists() and wrote:
+        checked.add("hashes.jsonl", "is missing")
+    elif run.info["status"] == "done" and logs.last != end:
         last = f"ends with step {logs.last}" if logs.hashes else "is empty"
         checked.add("hashes.jsonl", f"{last}, but the run is done, after {end} steps")
 
 
-def _check_metrics(logs: Logs, checked: Checked) -> None:
-    for step, line in logs.hashes.items():
-        if (expected := line.get("metrics")) != logs.digests.get(step):
-            problem = "is missing" if step not in logs.digests else "was added" if expected is None else "has changed"
-            checked.add("metrics.jsonl", f"the line of step {step} {problem} (SHA-256 differs from hashes.jsonl)")
-        elif step < logs.last and "lr" not in logs.metrics.get(step, {}):
-            checked.add("metrics.jsonl", f"the line of step {step} has no update, though the run went on after it")
-    checked.counts["lines of metrics"] = len(logs.digests.keys() & logs.hashes.keys())
+def _check_steps(run: Run, logs: Logs, checked: Checked) -> None:
+    """Compare each step's line of metrics, rollouts and evaluation with their hashes.
 
-
-def _check_rollouts(run: Run, logs: Logs, checked: Checked) -> None:
-    """Check that a step whose metrics are there has its rollouts, for they are written first."""
-    files = {step: rollouts_file(step) for step in run.rollout_steps()}
-    taken = {step for step, line in logs.metrics.items() if "lr" in line} if run.info["kind"] == "rl" else set()
-    for step in sorted(logs.hashes.keys() | taken):
-        expected = logs.hashes.get(step, {}).get("rollouts")
-        if step in files or expected is not None or step in taken:
-            _check_file(run, checked, rollouts_file(step), step in files, expected, step in logs.hashes)
-    checked.counts["files of rollouts"] = len(files.keys() & logs.hashes.keys())
-
-
-def _check_evaluations(run: Run, logs: Logs, checked: Checked) -> None:
-    versions = set(run.evals())
-    for step, line in sorted(logs.hashes.items()):
-        if step in versions or line.get("evals") is not None:
-            _check_file(run, checked, evals_file(step), step in versions, line.get("evals"), True)
-    checked.counts["files of evaluations"] = len(versions & logs.hashes.keys())
-
-
-def _check_file(run: Run, checked: Checked, name: str, exists: bool, expected: str | None, has_line: bool) -> None:
-    if not exists:
-        checked.add(name, "is missing")
-    elif expected is None and has_line:
-        checked.add(name, "the run made no such file at this step (hashes.jsonl has none)")
-    elif expected is not None and sha256(run.path / name) != expected:
-        checked.add(name, "has changed since it was written (SHA-256 differs from hashes.jsonl)")
-
-
-def _check_covered(run: Run, logs: Logs, checked: Checked) -> None:
-    """Report what has no hash, but for a last step that a process which died had not got to."""
-    closed = run.info["status"] in CLOSED
-    for file, what, steps in (
-        ("metrics.jsonl", "the line of step {}", set(logs.metrics)),
-        ("rollouts", "step {}", set(run.rollout_steps())),
-        ("evals", "version {}", set(run.evals())),
-    ):
-        for step in sorted(steps - logs.hashes.keys()):
-            if closed or step != logs.last + 1:
-                checked.add(file, f"{what.format(step)} has no hash in hashes.jsonl")
-            else:
-                checked.open_steps.add(step)
+    A step whose metrics have an update has its rollouts, for they are written first. What has no hash is damage too,
+    but for the last step of a process that died before it took the hashes.
+    """
+    rollouts, evals = set(run.rollout_steps()), set(run.evals())
+    updated = {step for step, line in logs.metrics.items() if "lr" in line}
+    kinds: tuple[tuple[str, str, set[int], Callable[[int], str], set[int]], ...] = (
+        ("metrics", "lines of metrics", set(logs.digests), lambda step: "metrics.jsonl", set()),
+        ("rollouts", "files of rollouts", rollouts, rollouts_file, updated if run.info["kind"] == "rl" else set()),
+        ("evals", "files of evaluations", evals, evals_file, set()),
+    )
+    for kind, counted, written, file_of, needed in kinds:
+        checked.counts[counted] = len(written & logs.hashes.keys())
+        the = "the line of step {} " if kind == "metrics" else ""
+        for step in sorted(written | logs.hashes.keys() | needed):
+            expected, name = logs.hashes.get(step, {}).get(kind), file_of(step)
+            if step not in written:
+                if expected is not None or step in needed:
+                    checked.add(name, the.format(step) + "is missing")
+            elif step not in logs.hashes:
+                if run.info["status"] not in CLOSED and step == logs.last + 1:
+                    checked.open_steps.add(step)
+                elif not checked.is_damaged("hashes.jsonl"):
+                    checked.add(name, the.format(step) + "has no hash in hashes.jsonl")
+            elif expected is None:
+                checked.add(name, the.format(step) + "is not of the run (hashes.jsonl has none of this step)")
+            elif expected != (logs.digests[step] if kind == "metrics" else sha256(run.path / name)):
+                checked.add(name, the.format(step) + "has changed since it was written (SHA-256 differs)")
+    for step in sorted(logs.hashes.keys() & logs.metrics.keys() - updated - {logs.last}):
+        if not checked.is_damaged("metrics.jsonl"):
+            problem = f"the line of step {step} has no update, though the run went on after it"
+            checked.add("metrics.jsonl", problem)
 
 
 def _folders(run: Run, kind: str) -> dict[int, Path]:
