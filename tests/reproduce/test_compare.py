@@ -67,9 +67,12 @@ CHANGES = [
     ),
     (
         lambda r: r.rows[1].update(sampled_mask=[False, True, False]),
-        "tokens: whether token 2 of sample 5-10-1 was sampled is True in A and False in B",
+        "tokens: sampled_mask of token 2 of sample 5-10-1 is True in A and False in B",
     ),
-    (lambda r: r.rows[1].update(token_ids=[7, 8]), "tokens: token 2 of sample 5-10-1 is 9 in A and nothing in B"),
+    (
+        lambda r: r.rows[1].update(token_ids=[7, 8], sampled_mask=[False, True]),
+        "tokens: token 2 of sample 5-10-1 is 9 in A and nothing in B",
+    ),
     (lambda r: r.rows.pop(), "tokens: the sample in row 3 is 5-11-1 in A and nothing in B"),
     (lambda r: r.rows[0].update(example_id="e9"), "order: the example of draw 10 is e10 in A and e9 in B"),
     (

@@ -2,16 +2,15 @@
 
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
 what differs after it the consequence: the weights that the step began with, the order of examples, the environment's
-messages between the turns of a conversation and the tokens of all turns, as they follow each other, logprobs, rewards,
-the rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights
-that it made.
+messages between turns and the tokens of all turns, as they follow each other, logprobs, rewards, the rest of each
+rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights that it made.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,6 @@ QUANTITIES = (
 )
 """In the order in which they are compared."""
 
-# Columns that come in no quantity of their own. `detail` is none of them: a traceback in it names folders.
-_OTHER = ("example_id", "versions", "stop_reason", "state", "prompt", "text", "completion", "answer", "info", "weights")
-_FIRST_METRICS = ("grad_norm", "loss")
 NOTHING = "nothing"
 """Stands for what one of two records lacks."""
 
@@ -85,8 +81,10 @@ def first_difference(first: StepRecord, second: StepRecord) -> Difference | None
     if difference is None and first.evals is not None and second.evals is not None:
         difference = _compare_evaluations(step, first.evals, second.evals)
     if difference is None and first.metrics is not None and second.metrics is not None:
-        names = dict.fromkeys([*_FIRST_METRICS, *first.metrics, *second.metrics])
-        difference = _compare_values(step, "metrics", "{}", first.metrics, second.metrics, names)
+        most_telling = {"grad_norm": NOTHING, "loss": NOTHING}
+        difference = _compare(
+            step, "metrics", "{}", most_telling | {**first.metrics}, most_telling | {**second.metrics}
+        )
     if difference is None and first.after and second.after and first.after != second.after:
         what = f"the fingerprint of version {step + 1}, which the step makes,"
         return Difference(step, "weights", what, first.after, second.after)
@@ -94,36 +92,30 @@ def first_difference(first: StepRecord, second: StepRecord) -> Difference | None
 
 
 def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
-    examples, others = ({row["draw"]: row["example_id"] for row in reversed(rows)} for rows in (first, second))
-    draws = sorted(examples.keys() | others.keys())
-    if found := _compare_values(step, "order", "the example of draw {}", examples, others, draws):
+    examples, others = (
+        {row["draw"]: row["example_id"] for row in sorted(reversed(rows), key=lambda row: row["draw"])}
+        for rows in (first, second)
+    )
+    if found := _compare(step, "order", "the example of draw {}", examples, others):
         return found
-    ids = ([row["sample_id"] for row in rows] for rows in (first, second))
-    if found := _compare_lists(step, "tokens", "the sample in row {}", *ids):
+    ids, others = ({index: row["sample_id"] for index, row in enumerate(rows)} for rows in (first, second))
+    if found := _compare(step, "tokens", "the sample in row {}", ids, others):
         return found
-    pairs = list(zip(first, second, strict=True))
-    for compare in (_compare_tokens, _compare_logprobs, _compare_rewards, _compare_others, _compare_advantages):
-        for row, other in pairs:
-            if found := compare(step, row, other):
-                return found
+    unequal = [(row, other) for row, other in zip(first, second, strict=True) if row != other]
+    for quantity, values_of in OF_ROWS:
+        for row, other in unequal:
+            what = f"{{}} of sample {row['sample_id']}"
+            if found := _compare(step, quantity, what, values_of(row), values_of(other)):
+                return _of_environment(step, row, other) or found if quantity == "tokens" else found
     return None
 
 
-def _compare_tokens(step: int, row: Row, other: Row) -> Difference | None:
-    of = f"of sample {row['sample_id']}"
-    found = _compare_lists(step, "tokens", "token {} " + of, row["token_ids"], other["token_ids"])
-    if found is not None:
-        return _compare_environment(step, row, other) or found
-    masks = row["sampled_mask"], other["sampled_mask"]
-    return _compare_lists(step, "tokens", "whether token {} " + of + " was sampled", *masks)
-
-
-def _compare_environment(step: int, row: Row, other: Row) -> Difference | None:
-    """Compare the environment's messages, if the first token that differs is not one that was sampled."""
+def _of_environment(step: int, row: Row, other: Row) -> Difference | None:
+    """Return the difference in the environment's messages, if the first token that differs was not sampled."""
     pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
-    first = next(index for index, (token, another) in pairs if token != another)
+    first = next((index for index, (token, another) in pairs if token != another), None)
     masks = [one["sampled_mask"] for one in (row, other)]
-    if any(not any(mask[:first]) or any(mask[first : first + 1]) for mask in masks):
+    if first is None or any(not any(mask[:first]) or any(mask[first : first + 1]) for mask in masks):
         return None
     turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
     answers = (_answer_to(one.get("completion"), turn) for one in (row, other))
@@ -140,49 +132,51 @@ def _answer_to(completion: str | None, turn: int) -> Any:
     return answers[0] if len(answers) == 1 else answers or NOTHING
 
 
-def _compare_logprobs(step: int, row: Row, other: Row) -> Difference | None:
-    what = f"that of token {{}} of sample {row['sample_id']}"
-    return _compare_lists(step, "logprobs", what, row["logprobs"], other["logprobs"])
+def _rewards(row: Row) -> Row:
+    components = {f"component {name}": value for name, value in sorted(dict(row["components"] or ()).items())}
+    return components | {"the outcome": row["outcome"], "the reward": row["reward"]}
 
 
-def _compare_rewards(step: int, row: Row, other: Row) -> Difference | None:
-    values, others = (
-        {f"component {name}": value for name, value in dict(one["components"] or ()).items()}
-        | {"the outcome": one["outcome"], "the reward": one["reward"]}
-        for one in (row, other)
-    )
-    names = sorted(values | others, key=lambda name: not name.startswith("component "))
-    return _compare_values(step, "rewards", f"{{}} of sample {row['sample_id']}", values, others, names)
+def _each(what: str, values: Sequence[Any]) -> Row:
+    return {f"{what} {index}": value for index, value in enumerate(values)}
 
 
-def _compare_others(step: int, row: Row, other: Row) -> Difference | None:
-    return _compare_values(step, "rollouts", f"the column {{}} of sample {row['sample_id']}", row, other, _OTHER)
-
-
-def _compare_advantages(step: int, row: Row, other: Row) -> Difference | None:
-    return _compare_values(step, "advantages", f"that of sample {row['sample_id']}", row, other, ("advantage",))
+# `detail` is left out: a traceback in it names folders.
+_COLUMNS = (
+    "example_id",
+    "versions",
+    "stop_reason",
+    "state",
+    "prompt",
+    "text",
+    "completion",
+    "answer",
+    "info",
+    "weights",
+)
+OF_ROWS: tuple[tuple[str, Callable[[Row], Row]], ...] = (
+    ("tokens", lambda row: _each("token", row["token_ids"]) | _each("sampled_mask of token", row["sampled_mask"])),
+    ("logprobs", lambda row: _each("that of token", row["logprobs"])),
+    ("rewards", _rewards),
+    ("rollouts", lambda row: {f"the column {name}": row[name] for name in _COLUMNS if name in row}),
+    ("advantages", lambda row: {"that": row["advantage"]}),
+)
+"""What of a completion is compared: each quantity with its values by what they are called."""
 
 
 def _compare_evaluations(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
     for row, other in zip_longest(first, second, fillvalue={}):
         sample = row or other
         what = f"{{}} of completion {sample.get('rollout')} of example {sample.get('example')}"
-        names = [name for name in dict.fromkeys([*row, *other]) if name != "detail"]
-        if found := _compare_values(step, "evaluation", what, row, other, names):
+        values = ({name: value for name, value in one.items() if name != "detail"} for one in (row, other))
+        if found := _compare(step, "evaluation", what, *values):
             return found
     return None
 
 
-def _compare_lists(step: int, quantity: str, what: str, first: Sequence, second: Sequence) -> Difference | None:
-    if first == second:
-        return None
-    firsts, seconds = dict(enumerate(first)), dict(enumerate(second))
-    return _compare_values(step, quantity, what, firsts, seconds, range(max(len(first), len(second))))
-
-
-def _compare_values(step: int, quantity: str, what: str, first: Mapping, second: Mapping, names) -> Difference | None:
+def _compare(step: int, quantity: str, what: str, first: Mapping, second: Mapping) -> Difference | None:
     """Return the first of the names whose value differs; `what` is formatted with it."""
-    for name in names:
+    for name in dict.fromkeys([*first, *second]):
         value, other = first.get(name, NOTHING), second.get(name, NOTHING)
         if value != other and not (_is_nan(value) and _is_nan(other)):
             return Difference(step, quantity, what.format(name), value, other)
