@@ -9,13 +9,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-wheel test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
+.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
 	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
+	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=16)"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
@@ -56,6 +57,9 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
+
+# EVERY=16 leaves the long contracts one case in sixteen, always the same ones.
+test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-vllm test-adapters test-browser check docs
 
 WHEEL := outputs/wheel
 test-wheel: dev
