@@ -1,11 +1,14 @@
-"""W&B through its real client, offline: what it wrote, read with its own records."""
+"""W&B through its real client: what it wrote offline, read with its own records; no login; a killed run."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from monitored import config, failures, raise_alarm, steps
+from monitored import below, config, failures, raise_alarm, steps, wait_for
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
@@ -26,14 +29,7 @@ def _wandb_stays_in_tmp(tmp_path, monkeypatch):
 
 def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capfd):
     out = tmp_path / "run"
-    settings = {
-        "project": "P",
-        "name": "N",
-        "entity": "team",
-        "group": "sweep",
-        "tags": ["a", "b c"],
-        "mode": "offline",
-    }
+    settings = OFFLINE | {"project": "P", "name": "N", "entity": "team", "group": "sweep", "tags": ["a", "b c"]}
     with RunWriter.start(config(out, settings), "rl", ["rl", "@", "x.toml"]) as run:
         steps(run)
         raise_alarm(run, 2, "zero_std", "90 % of the groups have one reward", "checkpoint")
@@ -49,17 +45,16 @@ def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capf
     assert file.values("eval/x/correct") == []  # null: not drawn as a number
     (alert,) = file.alerts
     assert (alert.title, alert.level) == ("zero_std at step 2", "WARN")
-    assert alert.text == "90 % of the groups have one reward. What helps: more variance. A checkpoint is saved."
+    assert "90 % of the groups have one reward" in alert.text and "A checkpoint is saved." in alert.text
     assert file.exit_code == 0
 
     tables = file.values("samples")
     assert [step for step, _ in tables] == [0, 2]  # the first step and the last
     table = file.table(tables[1][1])
     assert table["columns"] == ["step", "prompt", "completion", "reward", "components", "outcome", "advantage"]
-    prompt = "user: Reverse: abc"
     assert table["data"] == [
-        [2, prompt, "correct 0", 1.0, "format 0.1", "correct", -0.25],
-        [2, prompt, "wrong 1", 0.0, "format 0.1", "wrong", -0.25],
+        [2, "user: Reverse: abc", "correct 0", 1.0, "format 0.1", "correct", -0.25],
+        [2, "user: Reverse: abc", "wrong 1", 0.0, "format 0.1", "wrong", -0.25],
     ]
     printed = capfd.readouterr()
     assert printed.out.count("wandb sync ") == 1 and not printed.err
@@ -95,3 +90,42 @@ def test_a_missing_package_is_told_before_any_work(tmp_path, monkeypatch, name):
     with pytest.raises(UserError, match=rf"pip install '?{name}"):
         RunWriter.start(config(tmp_path / "run", **{name: {"project": "P"}}), "rl", [])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_login_is_told_once_and_delays_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with RunWriter.start(config(tmp_path / "run", {"project": "P"}), "rl", []) as run:
+        steps(run)
+    ((name, cause),) = failures(tmp_path / "run")
+    assert name == "wandb" and "wandb login" in cause
+    assert capsys.readouterr().out.count("; the run goes on without it.") == 1
+    assert Run(tmp_path / "run").info["status"] == "done"
+
+
+def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
+    out = tmp_path / "run"
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from monitored import config, monitors, steps\n"
+        "from hone.runs.writer import RunWriter\n"
+        f"run = RunWriter.start(config(Path({str(out)!r}), {OFFLINE!r}), 'rl', [])\n"
+        "steps(run, 0, 2)\n"
+        "while monitors(run).clients[0].queue.unfinished_tasks: time.sleep(0.05)\n"
+        "print('there', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert process.stdout is not None
+    while "there" not in process.stdout.readline():
+        assert process.poll() is None
+    children = below(process.pid)
+    assert any("hone.runs.trackers" in command for command in children.values())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    file = WandbFile(out)
+    assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]
