@@ -12,19 +12,19 @@ _SAMPLED = 64
 
 
 def of_source(path: Path) -> str:
-    """SHA-256 of a Python file, or over the names and contents of all in a folder."""
+    """Compute SHA-256 of a Python file, or over the names and contents of all in a folder."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return of_files(sorted(path.rglob("*.py")), path)
 
 
 def text_sha256(text: str) -> str:
-    """SHA-256 of a text, and so of the file that holds it."""
+    """Compute SHA-256 of a text, and so of the file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def of_files(files: Iterable[Path], folder: Path) -> str:
-    """SHA-256 over the names, relative to `folder`, and the contents of files, in the order given."""
+    """Compute SHA-256 over the names, relative to `folder`, and the contents of files, in the order given."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + hashlib.sha256(file.read_bytes()).digest())

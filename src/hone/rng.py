@@ -20,7 +20,7 @@ def key(seed: int, *names: str | int) -> int:
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:
-    """A numpy generator (Philox) for the stream named (seed, *names)."""
+    """Return a numpy generator (Philox) for the stream named (seed, *names)."""
     return np.random.Generator(np.random.Philox(key=key(seed, *names)))
 
 

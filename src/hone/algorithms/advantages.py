@@ -10,7 +10,7 @@ ZERO_VARIANCE = 1e-6
 
 
 def has_signal(rewards_G: np.ndarray) -> bool:
-    """True if the rewards of a group differ: max - min > 1e-6. Fewer than two rewards carry no signal."""
+    """Return True if the rewards of a group differ: max - min > 1e-6. Fewer than two rewards carry no signal."""
     return len(rewards_G) >= 2 and float(np.max(rewards_G) - np.min(rewards_G)) > ZERO_VARIANCE
 
 

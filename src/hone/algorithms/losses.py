@@ -30,7 +30,7 @@ def clipped_policy_loss(
     eps_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped surrogate with an asymmetric range (clip-higher, DAPO, arXiv:2503.14476).
+    """Compute PPO's clipped surrogate with an asymmetric range (clip-higher, DAPO, arXiv:2503.14476).
 
     loss_t = -min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
 
@@ -50,7 +50,7 @@ def clipped_policy_loss(
 
 
 def k3_kl(logprobs_M: torch.Tensor, ref_logprobs_M: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3 estimate of KL(pi || pi_ref) per sampled token `[M]`: exp(d) - d - 1 with d = log pi_ref - log pi.
+    """Compute Schulman's k3 estimate of KL(pi || pi_ref) per token `[M]`: exp(d) - d - 1 with d = log pi_ref - log pi.
 
     Non-negative, unbiased under samples of pi (http://joschu.net/blog/kl-approx.html).
     """

@@ -84,7 +84,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def models(self) -> list[Served]:
-        """What the server lists; raises as `post` does."""
+        """Return what the server lists; raises as `post` does."""
         page = await self._send("GET", "/v1/models", None)
         try:
             return [
@@ -98,7 +98,7 @@ class ServerClient:
             ) from None
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The server's answer to `body`, after as many tries as it takes.
+        """Return the server's answer to `body`, after as many tries as it takes.
 
         Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Halt for an
         answer that can't be read, or takes longer than `endpoint.timeout`: it would take as long again.
@@ -150,7 +150,7 @@ def _parsed(response: Any, url: str) -> Any:
 
 
 def _said(text: str) -> str:
-    """The server's own words on a refusal, in one line."""
+    """Return the server's own words on a refusal, in one line."""
     try:
         body = json.loads(text)
         body = body.get("error", body)

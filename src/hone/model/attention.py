@@ -67,7 +67,7 @@ class PackedAttention:
 
 
 def _rows(segment_lengths: Sequence[int], parents: Sequence[int]) -> tuple[list[np.ndarray], bool]:
-    """The tokens of each row: a segment that is nobody's parent, after its parent if it has one. Is any shared?"""
+    """Return the tokens of each row (a segment that is nobody's parent, behind its own) and if any is shared."""
     assert len(parents) == len(segment_lengths)
     starts = list(accumulate(segment_lengths, initial=0))
     tokens = [np.arange(start, end) for start, end in pairwise(starts)]

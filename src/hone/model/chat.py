@@ -72,17 +72,18 @@ class ChatRenderer:
         self.opened_by_template = self._find_opened()
 
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
-        """Ids of the conversation so far and the opening of the assistant's turn. `tools` are OpenAI's tool schemas."""
+        """Return the ids of the conversation and the opening of the assistant's turn. `tools`: OpenAI's schemas."""
         return self._rendering.prompt_ids(messages, tools)
 
     def text(self, messages: list[Message], opens: bool = True, tools: list[Tool] | None = None) -> str:
-        """The conversation as text, special tokens included; `opens`: with the opening of the assistant's turn."""
+        """Return the conversation as text, with special tokens; `opens`: with the opening of the assistant's turn."""
         return self._rendering.text(messages, opens, tools)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
     ) -> list[int]:
-        """Ids between two sampled turns: those that follow the end-of-turn id of the conversation's last message.
+        """Return the ids between two sampled turns: those that follow the end-of-turn id of the conversation's last
+        message.
 
         They hold what the template writes for `answers`, with the white space before them, and the opening of the next
         turn. The sampled ids themselves are never rendered again. A turn that stopped by length has no bridge. Raises
@@ -92,7 +93,7 @@ class ChatRenderer:
         return self._rendering.bridge_ids(conversation, answers, tools, self.opened_by_template, self.stop_ids)
 
     def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
-        """The assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
+        """Return the assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
 
         The content is the whole text, thoughts and calls with their tags included, and starts with what the template
         opened. A call that cannot be read has the name "" and its raw text as arguments (see `hone.model.tool_calls`).
@@ -104,7 +105,7 @@ class ChatRenderer:
         return message | {"tool_calls": calls} if calls else message
 
     def before_calls(self, text: str) -> str:
-        """What a message's text says before its first tool call; all of it if it has none."""
+        """Return what a message's text says before its first tool call; all of it if it has none."""
         form = self._rendering.format
         return text if form is None else form.before_calls(text)
 
@@ -117,7 +118,7 @@ class ChatRenderer:
     def completion_ids(
         self, prompt_messages: list[Message], completion: str | Message, tools: list[Tool] | None = None
     ) -> list[int]:
-        """Ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and the end of the turn.
+        """Return the ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and its end.
 
         A message may call tools by `tool_calls`, which are then written in the model's form. Raises UserError if the
         template rewrites the prompt once the turn is finished, or leaves out some of the text or of the calls.
@@ -143,11 +144,11 @@ class ChatRenderer:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text of a completion, up to the end of its turn, without special tokens."""
+        """Return the text of a completion, up to the end of its turn, without special tokens."""
         return self.tokenizer.decode(self._up_to_end(ids), skip_special_tokens=True)
 
     def digest(self) -> str:
-        """SHA-256 of all that decides how a conversation becomes token ids: the tokenizer's files and the template."""
+        """Compute SHA-256 of what decides how a conversation becomes ids: the tokenizer's files and the template."""
         if self._source is None:
             tokenizer = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         else:
@@ -156,7 +157,7 @@ class ChatRenderer:
         return hashlib.sha256(f"{tokenizer} {self._override or ''}".encode()).hexdigest()
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer's files into a weights folder, with the template that rendered, if it was overridden."""
+        """Write the tokenizer's files into a weights folder, with the template that rendered, if it was overridden."""
         folder = Path(folder)
         if self._source is None:
             save_tokenizer(folder)
@@ -175,7 +176,7 @@ class ChatRenderer:
         return ids[: next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))]
 
     def _decode_keeping(self, ids: list[int], tokens: Sequence[str]) -> str:
-        """As `decode`, but with these special tokens in the text."""
+        """Decode as `decode` does, but with these special tokens in the text."""
         kept = {self.tokenizer.token_to_id(token): token for token in tokens} if tokens else {}
         parts, start = [], 0
         ids = self._up_to_end(ids)
@@ -186,7 +187,7 @@ class ChatRenderer:
         return "".join([*parts, self.tokenizer.decode(ids[start:], skip_special_tokens=True)])
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
-        """The id that the template writes after the assistant's text, else the first of `stop_ids`."""
+        """Return the id that the template writes after the assistant's text, else the first of `stop_ids`."""
         messages: list[Message] = [{"role": "user", "content": PROBE}]
         ids = self._rendering.continuation_ids(messages, {"role": "assistant", "content": PROBE})
         added = self.tokenizer.get_added_tokens_decoder()
@@ -218,12 +219,12 @@ class RendererParts(NamedTuple):
 
 
 def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) -> ChatRenderer:
-    """The renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja text) overrides its own."""
+    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (a file, or Jinja) comes before its own."""
     return ChatRenderer(*renderer_parts(name_or_folder, chat_template))
 
 
 def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None, own: bool = False) -> RendererParts:
-    """What `load_renderer` reads, before it is known whether the template can be used.
+    """Return what `load_renderer` reads, before it is known whether the template can be used.
 
     `own`: by the model's chat template even where `renderers` knows the model.
     """
@@ -248,7 +249,7 @@ def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None,
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder: its tokenizer.json, or without one what transformers makes of its other files."""
+    """Load the tokenizer of a folder: its tokenizer.json, or else what transformers makes of its other files."""
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
@@ -269,7 +270,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids that generation_config.json, config.json and the tokenizer's eos_token name as ends."""
+    """Return the ids that generation_config.json, config.json and the tokenizer's eos_token name as ends."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         eos = read_json(folder, name).get("eos_token_id")
@@ -279,6 +280,6 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _called(call: dict[str, Any]) -> Any:
-    """The function that a call names, and its arguments as an object."""
+    """Return the function that a call names, and its arguments as an object."""
     function = with_objects(call).get("function") or {}
     return function.get("name"), function.get("arguments")

@@ -56,7 +56,7 @@ class Linear(nn.Module):
         return y if self.bias is None else y.add_(self.bias)
 
     def bf16(self, x_bf16: Tensor) -> Tensor:
-        """The product in bf16 without bias and gradient."""
+        """Return the product in bf16 without bias and gradient."""
         return self.packed.product(x_bf16, self.weight_bf16)
 
     @property
@@ -80,17 +80,17 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Re-casts the kept bf16 copy, into a fresh tensor: a graph still to be differentiated may hold the old one."""
+        """Cast the kept bf16 copy again, into a fresh tensor: an autograd graph may hold the old one."""
         self.packed.forget()
         if self.bf16_product and self._keeps_derived:
             self._weight_bf16 = self.weight.detach().bfloat16()
 
     def prepare(self) -> None:
-        """Makes now what sampling would make at its first product."""
+        """Make now what sampling would make at its first product."""
         self.packed.prepare(self.weight_bf16 if self.bf16_product else self.weight)
 
     def take_derived(self, other: Linear) -> None:
-        """Takes away what another made of equal parameters."""
+        """Take away what another made of equal parameters."""
         self._weight_bf16 = other._weight_bf16 if self._keeps_derived else None
         other._weight_bf16 = None
         kept = self._weight_bf16 if self.bf16_product else self.weight
@@ -144,7 +144,7 @@ class DecoderLayer(nn.Module):
         return down(swiglu(up(x_ND)))
 
     def _qk_norm_weight(self) -> Tensor | None:
-        """One row per head, `[H + K, Dh]`, so that q and k are normalised in one operation."""
+        """Return one row per head, `[H + K, Dh]`, so that q and k are normalised in one operation."""
         if self.q_norm is None or self.k_norm is None:
             return None
         num_q, num_k = self.heads
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         return self.norm(self.layers[-1](hidden_ND, cos, sin, attention, only))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Logits `[M, V]` in float32 of any selection of hidden states."""
+        """Return the logits `[M, V]` in float32 of any selection of hidden states."""
         if torch.is_grad_enabled():
             return linear(hidden_MD, self.head_weight).float()
         return self.packed_head.product(hidden_MD, self.head_weight).float()
@@ -217,7 +217,7 @@ class Decoder(nn.Module):
                 module.refresh()
 
     def prepare(self) -> None:
-        """Makes now what sampling else makes of the parameters at its first step: casts, and packed weights."""
+        """Make now what sampling else makes of the parameters at its first step: casts, and packed weights."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare()
@@ -225,7 +225,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def exchange(self, other: Decoder) -> None:
-        """Exchanges parameters with another model of the same shape, precision and device: tensors change hands, and
+        """Exchange parameters with another model of the same shape, precision and device: tensors change hands, and
         nothing is copied. What was derived from the other's goes with them; the other is left with none.
         """
         for ours, theirs in zip(self.modules(), other.modules(), strict=True):
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
 
 
 def _generation_config(config: DecoderConfig) -> dict[str, Any]:
-    """Content of generation_config.json for a model that has none."""
+    """Return the content of generation_config.json for a model that has none."""
     eos = list(config.eos_token_ids)
     ids = {
         "bos_token_id": config.bos_token_id,

@@ -17,12 +17,12 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_hub_id(name: str) -> bool:
-    """True if `name` is not a folder here, and could be the id of a model on the hub."""
+    """Return True if `name` is not a folder here, and could be the id of a model on the hub."""
     return name != TINY and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_model(name: str | Path) -> Path:
-    """The folder of a model: `name` itself if there is such a folder, else a download of the hub id into the cache."""
+    """Return the folder of a model: `name` itself if there is such a folder, else the hub id's in the cache, or downloaded."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
@@ -47,7 +47,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """A JSON object from a model folder; empty if there is no such file and it is not needed.
+    """Return a JSON object from a model folder; empty if there is no such file and it is not needed.
 
     Raises UserError for a file that cannot be read or holds something else.
     """

@@ -35,7 +35,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """The config of the model in `folder`; ids that end a turn are those of generation_config.json where it has any."""
+    """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any."""
     config = read_json(folder, "config.json", needed=True)
     generation = read_json(folder, "generation_config.json")
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
@@ -45,7 +45,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def model_config(path_or_preset: str | Path, init: InitConfig | None = None) -> DecoderConfig:
-    """The config of the model that `load_model` would load, without its weights."""
+    """Return the config of the model that `load_model` would load, without its weights."""
     if str(path_or_preset) == TINY:
         return tiny_config(init)
     return read_config(resolve_model(path_or_preset))
@@ -59,7 +59,7 @@ def load_model(
     seed: int = 0,
     init: InitConfig | None = None,
 ) -> Decoder:
-    """A decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
+    """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
     preset's random weights and size, and are ignored for a model that is loaded.
@@ -91,7 +91,7 @@ def save_model(
     whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     write: bool = True,
 ) -> None:
-    """Writes config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
+    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
 
     The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
     written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
@@ -169,7 +169,7 @@ def _shards(
     max_shard_bytes: int,
     dtype: torch.dtype,
 ) -> list[list[str]]:
-    """Names in file order, cut before a shard would exceed `max_shard_bytes`."""
+    """Return the names in file order, cut before a shard would exceed `max_shard_bytes`."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, (parameter, start, end) in slices.items():
@@ -222,13 +222,13 @@ def _is_inside(name: str) -> bool:
 
 
 def load_weights(model: Decoder, folder: Path) -> None:
-    """Overwrites the parameters of a model with those in `folder`. UserError for a misfit, and the model is no more."""
+    """Overwrite the parameters of a model with those in `folder`. UserError for a misfit; the model is unusable then."""
     _load_weights(model, folder, weight_files(folder))
 
 
 @torch.no_grad()
 def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
-    """Copies every weight of `files` into its rows, cast to the parameter's dtype; raises UserError for a misfit."""
+    """Copy every weight of `files` into its rows, cast to the parameter's dtype; raises UserError for a misfit."""
     slices = hf_slices(model.config)
     parameters = dict(model.named_parameters())
     waiting, unknown, misshapen = dict.fromkeys(slices), [], []

@@ -35,7 +35,7 @@ def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Te
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The normed x, and what its gradient needs: x̂ and 1 / rms."""
+    """Return the normed x, and what its gradient needs: x̂ and 1 / rms."""
     inverse_rms = _inverse_rms(x.float(), eps)
     normed = x * inverse_rms
     return (normed * weight).to(x.dtype), normed, inverse_rms
@@ -83,7 +83,7 @@ def _split_rotate(
 def _split_rotate_only(
     qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same bits in fewer operations, where no gradient is wanted."""
+    """Compute the same bits in fewer operations, where no gradient is wanted."""
     num_qk = heads[0] + heads[1]
     all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
     qk, v = all_heads.split([num_qk, heads[1]], dim=1)
@@ -119,7 +119,7 @@ class _SplitRotate(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (x[i], x[i + Dh/2]) by the angle of this cosine, twice in [N, 1, Dh], and sine [N, 1, Dh/2]."""
+    """Rotate the pairs (x[i], x[i + Dh/2]) by the angle of this cosine, twice in [N, 1, Dh], and sine [N, 1, Dh/2]."""
     out = x * cos
     (low, high), (out_low, out_high) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
     out_low.addcmul_(high, sin, value=-1)
@@ -130,7 +130,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def split_and_rotate(
     qkv: Tensor, norm_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits a fused projection into heads, normalises those of q and k (if a weight is given), applies RoPE to them.
+    """Split a fused projection into heads, normalise those of q and k (if a weight is given), apply RoPE to them.
 
     `qkv` [N, (H+2K)·Dh]; `norm_weight` [H+K, Dh] or None; `cos` [N, 1, Dh], each value twice, and `sin`
     [N, 1, Dh/2], both float32; `heads` (H, K).
@@ -190,7 +190,7 @@ def to_bf16(x: Tensor) -> Tensor:
 
 
 def _bf16_linear(x: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> tuple[Tensor, Tensor]:
-    """The product in fp32, and the bf16 input that its gradient needs."""
+    """Return the product in fp32, and the bf16 input that its gradient needs."""
     x_bf16 = to_bf16(x)
     y = linear(x_bf16, weight_bf16)[: x.shape[0]].float()
     return (y if bias is None else y.add_(bias)), x_bf16
@@ -229,7 +229,7 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Ten
 
 
 def _bf16_mlp(x: Tensor, gate_up_bf16: Tensor, down_bf16: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The MLP's result in fp32, and what its gradient needs: input, fused projection and activation, all bf16."""
+    """Return the MLP's result in fp32, and what its gradient needs in bf16: input, fused projection and activation."""
     x_bf16 = to_bf16(x)
     gate_up = linear(x_bf16, gate_up_bf16)
     activation = swiglu_forward(gate_up)

@@ -51,7 +51,7 @@ class _LinearInFP32(torch.autograd.Function):
 
 
 def padded_rows(rows: int) -> int:
-    """`rows` rounded up so that few different numbers occur: by at most 1/8, to a multiple of 16.
+    """Round `rows` up so that few different numbers occur: by at most 1/8, to a multiple of 16.
 
     oneDNN compiles a kernel for every shape that it meets, and keeps a thousand of them. With a new number of tokens
     each step that doubles the time of a product and costs 20 MB a step (measured: [1500, 128] x [128, 768], 1.4 ms with
@@ -87,7 +87,7 @@ class PackedWeight:
         return torch.ops.mkldnn._linear_pointwise(padded, self._packed, bias, "none", [], "")[: x.shape[0]]
 
     def prepare(self, weight: Tensor) -> bool:
-        """Packs the weight, if it isn't packed already; False where packing doesn't pay."""
+        """Pack the weight, if it isn't packed already; False where packing doesn't pay."""
         if not (self.enabled and _pays(weight)):
             return False
         key = _key(weight)
@@ -97,14 +97,14 @@ class PackedWeight:
         return True
 
     def take(self, other: PackedWeight, weight: Tensor) -> None:
-        """Takes away what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
+        """Take away what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
         self.forget()
         if self.enabled and other._packed is not None:
             self._packed, self._source, self._key = other._packed, weight, _key(weight)
         other.forget()
 
     def forget(self) -> None:
-        """To be called when the weight was changed: it is packed anew when it is next used."""
+        """Forget the packed weight, for it was changed: it is packed anew when it is next used."""
         self._packed = self._source = self._key = None
 
     def __deepcopy__(self, memo: dict) -> PackedWeight:
@@ -112,7 +112,7 @@ class PackedWeight:
 
 
 def _key(weight: Tensor) -> tuple[int, int]:
-    """Changes when the weight is another tensor, or was written to."""
+    """Return what changes when the weight is another tensor, or was written to."""
     return weight.data_ptr(), weight._version
 
 
@@ -124,7 +124,7 @@ def _pays(weight: Tensor) -> bool:
 
 @functools.cache
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this machine's oneDNN multiplies and packs weights of this type."""
+    """Return True if this machine's oneDNN multiplies and packs weights of this type."""
     if not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

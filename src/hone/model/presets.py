@@ -13,7 +13,7 @@ from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE
 
 
 def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) -> DecoderConfig:
-    """The tiny preset: Qwen3's architecture with a tied head, sized by `init` (0.43M parameters as it stands)."""
+    """Return the tiny preset: Qwen3's architecture with a tied head, sized by `init` (0.43M parameters by default)."""
     init = init or InitConfig()
     return DecoderConfig(
         family="qwen3",
@@ -32,7 +32,7 @@ def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) ->
 
 
 def random_decoder(config: DecoderConfig, seed: int = 0, precision: str = "fp32") -> Decoder:
-    """A decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
+    """Return a decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
 
     Each parameter has a stream of its own, named by the seed and the parameter: its values depend on no other's, and as
     numpy draws them, they are the same on every machine.

@@ -140,7 +140,7 @@ class NamedRendering:
         opened: str,
         ends: Sequence[int],
     ) -> list[int]:
-        """Not by the renderer's own `bridge_to_next_turn`: that refuses more than is rewritten, and gives no reason."""
+        """Return the ids between two turns. The renderer's own `bridge_to_next_turn` refuses more, without a reason."""
         turns, _ = stand_ins(conversation, answers, opened)
         full = self._rendered([*turns, *answers], True, tools)
         text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)

@@ -47,7 +47,7 @@ def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, An
 def _yarn(
     inverse: Tensor, factor: float, original: int, scaling: dict[str, Any], config: DecoderConfig
 ) -> tuple[Tensor, float]:
-    """Slows pairs that turn fewer than `beta_slow` times over the original context, keeps those above `beta_fast`."""
+    """Slow pairs that turn fewer than `beta_slow` times over the original context, keep those above `beta_fast`."""
     dim = config.head_dim
 
     def pair_that_turns(times: float) -> float:
@@ -82,7 +82,7 @@ class RotaryTable(nn.Module):
         self._table = torch.empty(0, 1, 3 * self._half)
 
     def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`.
+        """Return cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`.
 
         While a CUDA graph is captured, positions must be reserved before: it may not wait for the largest of them.
         """
@@ -93,7 +93,7 @@ class RotaryTable(nn.Module):
         return cos, sin
 
     def reserve(self, limit: int, device: torch.device) -> Tensor:
-        """The table, `[positions, 1, 3 / 2 head_dim]`, another tensor than before if it had to grow up to `limit`."""
+        """Return the table, `[positions, 1, 3 / 2 head_dim]`: a new tensor if it had to grow up to `limit`."""
         if limit > self._table.shape[0] or self._table.device != device:
             size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
             inverse, scale = inverse_frequencies(self._config)

@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that is all of `text`, within the bounds of this module, or None."""
+    """Return the JSON object that is all of `text`, within the bounds of this module, or None."""
     value, end = read_json(text, skip_space(text, 0))
     return value if isinstance(value, dict) and not text[end:].strip() else None
 
@@ -50,7 +50,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at `at` and its end; (None, at) if there is none within the bounds."""
+    """Return the JSON value at `at` and its end; (None, at) if there is none within the bounds."""
     try:
         value, end = DECODER.raw_decode(text, at)
         if end - at > MAX_CHARS or not shallow(value):
@@ -63,7 +63,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
 
 
 def shallow(value: Any) -> bool:
-    """Whether lists and objects are nested at most `MAX_DEPTH` deep."""
+    """Return True if lists and objects are nested at most `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -77,15 +77,15 @@ CHAT_TEMPLATE = """\
 
 
 def _byte_characters() -> dict[int, str]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's table): itself, or one above U+0100."""
+    """Return the character that byte-level BPE writes for each byte (GPT-2's table): itself, or one above U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """The tokenizer; ids are the same on every machine: specials, roles, tags, instructions, then bytes, printable
-    ASCII first.
+    """Return the tokenizer; ids are the same on every machine: specials, roles, tags, instructions, then bytes,
+    printable ASCII first.
     """
     characters = _byte_characters()
     words = [*SPECIALS, *ROLES, *TAGS, *INSTRUCTIONS]
@@ -102,7 +102,7 @@ def build_tiny_tokenizer() -> Tokenizer:
 
 
 def tokenizer_config(model_max_length: int) -> dict[str, Any]:
-    """Content of `tokenizer_config.json`."""
+    """Return the content of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": IM_END,
@@ -116,7 +116,7 @@ def tokenizer_config(model_max_length: int) -> dict[str, Any]:
 
 
 def save_tokenizer(folder: Path | str, model_max_length: int = 1024) -> None:
-    """Writes tokenizer.json, tokenizer_config.json (with the ChatML template) and special_tokens_map.json."""
+    """Write tokenizer.json, tokenizer_config.json (with the ChatML template) and special_tokens_map.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     build_tiny_tokenizer().save(str(folder / "tokenizer.json"))

@@ -57,15 +57,15 @@ class Format:
     tokens: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
-        """The calls in a text, in order."""
+        """Return the calls in a text, in order."""
         return [call for call, _ in self._found(text, tools or ())]
 
     def before_calls(self, text: str) -> str:
-        """The text up to its first call, without white space at the end; all of it if it calls nothing."""
+        """Return the text up to its first call, without white space at the end; all of it if it calls nothing."""
         return next((text[:at].rstrip() for _, at in self._found(text, ())), text)
 
     def _found(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
-        """Each call, and where it (or the list that it stands in) starts."""
+        """Return each call, and where it (or the list that it stands in) starts."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)
         start = re.compile(f"<think>|{self.opening.pattern}", self.opening.flags)
@@ -85,8 +85,8 @@ class Format:
         return found
 
     def _spoken_from(self, text: str, tools: Sequence[Tool]) -> int:
-        """Where speech can start: behind a `</think>` that nothing before it opened (the chat template did), unless it
-        stands in an argument of a call.
+        """Return where speech can start: behind a `</think>` that nothing before it opened (the chat template did),
+        unless it stands in an argument of a call.
         """
         end = text.find("</think>")
         if end < 0 or "<think>" in text[:end]:
@@ -98,13 +98,13 @@ class Format:
         return end + len("</think>")
 
     def _is_call(self, text: str, at: int, tools: Sequence[Tool]) -> bool:
-        """Whether what is opened here is a call, and not a malformed one."""
+        """Return True if what is opened here is a call, and not a malformed one."""
         calls, _ = self.read(text, at, tools)
         return bool(calls) and all(call.name is not None for call in calls)
 
 
 def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> list[dict[str, Any]]:
-    """The calls in a text in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
+    """Return a text's calls in OpenAI's form: `id`, `type`, `function` with `name` and `arguments` (JSON as text).
 
     Of a malformed call the name is "" and the arguments are its raw text. An id is nine letters and digits, as Mistral
     wants it, and a function of the text and the call's place. `tools` tell the types of XML's arguments, which are
@@ -114,21 +114,21 @@ def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> 
 
 
 def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
-    """The call as OpenAI has it; `text` and `index` make its id."""
+    """Return the call as OpenAI has it; `text` and `index` make its id."""
     arguments = call.raw if call.name is None else json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name or "", "arguments": arguments}
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
 
 
 def format_of_template(template: str) -> Format | None:
-    """The format in which a chat template writes calls; None if it is none of those known."""
+    """Return the format in which a chat template writes calls; None if it is none of those known."""
     if GLM_SIGN in template:
         return None
     return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
 
 
 def _call(value: Any) -> Call | None:
-    """The call that an object describes, None if it is none. Arguments may be an object, that as text, or missing."""
+    """Return the call that an object describes, None if none. Arguments may be an object, that as text, or missing."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
@@ -144,7 +144,7 @@ def _call(value: Any) -> Call | None:
 
 
 def _until(text: str, start: int, closing: str, opening: str) -> tuple[list[Call], int]:
-    """A malformed call from `start` to its closing tag; without one, up to the next call or the end."""
+    """Return a malformed call from `start` to its closing tag; without one, up to the next call or the end."""
     end, following = text.find(closing, start), text.find(opening, start)
     if end < 0 or 0 <= following < end:
         end = following if following >= 0 else len(text)
@@ -190,7 +190,7 @@ def _read_xml(text: str, at: int, tools: Sequence[Tool]) -> tuple[list[Call], in
 
 
 def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """The declared type of each argument of a tool."""
+    """Return the declared type of each argument of a tool."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
@@ -202,7 +202,7 @@ def _types(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """An argument that was written as plain text, read as JSON where its type is declared and is not text."""
+    """Return an argument that was written as plain text, read as JSON where its type is declared and is not text."""
     if kind is None or kind == "string":
         return text
     value, end = read_json(text, skip_space(text, 0))
@@ -264,7 +264,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """The same conversation in Hermes' form for a template that knows neither tools nor their messages.
+    """Return the same conversation in Hermes' form for a template that knows neither tools nor their messages.
 
     Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
     """
@@ -292,7 +292,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> 
 
 
 def with_objects(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object, as chat templates take them; text that is no object stays."""
+    """Return the call with its arguments as an object, as chat templates take them; text that is no object stays."""
     function = dict(call.get("function") or call)
     if isinstance(function.get("arguments"), str):
         value = read_object(function["arguments"])

@@ -84,5 +84,5 @@ class Spool:
         return self.folder / f"step_{version}"
 
     def _remove(self) -> None:
-        """A spool has nothing that lasts, so what a killed process left is removed as well."""
+        """Remove it; a spool has nothing that lasts, so what a killed process left goes as well."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from hone.types import PackedBatch
 
 
 def loss_indices(batch: PackedBatch) -> torch.Tensor:
-    """Indices `[M]` of the tokens that carry loss, in order."""
+    """Return the indices `[M]` of the tokens that carry loss, in order."""
     return batch.loss_mask.nonzero().squeeze(1)
 
 

@@ -34,7 +34,7 @@ class Optimizer:
         )
 
     def step(self, lr: float) -> float:
-        """Clips the gradients, updates the weights at learning rate `lr`, clears the gradients.
+        """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
 
         Returns the gradient's global L2 norm before clipping; if it is not finite, nothing is updated.
         """
@@ -53,7 +53,7 @@ class Optimizer:
         return float(grad_norm)
 
     def clear(self) -> None:
-        """Drops the gradients."""
+        """Drop the gradients."""
         for name, param in self.params.items():
             param.grad = self.masters[name].grad = None
 

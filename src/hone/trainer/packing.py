@@ -81,12 +81,12 @@ def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
 
 
 def run_tokens(run: list[Sequence]) -> int:
-    """Tokens of sequences that share their prompt, which counts once."""
+    """Count the tokens of sequences that share their prompt, which counts once."""
     return sum(len(sequence) for sequence in run) - (len(run) - 1) * run[0].prompt_length
 
 
 def _segments(runs: list[list[Sequence]]) -> list[_Segment]:
-    """One segment a sequence, and one before those of each run of several for their prompt."""
+    """Return one segment a sequence, and one before those of each run of several for their prompt."""
     segments: list[_Segment] = []
     for run in runs:
         prompt = run[0].prompt_length
@@ -194,7 +194,7 @@ def _runs(sequences: list[Sequence], share_prompts: bool) -> list[list[Sequence]
 
 
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
-    """Batches of at most `max_tokens` tokens, or one sequence; the runs in order, whole where they fit."""
+    """Return batches of at most `max_tokens` tokens, or one sequence; the runs in order, whole where they fit."""
     batches: list[list[Sequence]] = []
     tokens = 0
     for run in runs:
@@ -224,7 +224,7 @@ def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, 
 
 
 def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
-    """Parts of a run, in order, each of at most `max_tokens` tokens or one sequence."""
+    """Return parts of a run, in order, each of at most `max_tokens` tokens or one sequence."""
     parts: list[list[Sequence]] = [[]]
     for sequence in run:
         if parts[-1] and run_tokens([*parts[-1], sequence]) > max_tokens:

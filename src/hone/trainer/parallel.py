@@ -58,7 +58,7 @@ class Ranks:
         return values[0]  # pyright: ignore[reportReturnType]
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value in order of rank, on all ranks."""
+        """Return every rank's value in order of rank, on all ranks."""
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.world
@@ -66,7 +66,7 @@ class Ranks:
         return values
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value in order of rank, on rank 0; None on the others."""
+        """Return every rank's value in order of rank, on rank 0; None on the others."""
         if self.alone:
             return [value]
         values: list[Any] | None = [None] * self.world if self.first else None
@@ -74,7 +74,7 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Waits until all ranks have come here."""
+        """Wait until all ranks have come here."""
         if not self.alone:
             torch.distributed.barrier(group=self.control)
 
@@ -152,7 +152,7 @@ def joined(device: str) -> Iterator[Ranks]:
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
-    """Leaves each rank its rows of every parameter (a DTensor each), to be gathered where they are used; in place.
+    """Leave each rank its rows of every parameter (a DTensor each), to be gathered where they are used; in place.
 
     A layer is gathered for its forward and again for its backward pass; embedding, last norm and head stay gathered
     between the two, as `logits` comes after `hidden`. Gradients are summed in fp32, not averaged: the loss is divided
@@ -184,7 +184,7 @@ def shard(model: Decoder, ranks: Ranks) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Gives back what a forward pass without a backward one left gathered. Does nothing for a model that is whole."""
+    """Give back what a forward pass without a backward one left gathered. Does nothing for a model that is whole."""
     if hasattr(model, "reshard"):
         model.reshard()  # pyright: ignore[reportCallIssue]
 

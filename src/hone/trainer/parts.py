@@ -28,7 +28,7 @@ def save_part(folder: Path, trainer: Trainer) -> None:
 
 
 def load_part(folder: Path, trainer: Trainer, version: int) -> None:
-    """Restores, bit for bit, what `save_part` wrote of `version`, on however many ranks; all ranks together."""
+    """Restore, bit for bit, what `save_part` wrote of `version`, on however many ranks; all ranks together."""
     parameters = dict(trainer.model.named_parameters())
     if trainer.ranks.alone:
         tensors = load_groups(folder)
@@ -46,7 +46,7 @@ def load_part(folder: Path, trainer: Trainer, version: int) -> None:
 
 
 def _parameter(key: str) -> str:
-    """Name of the parameter that a tensor belongs to: `model/NAME`, `optimizer/KIND/NAME`."""
+    """Return name of the parameter that a tensor belongs to: `model/NAME`, `optimizer/KIND/NAME`."""
     return key.split("/")[-1]
 
 

@@ -125,7 +125,7 @@ class RankedTrainer:
         self._all("start", *arguments)
 
     def step(self, sequences: list[Sequence]) -> dict[str, float]:
-        """One update on the sequences of a step; see `Trainer.step`."""
+        """Take one update on the sequences of a step; see `Trainer.step`."""
         return self._all("step", sequences)
 
     def token_stats(self) -> TokenStats | None:
@@ -133,7 +133,7 @@ class RankedTrainer:
         return self._all("token_stats") if self.trainer.record_tokens else None
 
     def evaluate(self, sequences: list[Sequence]) -> float:
-        """Mean objective per loss token, without an update."""
+        """Compute the mean objective per loss token, without an update."""
         return self._all("evaluate", sequences)
 
     def fingerprint(self) -> str:
@@ -233,7 +233,7 @@ def is_lost(error: RuntimeError) -> bool:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ignores the signals that end a run."""
+    """Ignore the signals that end a run."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

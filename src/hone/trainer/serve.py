@@ -79,7 +79,7 @@ class TrainerLoop:
         self.say(f"Session {session.id} of {session.output_dir}: at version {session.start}, from {source}")
 
     def _serve(self, session: Session) -> bool:
-        """Serves one session; whether it came to its end, and not to that of its orchestrator."""
+        """Serve one session; whether it came to its end, and not to that of its orchestrator."""
         self._publish(session, {}, {"train": 0.0, "wait": 0.0})
         while True:
             began, step = time.perf_counter(), self.trainer.version

@@ -109,7 +109,7 @@ def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -
 
 
 def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:
-    """A data set's row as messages, and the index of the first one that may carry loss.
+    """Return a data set's row as messages, and the index of the first one that may carry loss.
 
     Columns: `messages`, or `prompt` and `completion` (each a string or a list of messages); `tools` is `row_tools`'.
     """
@@ -145,7 +145,7 @@ def row_tools(row: Mapping[str, Any], where: str) -> list[Tool] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the keys that are null, as Parquet fills them up where tools differ."""
+    """Return the row without the keys that are null, as Parquet fills them up where tools differ."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -216,7 +216,7 @@ class DemonstrationSource:
 def demonstration(
     env: Environment, split: str, index: int, rng: np.random.Generator, renderer: ChatRenderer, limit: Limit
 ) -> Sequence | None:
-    """One example of an environment with a demonstrated answer, as tokens; None if it is dropped for its length."""
+    """Return an example with a demonstrated answer as tokens; None if it is dropped for its length."""
     example = env.split(split)[index]
     where = f"environment {env.id}, {split} example {index}"
     shown = env.demonstrate(example, rng)

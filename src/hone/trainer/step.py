@@ -68,7 +68,8 @@ class Trainer:
         return lr_at(self.version, self.optimizer.config.lr, self.scheduler, self.max_steps)
 
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """One update on the micro-batches of one step (all carry the same `num_loss_tokens`, the step's denominator).
+        """Take one update on the micro-batches of one step (all carry the same `num_loss_tokens`, the step's
+        denominator).
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
         tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they
@@ -108,7 +109,7 @@ class Trainer:
             yield batch
 
     def _accumulate(self, batch: PackedBatch) -> dict[str, float]:
-        """Adds one micro-batch's gradient; returns its summed statistics."""
+        """Add one micro-batch's gradient; returns its summed statistics."""
         indices_M = loss_indices(batch)
         if self.ranks.alone and not len(indices_M):
             return {}
@@ -148,7 +149,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
-        """Mean objective per loss token, without an update (validation loss)."""
+        """Compute the mean objective per loss token, without an update (validation loss)."""
         total = 0.0
         for batch in self._uninterrupted(micro_batches):
             indices_M = loss_indices(batch)
@@ -162,7 +163,7 @@ class Trainer:
         return fingerprint(dict(self.model.named_parameters()), self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
+        """Return everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
         model = {name: p.detach() for name, p in self.model.named_parameters()}
         return {"model": model, "optimizer": self.optimizer.state()}
 
@@ -178,7 +179,7 @@ class Trainer:
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Statistics of parts of a step as those of all: sums, and the largest of what is named `…/max`."""
+    """Return statistics of parts of a step as those of all: sums, and the largest of what is named `…/max`."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

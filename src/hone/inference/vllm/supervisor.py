@@ -23,7 +23,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(parent: int, grace: float, command: list[str]) -> int:
-    """Runs `command` in a process group of its own, with temporary files of its own, which go with it.
+    """Run `command` in a process group of its own, with temporary files of its own, which go with it.
 
     Returns its exit code; 128 + N for one that signal N ended.
     """

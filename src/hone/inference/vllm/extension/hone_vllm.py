@@ -29,7 +29,7 @@ class WorkerExtension:
     """Methods of each worker process."""
 
     def hone_load_weights(self: Any, path: str) -> None:
-        """Loads the safetensors of folder `path` into the model where it is. `self` is vLLM's worker."""
+        """Load the safetensors of folder `path` into the model where it is. `self` is vLLM's worker."""
         from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
         self.reload_weights(weights_path=path)
@@ -106,7 +106,7 @@ class UpdateWeights:
         return 200, {"status": "ok", "policy_version": version, "previous_version": before}
 
     async def _models(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """vLLM's answer, with what hone's server says of a model: version and folder of its weights, this process."""
+        """Return vLLM's answer, with the version and the folder of the weights, as hone's server has them."""
         sent: list[dict[str, Any]] = []
 
         async def keep(message: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class UpdateWeights:
 
 
 def _has_key(scope: dict[str, Any]) -> bool:
-    """True for requests with the key. A browser's question whether it may ask (OPTIONS) never has one."""
+    """Return True for requests with the key. A browser's question whether it may ask (OPTIONS) never has one."""
     if not KEY or scope["method"] == "OPTIONS":
         return True
     return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), f"Bearer {KEY}".encode())
@@ -145,7 +145,7 @@ def _from_elsewhere(scope: dict[str, Any]) -> bool:
 
 
 def weights_folder(path: str) -> Path:
-    """The folder that `path` names (relative paths count from the root); ValueError unless it is under the root."""
+    """Return the folder that `path` names, relative to the root or not; ValueError unless it is under the root."""
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
@@ -184,7 +184,7 @@ def check_weights(folder: Path, config: Any) -> None:
 
 
 def count_parameters(config: Any) -> int:
-    """Of a model of `config`."""
+    """Count the parameters of a model of `config`."""
     return sum(math.prod(shape) for shape in shapes_of(config).values())
 
 
@@ -194,7 +194,7 @@ def shapes_of(config: Any) -> dict[str, list[int]]:
 
 @cache
 def expected_shapes(config: str, kind: type) -> dict[str, list[int]]:
-    """Name → shape of each tensor in the files of a model; `config` is that of `kind`, as JSON."""
+    """Return name → shape of each tensor in the files of a model; `config` is that of `kind`, as JSON."""
     import torch
     from transformers import AutoModelForCausalLM
 
