@@ -219,7 +219,7 @@ class RendererParts(NamedTuple):
 
 
 def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) -> ChatRenderer:
-    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (a file, or Jinja) comes before its own."""
+    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) overrides its own."""
     return ChatRenderer(*renderer_parts(name_or_folder, chat_template))
 
 

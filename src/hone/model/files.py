@@ -22,7 +22,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the folder of a model: `name` itself if there is such a folder, else the hub id's in the cache, or downloaded."""
+    """Return the folder of a model: `name` itself if there is one, else that of the hub id in the cache, downloaded."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)

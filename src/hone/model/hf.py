@@ -222,7 +222,7 @@ def _is_inside(name: str) -> bool:
 
 
 def load_weights(model: Decoder, folder: Path) -> None:
-    """Overwrite the parameters of a model with those in `folder`. UserError for a misfit; the model is unusable then."""
+    """Overwrite the parameters of a model with those in `folder`. UserError for a misfit; it is then unusable."""
     _load_weights(model, folder, weight_files(folder))
 
 
