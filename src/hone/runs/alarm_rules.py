@@ -59,14 +59,17 @@ class Rule:
         return Finding(value, own[0] if own else threshold, evidence, self.advice)
 
 
-def _level(metric: str, text: Callable[[Window, Window, int], str]) -> Callable[[History, float], Measured]:
-    """Look for a window of a metric above the threshold; `text` gets it, the first one, and their steps."""
+def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
+    """Look for a window of a metric above the threshold. In `text`, `{now}` is its mean, `{share}` that in per cent,
+    `{steps}` their number, and `{first}` the share of the first window.
+    """
 
     def measure(history: History, threshold: float) -> Measured:
-        now = history.now(metric)
+        now, first = history.now(metric), history.first(metric)
         if not now or now.mean < threshold:
             return None
-        return now.mean, text(now, history.first(metric), history.window)
+        numbers = {"now": f"{now.mean:.3g}", "share": percent(now.mean), "first": percent(first.mean)}
+        return now.mean, text.format(**numbers, steps=history.window)
 
     return measure
 
@@ -291,10 +294,8 @@ RULES = {
     "zero_std": Rule(
         _level(
             "frac_reward_zero_std",
-            lambda now, first, steps: (
-                f"{percent(now.mean)} of the groups had one and the same reward over the last {steps} steps "
-                f"({percent(first.mean)} at the beginning), and taught nothing"
-            ),
+            "{share} of the groups had one and the same reward over the last {steps} steps ({first} at the beginning), "
+            "and taught nothing",
         ),
         "harder or easier prompts (orchestrator.curriculum.order = difficulty, curriculum.pool), or more "
         "rollouts_per_example",
@@ -317,10 +318,8 @@ RULES = {
     "truncation": Rule(
         _level(
             "completion/truncated",
-            lambda now, first, steps: (
-                f"{percent(now.mean)} of the completions were cut at the length limit over the last {steps} steps "
-                f"({percent(first.mean)} at the beginning)"
-            ),
+            "{share} of the completions were cut at the length limit over the last {steps} steps ({first} at the "
+            "beginning)",
         ),
         "raise orchestrator.sampling.max_tokens (and seq_len); with orchestrator.truncated = mask they are not learned "
         "from",
@@ -335,22 +334,12 @@ RULES = {
         "checkpoint",
     ),
     "kl": Rule(
-        _level(
-            "kl",
-            lambda now, _, steps: (
-                f"the KL to the initial policy is {now.mean:.3g} nats a token over the last {steps} steps"
-            ),
-        ),
+        _level("kl", "the KL to the initial policy is {now} nats a token over the last {steps} steps"),
         "raise trainer.loss.kl_coef or lower trainer.optim.lr; if the held-out reward still rises, raise "
         "alarms.kl.threshold",
     ),
     "ratio": Rule(
-        _level(
-            "clipped",
-            lambda now, _, steps: (
-                f"the importance ratio of {percent(now.mean)} of the tokens was clipped over the last {steps} steps"
-            ),
-        ),
+        _level("clipped", "the importance ratio of {share} of the tokens was clipped over the last {steps} steps"),
         "lower orchestrator.max_async_level or trainer.optim.lr; look at logprob_gap/mean, which says whether sampler "
         "and trainer agree",
     ),

@@ -40,13 +40,6 @@ _FORM = re.compile(
 )
 _EXAMPLE = 'METRIC@STEP OP NUMBER p=PROB, as in "reward/mean@40 > 0.6 p=0.8"'
 _OPS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-_LACKS = (
-    (r"^(?!.*\bp\s*=\s*[\d.]+\s*%)", "has its probability in per cent, not as a share"),
-    (r"\bp\s*=", "does not say how likely it is"),
-    (r"@", "does not say at which step"),
-    (r"[<>]", "has no comparison (>, >=, < or <=)"),
-)
-"""What a text must match to be a prediction, and what is wrong with one that does not."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +120,8 @@ def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
 def parse(text: str, last: int = -1) -> Prediction:
     """Return the prediction that a text makes of a run whose last step is `last`. UserError if it makes none."""
     match = _FORM.fullmatch(text)
-    if match is None:
-        problem = next((problem for pattern, problem in _LACKS if not re.search(pattern, text)), "can't be read")
-        raise UserError(f"{_quoted(text)} {problem}: write {_EXAMPLE}")
-    if not math.isfinite(float(match["number"])):
-        raise UserError(f"{_quoted(text)}: {match['number']} is more than a number can be: write a smaller one")
+    if match is None or not math.isfinite(float(match["number"])):
+        raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
     if not 0 < float(match["p"]) < 1:
         raise UserError(f"{_quoted(text)}: p must be between 0 and 1, and nothing is certain: write p=0.99 or p=0.01")
     end = match["step"] == "end"
@@ -170,7 +160,7 @@ def entries(info: Mapping[str, Any]) -> list[Prediction]:
 
 
 def problem(info: Mapping[str, Any], folder: Path) -> str:
-    """Return how it shows that the predictions of a run were edited after they were made; "" if it doesn't."""
+    """Return what shows that a run's predictions were edited after they were made; "" if nothing does."""
     digest = _digest_in_events(folder)
     if KEY not in info:
         return "its predictions are gone" if digest else ""
@@ -179,9 +169,7 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
         entries(info)
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
-    if fits and digest is None and _has_begun(folder, info.get("parent", {}).get("step", 0)):
-        return "its predictions were not made before step 0 (no event tells of them)"
-    if fits and digest in (None, info[KEY]["sha256"]):
+    if fits and (digest == info[KEY]["sha256"] or (digest is None and not _has_begun(info, folder))):
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
 
@@ -191,15 +179,11 @@ def _digest_in_events(folder: Path) -> str | None:
     return hashes[-1] if hashes else None
 
 
-def _has_begun(folder: Path, first: int = 0) -> bool:
-    """Return True if the run has taken a step from `first` on, be it one that was rolled back."""
-    return any(line["step"] >= first for place in _takes(folder) for line in read_lines(place / "metrics.jsonl"))
-
-
-def _takes(folder: Path) -> list[Path]:
-    """Return where lines of the run's logs are, in the order in which they were written: rolled back ones, its own."""
-    places = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
-    return [*sorted(places, key=lambda path: int(path.name)), folder]
+def _has_begun(info: Mapping[str, Any], folder: Path) -> bool:
+    """Return True if the run has taken a step, be it one that was rolled back."""
+    logs = [folder / "metrics.jsonl", *(folder / "superseded").glob("*/metrics.jsonl")]
+    first = info.get("parent", {}).get("step", 0)
+    return any(line["step"] >= first for log in logs for line in read_lines(log))
 
 
 def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
@@ -218,7 +202,7 @@ def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
     own = entries(info)
     if not config.predict or {parse(text).key for text in config.predict} == {one.key for one in own}:
         return
-    if _has_begun(folder):
+    if _has_begun(info, folder):
         begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
         raise UserError(
             f"{folder} was begun {begun}, and predictions are made before step 0: leave out --predict, or give the same"
@@ -246,27 +230,21 @@ def kept(config: Config, info: Mapping[str, Any]) -> Config:
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """Score a run's predictions as far as its metrics decide them. A step taken twice, maybe with other settings,
-    counts as it was first. A metric that is null was not finite: its events say what it was.
-    """
-    found = entries(info)
-    logs = [(place, read_lines(place / "metrics.jsonl")) for place in (_takes(folder) if found else ())]
-    lines = [(place, line) for place, log in logs for line in log]
-    return [_scored(one, lines) for one in found]
-
-
-def _scored(one: Prediction, lines: Sequence[tuple[Path, Mapping[str, Any]]]) -> Scored:
-    metric = current_name(one.metric)
-    for place, line in lines:
-        if line["step"] == one.step and metric in line:
-            value = line[metric]
-            if value is None:
-                events = (e for e in read_lines(place / "events.jsonl") if e.get("kind") == "not_finite")
-                named = (e for e in events if (e.get("step"), e.get("metric")) == (one.step, one.metric))
-                value = next(named, {"value": "nan"})["value"]
-            return Scored(one, one.holds(float(value)), float(value))
-    reached = max((line["step"] for _, line in lines), default=-1) >= one.step
-    return Scored(one, None, why=f"not written at step {one.step}" if reached else f"step {one.step} was not reached")
+    """Score a run's predictions as far as its metrics decide them. Nothing is true of a metric that was not finite."""
+    predicted = entries(info)
+    lines = {line["step"]: line for line in read_lines(folder / "metrics.jsonl")} if predicted else {}
+    scored = []
+    for one in predicted:
+        line = lines.get(one.step, {})
+        metric = current_name(one.metric)
+        if metric in line:
+            value = math.nan if line[metric] is None else float(line[metric])
+            scored.append(Scored(one, one.holds(value), value))
+        else:
+            reached = max(lines, default=-1) >= one.step
+            why = f"not written at step {one.step}" if reached else f"step {one.step} was not reached"
+            scored.append(Scored(one, None, why=why))
+    return scored
 
 
 def settle(info: dict[str, Any], folder: Path) -> dict[str, Any]:
