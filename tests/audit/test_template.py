@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_CODER, QWEN3_THINKING
+from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_THINKING
 from test_bridge import SPECIALS
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -75,9 +75,7 @@ QWEN25_FINDINGS = {
     "default-system": {"system"},
 }
 QWEN3_FINDINGS = {
-    "think-stripping": {"user", "empty thoughts", "odd questions"},
-    "moves-white-space": {"thought"},
-    "think-tags": {"stray"},
+    "think-stripping": {"user"},
     "adds-thought": {"empty"},
     "refuses": {"content in parts"},
 }
@@ -146,10 +144,6 @@ def test_families(name: str, tmp_path: Path) -> None:
     assert (found(report), report.verdict) == (expected, verdict)
 
 
-FORMATTED = (
-    "('<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n').format(role=message['role'])"
-)
-WRITTEN = "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'"
 NO_SYSTEM = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}"
 # A template with one defect, the verdict, the finding that it is there for, and what the shortest conversation says.
 DEFECTS = {
@@ -163,11 +157,7 @@ DEFECTS = {
     ),
     "lower-cases": (
         *(variant(CONTENT, CONTENT + " | lower"), "fail", "changes-text"),
-        {"lower-case": ["what is blue?", "Mixed Case"]},
-    ),
-    "evaluates": (
-        *(variant(WRITTEN, FORMATTED), "fail", "evaluates"),
-        {role: None for role in ("user", "system", "assistant")},
+        {"assistant": ["what is blue?", "Mixed Case"]},
     ),
     "split token": (
         *(CHATML.replace("<|im_end|>", "<|turn_end|>"), "fail", "split-token"),
@@ -186,10 +176,6 @@ DEFECTS = {
     "sorts by role": (
         *(variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"), "fail", "reorders"),
         {"user": ["be brief.", "what is blue?"]},
-    ),
-    "always opens": (
-        *(variant("{%- if add_generation_prompt %}", "{%- if true %}"), "warn", "always-opens"),
-        {"answer": ["a", "b"]},
     ),
     "no end of turn": (
         "{% for m in messages %}{{ m.content }}|{% endfor %}",
@@ -245,9 +231,7 @@ def test_defects(name: str, tmp_path: Path) -> None:
 
 
 def test_what_tokenizers_change(tmp_path: Path) -> None:
-    for i, (normalizer, whats) in enumerate(
-        [(normalizers.NFC(), {"NFC"}), (normalizers.NFKC(), {"NFC", "NFKC"}), (normalizers.Lowercase(), {"lower-case"})]
-    ):
+    for i, (normalizer, whats) in enumerate([(normalizers.NFKC(), {"Unicode"}), (normalizers.Lowercase(), {"case"})]):
         report = audit_template(folder_of(tmp_path / str(i), CHATML, normalizer=normalizer))
         assert found(report) == {**PARTS, "tokenizer-changes-text": whats}
 
@@ -275,8 +259,6 @@ def test_qwen3_says_what_still_works_and_what_the_template_opens(tmp_path: Path)
     assert said(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
     thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING))
     assert thinking.facts["opened_by_template"] == "<think>\n" and thinking.names() == {"think-stripping"}
-    coder = audit_template(folder_of(tmp_path / "coder", QWEN3_CODER))
-    assert found(coder)["tool-arguments"] == {"tags"}
 
 
 def test_a_model_that_renderers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

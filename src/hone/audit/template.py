@@ -5,41 +5,36 @@ template. Of the former it also says where the two differ.
 
     report = audit_template("Qwen/Qwen3-0.6B")
     report.names()  # {"think-stripping"}
+
+A rule looks at one conversation and returns the first `Problem` that it sees, or None. Rules stand in an order in which
+each may rely on those before it, so one cause is one finding.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hone.audit.report import Check, Finding, Report, Shown, Verdict, worst
-from hone.audit.template_rules import (
-    ChatSubject,
-    Conversation,
-    Problem,
-    call_of,
-    first_problem,
-    in_short,
-    keeps_texts,
-    parting,
-    user,
-)
 from hone.errors import UserError
-from hone.model.chat import PROBE, RendererParts, renderer_parts
-from hone.model.rendering import TemplateRendering
-from hone.model.tool_calls import Tool
-from hone.types import Message
+from hone.model.chat import PROBE, THINK, ChatRenderer, RendererParts, renderer_parts
+from hone.model.rendering import END_THINK, TemplateRendering, squeeze
+from hone.model.tool_calls import HERMES, Tool
+from hone.types import Message, content_hash
 
 FAIL, WARN, NOTE = Verdict.FAIL, Verdict.WARN, Verdict.NOTE
 OTHER = "give another template with model.chat_template"
 APPENDS = "give a template that only appends with model.chat_template; tasks of one turn are not affected"
-OPENS = "write the opening under `if add_generation_prompt` alone"
 ADDS = "SFT teaches the empty thought, RL samples from a prompt without it: train on rows that think if you want any"
 SPLIT = "add the token to the tokenizer (and train its embedding), or give the template of this tokenizer"
 EOS = "add its id to eos_token_id in generation_config.json: hone stops at it anyway, other engines do not"
+INJECTION = "keep these texts out of prompts and tools"
 DIFFERS = (
     "engines that use the template see the other prompt; to train on the template, give it with model.chat_template"
 )
@@ -47,50 +42,33 @@ DIFFERS = (
 KINDS: dict[str, tuple[Verdict, str, str]] = {
     "refuses": (NOTE, "the template refuses: {what}", f"keep to conversations that it takes, or {OTHER}"),
     "crashes": (FAIL, "rendering fails with {what}", OTHER),
-    "loses-text": (FAIL, "what a message says is not written ({what})", OTHER),
+    "loses-text": (FAIL, "the text of a message is not written ({what})", OTHER),
     "reorders": (FAIL, "messages are written in another order ({what})", OTHER),
-    "changes-text": (WARN, "what a message says is changed ({what})", "take the change out of the template"),
+    "changes-text": (WARN, "the text of a message is changed ({what})", "take the change out of the template"),
     "strips-text": (NOTE, "white space around a text is taken away ({what})", ""),
-    "evaluates": (FAIL, "signs in a message are evaluated ({what})", "take format() and replace() out of the template"),
-    "think-tags": (WARN, "thoughts with stray <think> tags are rewritten ({what})", "leave such rows out of SFT"),
     "think-stripping": (FAIL, "thoughts of earlier turns are taken out ({what})", OTHER),
     "rewrites-prompt": (FAIL, "a finished turn does not continue its prompt ({what})", APPENDS),
     "adds-thought": (NOTE, "an answer without a thought gets an empty one when it is written last", ADDS),
-    "no-generation-prompt": (FAIL, "the prompt does not open the assistant's turn: the model has to do it", OPENS),
-    "generation-prompt": (WARN, "add_generation_prompt changes what stands before the opening", OTHER),
+    "no-generation-prompt": (
+        FAIL,
+        "the prompt does not open the assistant's turn: the model has to do it",
+        "write the opening under `if add_generation_prompt` alone",
+    ),
     "opens-differently": (FAIL, "the template opens a thought after some messages only ({what})", OTHER),
-    "always-opens": (WARN, "something follows the end of a finished turn", OPENS),
     "no-stop-token": (FAIL, "no token ends an assistant's turn", "write the end-of-turn token after the text"),
     "split-token": (FAIL, "the tokenizer splits {what}, which the template writes, or does not know it", SPLIT),
     "eos-differs": (WARN, "turns end with {what}, which the model's files do not name as an end", EOS),
     "stop-inside": (FAIL, "a token that ends generation stands inside of a turn ({what})", OTHER),
     "rewrites-history": (FAIL, "earlier turns are rewritten once an answer follows ({what})", APPENDS),
     "moves-white-space": (WARN, "white space moves once an answer follows ({what})", "RL trains on what was sampled"),
-    "injection": (
-        WARN,
-        "text of a message becomes control tokens: {what}",
-        "keep these texts out of prompts and tools",
-    ),
+    "injection": (WARN, "text of a message becomes control tokens: {what}", INJECTION),
     "tokenizer-changes-text": (WARN, "the tokenizer changes text ({what})", "compare answers in the same form"),
-    "hides-tags": (
-        FAIL,
-        "{what} are special tokens, so graders do not see them",
-        "make them tokens that are not special",
-    ),
+    "hides-tags": (FAIL, "{what} are special tokens, so graders do not see them", "make them ordinary tokens"),
     "tools-unread": (WARN, "the template asks for tool calls in a form that hone does not read", OTHER),
     "tools-untaught": (NOTE, "the template knows no tools: hone lists them as Qwen does, in the system message", ""),
     "tool-listing": (WARN, "the list of tools lacks {what}", OTHER),
     "tool-calls": (FAIL, "a tool call is not read as it was written ({what})", OTHER),
-    "tool-arguments": (
-        WARN,
-        "some arguments of tool calls are read otherwise than written ({what})",
-        "do without them",
-    ),
-    "default-system": (
-        NOTE,
-        "without a system message the template writes one of its own",
-        "set system_prompt for another",
-    ),
+    "default-system": (NOTE, "without a system message the template writes its own", "set system_prompt for another"),
     "renderer-differs": (WARN, "the renderers package and the model's own template differ ({what})", DIFFERS),
 }
 TOOLS: list[Tool] = [
@@ -107,28 +85,404 @@ TOOLS: list[Tool] = [
         },
     }
 ]
+
+
+def user(content: Any) -> Message:
+    return {"role": "user", "content": content}
+
+
 SYSTEM, ASKED, ASKED_ON = {"role": "system", "content": "be brief."}, user("what is blue?"), user("and what is green?")
-TEXTS = (
-    *(
-        " \n padded \n",
-        "a  b\n\n\tc",
-        "Mixed Case",
-        "e\u0301 a\u0323",
-        "\ufb01ne \u2460 \uff21",
-        "\u05e9\u05dc \u200fa",
-    ),
-    *("\U0001f3b2 \U0001f469\u200d\U0001f680", "a\u00a0b\u200bc\u00add", "{{ 7 * 191 }} {% if a %} {# b #} {%- raw %}"),
-    *("{0} {role} {} }}{{", "100% %s %(role)s", "\\n \\u0041 \\1 $x", "<b>&amp;</b> \"q\" 'r'"),
-)
-"""What templates and tokenizers are known to change: space, case, forms of Unicode, Jinja, formats, HTML."""
-ARGUMENTS = (
-    *('say "a" and \'b\' \\ "', "a\n\nb\n", "  a ", "\u00e9\U0001f3b2\u05e9", '{"a": {"b": [1, {}]}} }}'),
-    *("</tool_call> <tool_call>", "</parameter></function>", "</think>", "<think>"),
-)
-"""Arguments of calls that may break how calls are written or read."""
+TEXTS = {
+    "padded": " \n padded \n",
+    "white space": "a  b\n\n\tc",
+    "case": "Mixed Case",
+    "Unicode": "e\u0301 \ufb01ne \u2460 \U0001f469\u200d\U0001f680 a\u00a0b",
+    "Jinja": "{{ 7 * 191 }} {% if a %} {# b #} {%- raw %}",
+    "formats": "{0} {role} {} 100% %s %(role)s \\n \\u0041 $x",
+    "HTML": "<b>&amp;</b> \"q\" 'r'",
+}
+"""What templates and tokenizers are known to change."""
 SPECIAL = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """What looks like a special token in what a template writes."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<tool_response>")
+_EMPTY_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, with calls as `tool_calls` beside the text, and the tools that they may call."""
+
+    messages: list[Message]
+    tools: list[Tool] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.messages[-1].get("role") == "assistant"
+
+    @property
+    def prompt(self) -> list[Message]:
+        """The messages before the answer, of a finished conversation."""
+        return self.messages[:-1]
+
+    def json(self) -> str:
+        record: dict[str, Any] = {"messages": self.messages} | ({"tools": self.tools} if self.tools else {})
+        return json.dumps(record, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding's name and `what`, the conversation that shows it, the difference in words, and how bad it is, if that
+    is not what is usual for the name.
+    """
+
+    name: str
+    what: str
+    conversation: Conversation
+    difference: str
+    verdict: Verdict | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.what
+
+
+Rule = Callable[["ChatSubject", Conversation], Problem | None]
+
+
+def call_of(arguments: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    """Return a call as hone keeps it; its id is nine letters and digits."""
+    written = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": "look_up", "arguments": written}
+    return {"id": content_hash([written, index])[:9], "type": "function", "function": function}
+
+
+def in_short(error: UserError) -> str:
+    """Return a refusal without hone's remedy."""
+    return re.split(r"; give a template|: give a template|: change the messages", str(error))[0]
+
+
+class ChatSubject:
+    """A renderer with what the checks ask of it.
+
+    `declared`: the ids at which the model's files end generation. `controls`: the special tokens by their text.
+    """
+
+    def __init__(self, parts: RendererParts) -> None:
+        self.renderer = ChatRenderer(*parts)
+        self.tokenizer = parts.tokenizer
+        self.rendering = parts.rendering
+        self.declared = parts.stop_ids
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.controls = {token.content: i for i, token in sorted(added.items()) if token.special}
+        self._texts: dict[tuple[str, bool], str] = {}
+
+    @property
+    def by_template(self) -> bool:
+        """True if the model's chat template renders, not the `renderers` package."""
+        return isinstance(self.rendering, TemplateRendering)
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.rendering.format is not None or not self.by_template
+
+    @property
+    def speaks_beside_calls(self) -> bool:
+        """True if text may stand before a call in one turn."""
+        form = self.rendering.format
+        return form is not None and form.name != "llama"
+
+    def answer(self, text: str, thought: str | None = None, calls: Sequence[dict[str, Any]] = ()) -> Message:
+        """Return a turn of the assistant. Where the template opens a thought there is one."""
+        if thought is None and self.renderer.opened_by_template:
+            thought = "hm"
+        content = text if thought is None else f"<think>\n{thought}\n</think>\n\n{text}"
+        return {"role": "assistant", "content": content} | ({"tool_calls": list(calls)} if calls else {})
+
+    def text(self, conversation: Conversation, opens: bool | None = None) -> str:
+        """Return the conversation as the template writes it, ready for the next turn unless it is finished."""
+        opens = not conversation.finished if opens is None else opens
+        key = (conversation.json(), opens)
+        if key not in self._texts:
+            self._texts[key] = self.renderer.text(conversation.messages, opens, conversation.tools)
+        return self._texts[key]
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def find(self, written: str, text: str, start: int = 0) -> int:
+        """Return where a text stands as it is, or as JSON has it within quotes; -1 if nowhere."""
+        forms = [text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]]
+        if not self.by_template:  # known by its ids alone: what the tokenizer changes is another finding
+            forms.append(self.decode(self.encode(text)))
+        return min((at for form in forms if (at := written.find(form, start)) >= 0), default=-1)
+
+    def has_controls(self, *texts: Any) -> bool:
+        """Return True if texts hold that of a special token."""
+        return any(token in str(text) for token in self.controls for text in texts)
+
+    def sampled_ids(self, message: Message, tools: list[Tool] | None) -> list[int]:
+        """Return the ids that a model samples to say this."""
+        text = (message.get("content") or "").removeprefix(self.renderer.opened_by_template)
+        if calls := message.get("tool_calls"):
+            text += ("\n" if text and not text.endswith("\n") else "") + self._written_calls(calls, tools)
+        return [*self.encode(text), self.renderer.end_of_turn_id]
+
+    def play(self, conversation: Conversation) -> tuple[list[int], list[Message]]:
+        """Return the ids that training sees, and the messages as hone keeps them, up to the last answer.
+
+        The prompt, each turn as it is sampled, and each bridge. Raises UserError where hone can't go on.
+        """
+        messages, tools = conversation.messages, conversation.tools
+        at = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        kept = messages[:at]
+        ids = self.renderer.prompt_ids(kept, tools)
+        while at < len(messages):
+            own = self.sampled_ids(messages[at], tools)
+            turn = self.renderer.message(own, tools)
+            answers = list(itertools.takewhile(lambda m: m["role"] != "assistant", messages[at + 1 :]))
+            if not answers:
+                break
+            at += 1 + len(answers)
+            called = iter([call["id"] for call in turn.get("tool_calls", [])])
+            for i, answer in enumerate(answers):
+                if answer["role"] == "tool" and (known := next(called, None)) is not None:
+                    answers[i] = {**answer, "tool_call_id": known}
+            kept = [*kept, turn]
+            ids = [*ids, *own, *self.renderer.bridge_ids(kept, answers, tools)]
+            kept += answers
+        return ids, kept
+
+    def _written_calls(self, calls: list[dict[str, Any]], tools: list[Tool] | None) -> str:
+        """Return calls as the model's family writes them."""
+        if self.rendering.format is HERMES:
+            bodies = [
+                f'{{"name": {json.dumps(call["function"]["name"])}, "arguments": {call["function"]["arguments"]}}}'
+                for call in calls
+            ]
+            return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        ids = self.renderer.completion_ids([user("a")], turn, tools)
+        written = self.decode(ids[:-1] if ids[-1] in self.renderer.stop_ids else ids)
+        return _EMPTY_THOUGHT.sub("", written, count=1).strip() if _EMPTY_THOUGHT.match(written) else written.strip()
+
+
+def first_problem(
+    subject: ChatSubject, conversation: Conversation, rules: Iterable[Rule] | None = None
+) -> Problem | None:
+    """Return the first rule that does not hold; None if all do. Without `rules`, of all."""
+    for rule in RULES if rules is None else rules:
+        try:
+            problem = rule(subject, conversation)
+        except UserError as error:
+            roles = ", ".join(str(message["role"]) for message in conversation.messages)
+            problem = Problem("refuses", f"a conversation of {roles}", conversation, in_short(error))
+        except Exception as error:  # what a template or a package raises is what is looked for
+            problem = Problem("crashes", type(error).__name__, conversation, f"{type(error).__name__}: {error}")
+        if problem is not None:
+            return problem
+    return None
+
+
+def keeps_texts(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """Texts of messages are written unchanged and in order; of earlier answers see `continues_history`."""
+    written, at = subject.text(conversation), 0
+    for index, message in enumerate(conversation.messages):
+        content = message.get("content")
+        parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+        earlier = message["role"] == "assistant" and index < len(conversation.messages) - 1
+        for text in parts if not earlier else ():
+            found = subject.find(written, text, at) if text else at
+            if found < 0:
+                return _lost_text(subject, conversation, index, str(text), written)
+            at = found
+    return None
+
+
+def _lost_text(subject: ChatSubject, conversation: Conversation, index: int, text: str, written: str) -> Problem:
+    """Say why a text does not stand in what is written."""
+    message = conversation.messages[index]
+    role = str(message["role"])
+    difference = f"{text[:80]!r} of {role} is not in {written[-160:]!r}"
+    if not isinstance(message["content"], str):
+        return Problem("loses-text", "parts", conversation, difference)
+    plain = {**message, "content": "plain words"}
+    instead = replace(
+        conversation, messages=[*conversation.messages[:index], plain, *conversation.messages[index + 1 :]]
+    )
+    if "plain words" not in subject.text(instead):
+        return Problem("loses-text", role, conversation, difference)
+    if subject.find(written, text) >= 0:
+        return Problem("reorders", role, conversation, difference)
+    if subject.find(written, text.strip()) >= 0:
+        return Problem("strips-text", role, conversation, difference)
+    if role == "assistant" and END_THINK in text:
+        return Problem("think-stripping", "answer", conversation, difference)
+    return Problem("changes-text", role, conversation, difference, FAIL if role == "assistant" else None)
+
+
+def opens_a_turn(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """The opening of the assistant's turn is appended to the conversation, and opens what hone knows that it opens."""
+    if conversation.finished:
+        return None
+    prompt, history = subject.text(conversation, opens=True), subject.text(conversation, opens=False)
+    if not prompt.startswith(history):
+        return Problem("rewrites-prompt", "opening", conversation, parting(history, prompt))
+    opening = prompt[len(history) :]
+    begun = opening[opening.rfind(THINK) :] if THINK in opening else ""
+    begun = "" if END_THINK in begun else begun
+    known = subject.renderer.opened_by_template
+    if history == prompt or begun == known:
+        return None
+    difference = f"it opens {begun!r} here, and {known!r} after one message of user"
+    return Problem("opens-differently", str(conversation.messages[-1]["role"]), conversation, difference)
+
+
+def continues(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """A finished turn continues its prompt, with the answer and nothing before it."""
+    if not conversation.finished:
+        return None
+    answer = conversation.messages[-1]
+    prompt = subject.text(Conversation(conversation.prompt, conversation.tools), opens=True)
+    full = subject.text(conversation)
+    if not full.startswith(prompt):
+        shape = "calls" if answer.get("tool_calls") else "thought" if END_THINK in answer["content"] else "answer"
+        return Problem("rewrites-prompt", shape, conversation, parting(prompt, full))
+    rest = full[len(prompt) :]
+    text = answer["content"].removeprefix(subject.renderer.opened_by_template)
+    head = rest[: max(rest.find(text.strip()), 0)] if text.strip() else ""
+    if not head.strip():
+        return None
+    difference = f"it writes {head!r} before {text[:40]!r}"
+    if squeeze(head) in (f"{THINK}{END_THINK}", END_THINK):
+        return Problem("adds-thought", "empty", conversation, difference)
+    return Problem("no-generation-prompt", "opening", conversation, difference)
+
+
+def ends(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """A finished turn has a token at which generation stops, and no text before which it would stop."""
+    answer = conversation.messages[-1]
+    if not conversation.finished or subject.has_controls(answer):
+        return None
+    ids = subject.rendering.continuation_ids(conversation.prompt, answer, conversation.tools)
+    stops = [i for i, token in enumerate(ids) if token in subject.renderer.stop_ids]
+    if not stops:
+        return Problem("no-stop-token", "answer", conversation, f"the turn is {subject.decode(ids)[-60:]!r}")
+    inside = subject.decode(ids[: stops[0]])
+    text = answer["content"]
+    called = subject.renderer.before_calls(text) != text  # then what is in `tool_calls` is not written again
+    names = [] if called else [call["function"]["name"] for call in answer.get("tool_calls", [])]
+    spoken = subject.decode(subject.encode(text.removeprefix(subject.renderer.opened_by_template)))
+    if squeeze(spoken) not in squeeze(inside) or any(name not in inside for name in names):
+        ended = subject.decode(ids[: stops[0] + 1])
+        return Problem("stop-inside", "calls" if names else "answer", conversation, f"the turn ends after {ended!r}")
+    return None
+
+
+def calls_are_read(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """Calls are read with the arguments that they had, as the template writes them and as a model does."""
+    answer = conversation.messages[-1]
+    calls = answer.get("tool_calls")
+    if not conversation.finished or not calls or subject.has_controls(answer["content"], calls):
+        return None
+    try:
+        subject.renderer.completion_ids(conversation.prompt, answer, conversation.tools)
+    except UserError as error:
+        return Problem("tool-calls", "any", conversation, in_short(error))
+    ids = subject.sampled_ids(answer, conversation.tools)
+    read = subject.renderer.message(ids, conversation.tools).get("tool_calls", [])
+    kept, had = (
+        [(call["function"]["name"], json.loads(call["function"]["arguments"] or "null")) for call in some]
+        for some in (read, calls)
+    )
+    if kept == had:
+        return None
+    return Problem("tool-calls", "any", conversation, f"{subject.decode(ids)[:120]!r} is read as {kept}")
+
+
+def continues_history(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """What was sampled, bridged to what answered it, is the conversation as the template writes it whole."""
+    messages = conversation.prompt if conversation.finished else conversation.messages
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns or not _is_sound(subject) or subject.has_controls(*(messages[i] for i in turns)):
+        return None
+    for i in turns:
+        earlier = Conversation(messages[: i + 1], conversation.tools)
+        problem = first_problem(subject, earlier, (keeps_texts, continues, ends, calls_are_read))
+        if problem is not None and problem.name not in ("adds-thought", "refuses"):
+            return problem
+    for count in (*turns[1:], len(messages)):  # the shortest that shows it
+        asked = Conversation(messages[:count], conversation.tools)
+        if (problem := _rewritten(subject, asked)) is not None:
+            return problem
+    return None
+
+
+def _rewritten(subject: ChatSubject, asked: Conversation) -> Problem | None:
+    """Return how the ids of training and the template's writing of earlier turns differ; None if they don't."""
+    answers = str(asked.messages[-1]["role"])
+    try:
+        ids, kept = subject.play(asked)
+    except UserError as error:
+        sampled, whole, difference = "", "", in_short(error)
+    else:
+        if subject.rendering.format is None and any(message.get("tool_calls") for message in kept):
+            return None  # calls are written anew, with other ids and white space than the model's
+        sampled, whole = subject.decode(ids), subject.decode(subject.renderer.prompt_ids(kept, asked.tools))
+        if sampled == whole:
+            return None
+        difference = parting(sampled, whole, "what was sampled", "the template")
+        if squeeze(sampled) == squeeze(whole):
+            return Problem("moves-white-space", answers, asked, difference)
+    whole = squeeze(subject.text(asked, opens=True))
+    texts = [message["content"] for message in asked.messages if message["role"] == "assistant"]
+    kept_answers = all(squeeze(text.split(END_THINK)[-1]) in whole for text in texts)
+    if kept_answers and any(END_THINK in text and squeeze(text) not in whole for text in texts):
+        return Problem("think-stripping", answers, asked, difference)
+    return Problem("rewrites-history", answers, asked, difference)
+
+
+@functools.lru_cache(maxsize=8)
+def _is_sound(subject: ChatSubject) -> bool:
+    """Return True if one short turn continues its prompt and ends: else nothing can be said about several."""
+    shortest = Conversation([user("a"), subject.answer("b")])
+    problem = first_problem(subject, shortest, (keeps_texts, continues, ends))
+    return problem is None or problem.name == "adds-thought"
+
+
+def round_trips(subject: ChatSubject, conversation: Conversation) -> Problem | None:
+    """Text that a model wrote comes back from its ids as it was."""
+    text = conversation.messages[-1].get("content") or ""
+    if not conversation.finished or subject.has_controls(text):
+        return None
+    back = subject.decode(subject.encode(text))
+    if back == text:
+        return None
+    what = next((name for name, other in TEXTS.items() if other in text), "letters")
+    return Problem("tokenizer-changes-text", what, conversation, f"{text!r} comes back as {back!r}")
+
+
+RULES: tuple[Rule, ...] = (
+    keeps_texts,
+    opens_a_turn,
+    continues,
+    ends,
+    calls_are_read,
+    continues_history,
+    round_trips,
+)
+
+
+def parting(before: str, after: str, one: str = "the prompt", other: str = "the finished turn") -> str:
+    """Say where two texts part."""
+    pairs = zip(before, after, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
+    start = max(at - 20, 0)
+    return f"{one} has {before[start : at + 40]!r} where {other} has {after[start : at + 40]!r}"
+
+
 Checked = tuple[str, list[Problem]]
 """A summary, and what was found."""
 
@@ -157,7 +511,7 @@ def audit_template(
         order: dict[str, Callable[[], Checked]] = {
             "stop token": lambda: check_stop(subject, known),
             "renders": lambda: check_renders(subject),
-            "turns": lambda: check_turns(subject, known),
+            "turns": lambda: check_turns(subject),
             "tools": lambda: check_tools(subject),
             "round trips": lambda: check_round_trips(subject),
             "injection": lambda: check_injection(subject),
@@ -198,7 +552,6 @@ def findings_from(problems: Iterable[Problem]) -> tuple[Finding, ...]:
 def _what_works(found: Iterable[str]) -> tuple[str, str]:
     """Return the title of stripped thoughts, which says after which messages, and the remedy: what is not affected."""
     after = {"user": "a message of the user follows", "tool": "an answer of a tool follows", "answer": "it is finished"}
-    after |= {"empty thoughts": "anything follows, if they are empty", "odd questions": "it answers <tool_response>"}
     works = {"answer": "tasks of one turn", "tool": "tools that answer after the last message of the user"}
     fine = " and ".join(works[what] for what in works if what not in found)
     when = ", or once ".join(after.get(what, what) for what in found)
@@ -282,10 +635,9 @@ def _text_or_empty(subject: ChatSubject, messages: list[Message]) -> str:
         return ""
 
 
-def check_turns(subject: ChatSubject, known: set[tuple[str, str]]) -> Checked:
+def check_turns(subject: ChatSubject) -> Checked:
     """The generation prompt, finished turns that continue it, and earlier turns that stay once others answer."""
     answer, thought = subject.answer("the sky."), subject.answer("the sky.", thought="look up")
-    stray = {"role": "assistant", "content": "<think>\nlook </think> up\n</think>\n\nthe sky."}
     conversations = [
         Conversation(messages)
         for messages in (
@@ -297,25 +649,17 @@ def check_turns(subject: ChatSubject, known: set[tuple[str, str]]) -> Checked:
             [ASKED, thought, ASKED_ON],
             [ASKED, answer, ASKED_ON, answer],
             [ASKED, thought, ASKED_ON, answer, ASKED_ON],
-            [ASKED, subject.answer("the sky.", thought="\n look up \n")],
-            [user("<tool_response>"), thought],
-            [ASKED, subject.answer(""), ASKED_ON],
-            [ASKED, stray],
-            [ASKED, stray, ASKED_ON],
         )
     ]
     conversations += _tool_conversations(subject) if subject.takes_tools else []
     found = []
     for problem in _problems(subject, conversations):
-        conversation = problem.conversation
-        if problem.name == "refuses" and conversation.tools:
-            calls = max(len(message.get("tool_calls", ())) for message in conversation.messages)
-            shape, verdict = ("two calls in one turn", NOTE) if calls > 1 else ("calls of tools", WARN)
-            problem = replace(problem, what=shape, verdict=verdict)
-        elif problem.name == "refuses":
-            shape = "a system message" if conversation.messages[0]["role"] == "system" else "a second question"
-            if ("refuses", shape) in known:
-                continue
+        if problem.name == "refuses":
+            if problem.conversation.tools is None:
+                continue  # `check_renders` has it
+            calls = max(len(message.get("tool_calls", ())) for message in problem.conversation.messages)
+            what, verdict = ("two calls in one turn", NOTE) if calls > 1 else ("calls of tools", WARN)
+            problem = replace(problem, what=what, verdict=verdict)
         found.append(problem)
     return f"{len(conversations)} conversations", found
 
@@ -336,7 +680,6 @@ def _tool_conversations(subject: ChatSubject) -> list[Conversation]:
         conversations += [
             [ASKED, subject.answer("let me see.", calls=[call]), given],
             [ASKED, subject.answer("", thought="look it up", calls=[call]), given],
-            [ASKED, subject.answer("", thought="", calls=[call]), given],
             [ASKED, subject.answer("", thought="look it up", calls=[call]), given, thought, ASKED_ON],
         ]
     return [Conversation(messages, TOOLS) for messages in conversations]
@@ -347,7 +690,7 @@ def _tool_says(call: dict[str, Any], content: str) -> Message:
 
 
 def check_tools(subject: ChatSubject) -> Checked:
-    """Tools are listed, and calls with awkward arguments are read as they were written."""
+    """Tools are listed, and calls are read as they were written."""
     listed = Conversation([ASKED], TOOLS)
     if not subject.takes_tools:
         found = [Problem("tools-unread", "calls", listed, "hone refuses conversations with tools")]
@@ -363,19 +706,17 @@ def check_tools(subject: ChatSubject) -> Checked:
     missing = [name for name, text in parts.items() if text not in written]
     found += [Problem("tool-listing", name, listed, f"{parts[name]!r} is not in the prompt") for name in missing]
 
-    def calling(**arguments: Any) -> Conversation:
-        return Conversation([ASKED, subject.answer("", calls=[call_of(arguments)])], TOOLS)
-
-    bad = _problems(subject, [calling(word="blue", most=2)])
-    awkward = _problems(subject, [] if bad else [calling(word=text) for text in ARGUMENTS])
-    read = 0 if bad else len(ARGUMENTS) - len(awkward)
-    return f"{read} of {len(ARGUMENTS)} awkward arguments are read as written", [*found, *bad, *awkward]
+    awkward = 'say "a" and \'b\' \\ "\n\n {"a": [1, {}]} }}'
+    for text in ("blue", awkward):
+        call = call_of({"word": text, "most": 2})
+        found += _problems(subject, [Conversation([ASKED, subject.answer("", calls=[call])], TOOLS)])
+    return "tools are listed, and calls are read as written" if not found else "see the findings", found
 
 
 def check_round_trips(subject: ChatSubject) -> Checked:
     """Texts are written as they are, and come back from their ids as they were."""
     conversations = []
-    for text in TEXTS:
+    for text in TEXTS.values():
         conversations += [Conversation([user(text)]), Conversation([{**SYSTEM, "content": text}, ASKED])]
         conversations.append(Conversation([ASKED, subject.answer(text)]))
     found = [problem for problem in _problems(subject, conversations) if problem.name != "refuses"]
