@@ -30,13 +30,13 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], di
 
 
 def test_a_page_that_ends_with_a_verdict(tmp_path) -> None:
-    done = doctor(tmp_path, GOMP_SPINCOUNT="300000")
+    done = doctor(tmp_path, OMP_NUM_THREADS="4096")
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     areas = [line for line in lines[:-1] if line and not line.startswith(" ")]
     assert areas[:6] == ["python", "packages", "device", "threads", "memory", "disk"]
     assert areas[6:] == ["system", "ports", "extras", "hub", "wandb"]
-    assert any(line.startswith("  warning  GOMP_SPINCOUNT ") for line in lines)
+    assert any(line.startswith("  warning  OMP_NUM_THREADS ") for line in lines)
     assert lines[-1].startswith("Ready, with ") and lines[-1].endswith("Next: hone plan @ FILE.toml")
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -20,7 +19,6 @@ from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 from hone.planning import devices
 from hone.planning.data import look_at
-from hone.planning.report import duration
 from hone.runs.settings import run_toml
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +47,7 @@ def test_the_first_run_on_gsm8k_is_told_in_words(capsys: pytest.CaptureFixture[s
 
 
 def test_no_line_is_longer_than_a_page_and_shares_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100", "--gpus", "8"]) == 0
+    assert main(["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100"]) == 0
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 120
     assert "  kv cache           4.0 GiB  keys" in page, "a table stays one"
@@ -69,7 +67,7 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line) == 0
     plan = json.loads(capsys.readouterr().out)
     steps = plan["steps"]
-    assert (steps["completions"], steps["steps"], steps["total"], steps["epochs"]) == (16, 1250, 20_000, 1)
+    assert (steps["rows"], steps["steps"], steps["total"], steps["epochs"]) == (16, 1250, 20_000, 1)
     assert plan["parameters"] == 1_543_714_304 and plan["fits"] and plan["surprises"] == []
     assert plan["memory"]["total"] <= sum(plan["memory"]["parts"].values())
     usual = plan["seconds"]["usual"]
@@ -89,8 +87,9 @@ def test_a_file_of_sft_is_seen_to_be_one(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_three_files_and_the_config_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = "examples/reverse_text/rl"
     files = ["--trainer", "@", f"{folder}/train.toml", "--orchestrator", "@", f"{folder}/orch.toml"]
-    assert main(["plan", *files, "--on", "h100", "--gpus", "2"]) == 0
-    assert "8 prompts x 16 rollouts = 128 completions" in capsys.readouterr().out
+    assert main(["plan", *files, "--on", "h100"]) == 0
+    page = capsys.readouterr().out
+    assert "8 prompts x 16 rollouts = 128 completions" in page and "mode split: memory and time are planned" in page
     config = parse(SFTConfig, ["@", "examples/reverse_text/tiny_sft.toml"], "sft")
     (tmp_path / "config.toml").write_text(run_toml(config, "sft"))
     assert main(["plan", "@", str(tmp_path / "config.toml"), "--json"]) == 0
@@ -106,11 +105,10 @@ def test_a_model_that_is_not_there_leaves_the_arithmetic(capsys: pytest.CaptureF
 
 
 def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder with the recipe that makes it, or with none known; a task; a file: and never that it may be started."""
+    """A folder that a run makes, or that nothing is known of; a task; a file: and never that it may be started."""
     recipe = ["@", "examples/reverse_text/tiny.toml", "--model.name"]
     for line, words in {
         (*recipe, "outputs/none/weights/step_1"): "none/weights/step_1: the run that writes to outputs/none makes it.",
-        (*recipe, "outputs/calculator-sft/weights/step_1"): "`sft @ examples/calculator/tiny_sft.toml` makes it.",
         (*recipe, "./none"): "`hone init-model ./none` makes a small one",
         ("--orchestrator.env.id", "nosuch"): "no environment 'nosuch'",
         ("--data.path", "none.jsonl"): "there is no file none.jsonl",
@@ -124,27 +122,12 @@ def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.Capt
     assert "no environment 'nosuch'" in json.loads(capsys.readouterr().out)["missing"][0]
 
 
-def test_gpus_are_placed_as_rl_places_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 8 GPUs one serves and 7 train; what one process does better is said with its flag, and the price is of all."""
-    line = ["plan", "@", "examples/gsm8k/v1_sparse.toml", "--on", "h100"]
-    assert main([*line, "--gpus", "8"]) == 0
-    page = capsys.readouterr().out
-    assert "8 x H100 SXM 80 GB (79.2 GiB): a server and 7 ranks of the trainer" in page
-    assert "price: $22.00 an hour (a table's" in page
-    assert "sampling 30 %, weights from trainer to server 69 %" in " ".join(page.split())
-    assert main([*line, "--mode", "split", "--trainer.ranks", "3"]) == 0
-    assert "4 x H100 SXM 80 GB (79.2 GiB): a server and 3 ranks" in capsys.readouterr().out
-    assert main([*line, "--gpus", "2", "--mode", "split", "--trainer.ranks", "3"]) == 2
-    assert "set --trainer.ranks 2" in capsys.readouterr().err
-
-
 def test_bad_input_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     for line, words in {
         "--on h1000": "did you mean h100?",
-        "--gpus 8 --on cpu": "--gpus 8 is for GPUs",
         "--orchestrator.batch-sise 8": "did you mean --orchestrator.batch-size?",
         "@": "`@` must be followed by the path of a .toml file",
-        "--calibrate --on h100": "--calibrate measures this machine, and --on names others",
+        "--calibrate --on h100": "--calibrate measures this machine, and --on names another",
         "@ none.toml": "config file none.toml does not exist",
         "--orchestrator.rollouts-per-example 1": "set at least 2",
     }.items():
@@ -158,21 +141,18 @@ def test_a_run_begins_with_its_plan_in_short(tmp_path: Path, capsys: pytest.Capt
     assert main([*line, "--output-dir", str(tmp_path / "run"), "--scheduler.warmup-steps", "20"]) == 0
     said = capsys.readouterr().out
     assert "memory: about 4" in said and " free\n" in said
-    assert said.count("note: scheduler.warmup_steps = 20 is no shorter than the run of 2 steps") == 1
+    assert said.count("note: scheduler.warmup_steps = 20 is more than half of the run") == 1
     shutil.rmtree(tmp_path / "run")
     assert main([*line, "--output-dir", str(tmp_path / "run"), "--scheduler.warmup-steps", "0"]) == 0
     assert "note:" not in capsys.readouterr().out
 
 
-def test_an_orchestrator_speaks_for_all_processes_or_not_of_memory() -> None:
-    """It sees no GPU of the trainer's, and what trainer and server have of the machine's memory is no longer free."""
+def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:
     config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
     about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))
-    (memory, *_), alone = (list(forecast(*about, trains_on=device)) for device in ("cpu", None))
-    assert memory.startswith("memory: about 1.9 GiB at worst (server 769 MiB)") and "GiB free" not in memory
-    assert "GiB free" in alone[0]
-    elsewhere = list(forecast(*about, trains_on="cuda"))
-    assert elsewhere and all(line.startswith("note: ") for line in elsewhere)
+    memory, *notes = forecast(*about)
+    assert memory.startswith("memory: about ") and "GiB free" in memory
+    assert notes and list(forecast(*about, alone=False)) == notes
 
 
 def test_a_plan_that_fails_costs_the_run_nothing(
@@ -186,11 +166,8 @@ def test_a_plan_that_fails_costs_the_run_nothing(
 
 def test_a_calibration_may_fetch_what_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plan sets for itself is not handed on to the processes that it starts."""
-    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    from datasets import config
+
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
     look_at(parse(SFTConfig, ["@", "examples/reverse_text/tiny_sft.toml"], "sft"))
-    assert "HF_DATASETS_OFFLINE" not in os.environ
-
-
-def test_hours_and_minutes_add_up() -> None:
-    texts = {0.42: "0.42 s", 9.96: "10.0 s", 300: "5 min", 7_199: "2 h 00 min", 25_190: "7 h 00 min"}
-    assert {seconds: duration(seconds) for seconds in texts} == texts
+    assert config.HF_HUB_OFFLINE is False

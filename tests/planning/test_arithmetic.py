@@ -9,7 +9,7 @@ import pytest
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.planning.arithmetic import SFTArithmetic, StepArithmetic, checkpoints_kept
+from hone.planning.arithmetic import Steps, checkpoints_kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,10 +21,11 @@ def rl(*argv: str) -> RLConfig:
 def test_the_first_run_on_gsm8k(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that a public first run would have needed: 5,000 problems, each seen once, 16 completions a step."""
     monkeypatch.chdir(ROOT)
-    plan = StepArithmetic.of(rl("@", "examples/gsm8k/v1_sparse.toml"))
-    assert (plan.completions, plan.steps, plan.total, plan.draws, plan.epochs) == (16, 1250, 20_000, 5000, 1)
+    config = rl("@", "examples/gsm8k/v1_sparse.toml")
+    plan = Steps.of(config)
+    assert (plan.rows, plan.steps, plan.total, plan.draws, plan.epochs) == (16, 1250, 20_000, 5000, 1)
     assert plan.tokens_at_most == 16 * 1024 and plan.sampled_at_most == 16 * 512
-    assert plan.words() == [
+    assert plan.words(config) == [
         "a step: 4 prompts x 4 rollouts = 16 completions, at most 8,192 new tokens, 16,384 with their prompts",
         "in all: 1,250 steps x 16 = 20,000 completions, at most 10,240,000 new tokens",
         "prompts drawn: 5,000; each of the 5,000 is seen once",
@@ -39,36 +40,37 @@ def test_the_first_run_on_gsm8k(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluations_are_at_step_0_at_intervals_and_at_the_end(steps: int, interval: int, evaluations: int) -> None:
     config = rl("--max-steps", str(steps), "--orchestrator.eval.interval", str(interval))
     expected = [v for v in range(steps + 1) if v % interval == 0 or v == steps]
-    assert StepArithmetic.of(config).evaluations == len(expected) == evaluations
+    assert Steps.of(config).evaluations == len(expected) == evaluations
 
 
 def test_the_pool_is_what_the_task_has_or_what_is_asked_for() -> None:
     config = rl("--orchestrator.max-examples", "200", "--max-steps", "50", "--orchestrator.batch-size", "64")
-    assert StepArithmetic.of(config, pool=1000).epochs == 50 * 4 / 200
-    assert StepArithmetic.of(config, pool=100).epochs == 50 * 4 / 100
-    none = StepArithmetic.of(rl())
-    assert none.epochs is None and "not known here" in none.words()[2]
-    few = StepArithmetic.of(rl("--max-steps", "1"), pool=1000)
-    assert few.words()[2] == "prompts drawn: 8 of 1,000, each at most once (1 % of them)"
+    assert Steps.of(config, pool=1000).epochs == 50 * 4 / 200
+    assert Steps.of(config, pool=100).epochs == 50 * 4 / 100
+    assert Steps.of(rl()).epochs is None and "not known here" in Steps.of(rl()).words(rl())[2]
+    assert (
+        Steps.of(rl("--max-steps", "1"), pool=1000).words(rl())[2]
+        == "prompts drawn: 8 of 1,000, each at most once (1 % of them)"
+    )
 
 
 def test_several_turns_sample_more_but_not_beyond_the_sequence() -> None:
     config = rl("--seq-len", "256", "--orchestrator.sampling.max-tokens", "100", "--orchestrator.batch-size", "16")
-    assert StepArithmetic.of(config).sampled_at_most == 1600
-    assert StepArithmetic.of(config, turns=2).sampled_at_most == 3200
-    assert StepArithmetic.of(config, turns=9).sampled_at_most == 16 * 255
+    assert Steps.of(config).sampled_at_most == 1600
+    assert Steps.of(config, turns=2).sampled_at_most == 3200
+    assert Steps.of(config, turns=9).sampled_at_most == 16 * 255
 
 
 def test_rows_of_sft() -> None:
     config = parse(SFTConfig, ["--data.path", "x.jsonl", "--max-steps", "10", "--val.interval", "4"], "sft")
-    plan = SFTArithmetic.of(config, examples=100, tokens=100_000)
+    plan = Steps.of(config, examples=100, tokens=100_000)
     assert (plan.tokens_at_most, plan.total, plan.evaluations) == (16 * 4096, 160, 4)  # at 0, 4, 8 and the end
-    assert plan.validated == 5 and SFTArithmetic.of(config, examples=10**6).validated == 256
+    assert plan.evaluated == 5 and Steps.of(config, examples=10**6).evaluated == 256
     assert plan.epochs == 10 * 16 * 4096 / 100_000
-    assert plan.words()[0] == "a step: 16 rows of 4,096 tokens = 65,536 tokens"
+    assert plan.words(config)[0] == "a step: 16 rows of 4,096 tokens = 65,536 tokens"
     unpacked = parse(SFTConfig, ["--data.path", "x.jsonl", "--no-data.pack", "--max-steps", "10"], "sft")
-    plan = SFTArithmetic.of(unpacked, examples=40)
-    assert plan.epochs == 4 and plan.words()[2] == "data: each of 40 examples is seen 4.0 times"
+    plan = Steps.of(unpacked, examples=40)
+    assert plan.epochs == 4 and plan.words(unpacked)[2] == "data: each of 40 examples is seen 4.0 times"
 
 
 @pytest.mark.parametrize(
@@ -83,5 +85,5 @@ def test_rows_of_sft() -> None:
 )
 def test_checkpoints_written_and_kept(flags: list[str], written: int, kept: int) -> None:
     config = rl("--max-steps", "100", *flags)
-    assert StepArithmetic.of(config).checkpoints == written
+    assert Steps.of(config).checkpoints == written
     assert checkpoints_kept(config) == kept

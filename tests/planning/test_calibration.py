@@ -76,7 +76,7 @@ def test_memory_that_runs_out_is_a_run_that_does_not_fit(
     ("flags", "words"),
     [
         (["--orchestrator.env.id", "no-such-task"], "no-such-task"),
-        (["--mode", "split"], "in one process, and this one is of mode split: add --mode colocated"),
+        (["--mode", "split"], "samples from a server of its own: add --mode colocated"),
         (["--orchestrator.client.base-url", "http://localhost:1/v1"], "samples from the server at http://localhost:1"),
     ],
 )
@@ -90,4 +90,4 @@ def test_a_run_of_several_processes(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     """With two GPUs `rl` splits by itself: one process would measure another run."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert call("plan", [*RL.split(), "--calibrate"], "hone plan") == 2
-    assert "this one is of mode split: add --mode colocated" in capsys.readouterr().err
+    assert "add --mode colocated" in capsys.readouterr().err

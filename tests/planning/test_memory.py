@@ -8,20 +8,17 @@ import torch
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.planning.arithmetic import Lengths
 from hone.planning.devices import DEVICES, Device
 from hone.planning.memory import (
     GIB,
-    PROCESS,
     activation_bytes,
     checkpoint_bytes,
     engine_copies,
     memory,
     micro_batch,
-    needed,
     optimiser_bytes,
     weight_bytes,
 )
@@ -138,30 +135,3 @@ def test_a_background_checkpoint_is_copied_on_a_cpu_and_beside_a_gpu() -> None:
     assert on_cpu.parts["checkpoint copy"] == on_gpu.host == 12 * shape.parameters
     assert "checkpoint copy" not in on_gpu.parts and on_cpu.host == 0
     assert "checkpoint copy" not in memory(rl("--ckpt.interval", "10", "--no-ckpt.background"), shape, CPU).parts
-
-
-def test_ranks_share_what_is_in_shards() -> None:
-    shape = KNOWN["qwen3-8b"]
-    config = parse(SFTConfig, ["--data.path", "x.jsonl"], "sft")
-    one, eight = (memory(config, shape, DEVICES["h100"], ranks) for ranks in (1, 8))
-    assert eight.parts["optimiser"] == one.parts["optimiser"] // 8
-    assert one.total > DEVICES["h200"].memory > eight.total
-    # Two layers are whole at once, and with them embedding and head, which this model has both; in bf16 half as large.
-    whole = 2 * shape.layer_parameters + 2 * 151936 * 4096
-    assert eight.parts["weights"] == shape.parameters * 4 // 8 + 4 * whole
-    half = memory(parse(SFTConfig, ["--data.path", "x.jsonl", "--precision", "bf16"], "sft"), shape, DEVICES["h100"], 8)
-    assert half.parts["weights"] == eight.parts["weights"] // 2
-
-
-def test_the_fullest_device_is_that_of_all_who_are_on_it() -> None:
-    """A server and ranks have GPUs of their own, meet on the first if there are too few, and share a machine's RAM."""
-    shape, h100 = KNOWN["qwen2.5-1.5b"], DEVICES["h100"]
-    config = rl("--mode", "split", "--trainer.ranks", "4")
-    lengths = Lengths.of(config)
-    trainer, server = (memory(config, shape, h100, n, lengths, role) for n, role in ((4, "trainer"), (1, "sampler")))
-    assert needed(config, shape, h100, 4, 5, lengths).total == max(trainer.total, server.total)
-    assert needed(config, shape, h100, 4, 4, lengths).total == trainer.total + server.total
-    trainer, server = (memory(config, shape, CPU, n, lengths, role) for n, role in ((4, "trainer"), (1, "sampler")))
-    assert needed(config, shape, CPU, 4, 1, lengths).total == 4 * trainer.total + server.total + PROCESS["rl"]
-    other = rl("--mode", "split", "--orchestrator.client.base-url", "http://elsewhere:8000/v1")
-    assert needed(other, shape, h100, 1, 1, lengths).total == memory(other, shape, h100, 1, lengths, "trainer").total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -21,31 +22,21 @@ _STYLES = {"": "bold", "ok": "", "warning": "yellow", "error": "bold red", "fix"
 
 def run(config: DoctorConfig) -> int:
     """Print the findings; return the exit code: 1 if there is an error among them."""
-    subject, settings = Subject(offline=config.offline), config.run
-    if settings is not None:
-        from hone.config.dump import to_toml
-        from hone.config.rl import RLConfig
-
-        rl = isinstance(settings, RLConfig)
-        mode = settings.wandb and (settings.wandb.mode or "")
-        port = settings.inference.port if rl else subject.port
-        output, kind = str(settings.output_dir), "rl" if rl else "sft"
-        subject = Subject(output, port, config.offline, kind, to_toml(settings), mode)
-    return report(subject, config.as_json)
+    return report(Subject(config.offline, config.run), config.as_json)
 
 
 def run_without_config(argv: list[str]) -> int:
     """Do the same where the packages that read a config are missing, which is then among the findings."""
-    return report(Subject(offline="--offline" in argv), "--json" in argv)
+    return report(Subject("--offline" in argv), "--json" in argv)
 
 
 def report(subject: Subject, as_json: bool) -> int:
-    """Look, print, and return the exit code."""
-    findings, following = diagnose(subject), "hone plan @ FILE.toml"
+    """Look, print, and return the exit code; what libraries and tasks print goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        findings = diagnose(subject)
+    following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"
     if subject.config:
         following = shlex.join(["hone", "plan", *(word for word in sys.argv[2:] if word not in _OWN)])
-    elif Path("Makefile").is_file():
-        following = "make quickstart"
     last = verdict(findings, following)
     if as_json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings], "verdict": last}, indent=2))

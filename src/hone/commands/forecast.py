@@ -24,25 +24,18 @@ def forecast(
     decoder: DecoderConfig,
     renderer: ChatRenderer,
     env: Environment | None = None,
-    ranks: int = 1,
-    trains_on: str | None = None,
+    alone: bool = True,
 ) -> Iterator[str]:
     """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
 
-    `env` is the task of RL, whose data has been read; `ranks` are those of SFT; `trains_on` is the device of a trainer
-    in another process.
+    `env` is the task of RL, whose data has been read. A run of several processes is not `alone`: a plan does not know
+    what each of them takes.
     """
     try:
-        facts, shape = Facts(), Shape.of(decoder)
+        facts = Facts()
         if isinstance(config, RLConfig) and env is not None:
             facts = facts_of_task(config, env, Counter(renderer), EXAMPLES)
-        if trains_on is None:
-            device = this_device(config.model.device, measured=False)
-            yield from short(plan_of(config, device, facts, ranks, shape=shape))
-            return
-        # What the other processes have by now is no longer free; and their GPUs can't be seen from here.
-        device = replace(this_device("cpu", measured=False), free=None)
-        plan = plan_of(config.model_copy(update={"mode": "split"}), device, facts, shape=shape)
-        yield from short(plan if trains_on == "cpu" else replace(plan, memory=None))
+        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=Shape.of(decoder))
+        yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:
         yield f"No memory estimate: {type(error).__name__}: {error}"

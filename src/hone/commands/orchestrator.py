@@ -44,4 +44,4 @@ def introduction(rl: SplitRL) -> Iterator[str]:
         f"    trainer: {ranks} rank{'s' if ranks > 1 else ''} on {hello.device} of {hello.host}; sampler: "
         f"{rl.server.words}, at most {orch.max_async_level} versions behind"
     )
-    yield from forecast(config, rl.decoder, rl.renderer, rl.env, trains_on=hello.device)
+    yield from forecast(config, rl.decoder, rl.renderer, rl.env, alone=False)

@@ -13,25 +13,22 @@ from hone.commands.rl import with_mode
 from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.orchestrator.placement import visible_gpus
 from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
 from hone.planning.data import look_at
-from hone.planning.devices import Device, device_named, this_device
+from hone.planning.devices import device_named, this_device
 from hone.planning.report import plan_of, words
 
 
 def run(config: PlanConfig) -> int:
     """Print the plan; return the exit code: 1 if the run doesn't fit into memory, by the plan or when it is tried."""
-    if config.calibrate and (config.on is not None or (config.gpus or 1) > 1):
-        flag = "--on" if config.on is not None else "--gpus"
-        raise UserError(f"--calibrate measures this machine, and {flag} names others: leave out one of the two")
+    if config.calibrate and config.on is not None:
+        raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None
     if config.calibrate and isinstance(settings, RLConfig):
         settings = with_mode(settings)
     device = this_device(settings.model.device) if config.on is None else device_named(config.on)
-    gpus = _gpus(config, device)
-    plan = plan_of(settings, device, look_at(settings), gpus, config.usd_per_hour, config.on is None)
+    plan = plan_of(settings, device, look_at(settings), config.usd_per_hour, config.on is None)
     if not config.as_json:
         for heading, lines in words(plan):
             _print(heading, lines)
@@ -43,7 +40,7 @@ def run(config: PlanConfig) -> int:
             fits = found.memory_worst <= plan.room
         except DoesNotFit as problem:
             fits, failed = False, str(problem)
-    absent = missing(settings)
+    absent = [*missing(settings).values()]
     if config.as_json:
         record = plan.record() | {"missing": absent}
         if config.calibrate:
@@ -54,26 +51,6 @@ def run(config: PlanConfig) -> int:
         _print(*found.words(plan))
     print(failed or _next_step(config, absent, fits))
     return 0 if fits else 1
-
-
-def _gpus(config: PlanConfig, device: Device) -> int:
-    """Return how many are planned for: as many as are named, are here (RL), or the trainer's ranks ask for."""
-    settings, count = config.run, config.gpus
-    if device.kind == "cpu":
-        if (count or 1) > 1:
-            raise UserError(f"--gpus {count} is for GPUs: name one with --on, such as --on h100")
-        return 1
-    if not isinstance(settings, RLConfig):
-        return count or 1
-    if count is None and config.on is None:
-        count = max(1, len(visible_gpus())) if settings.model.device == "auto" or settings.mode == "split" else 1
-    ranks = settings.trainer.ranks if settings.mode == "split" else 1
-    if count is not None and ranks > count:
-        raise UserError(
-            f"trainer.ranks = {ranks}, but {count} GPU{'' if count == 1 else 's'}, and each rank needs its own: set "
-            f"--trainer.ranks {count}"
-        )
-    return count or (ranks + 1 if ranks > 1 else 1)
 
 
 def _print(heading: str, lines: list[str]) -> None:

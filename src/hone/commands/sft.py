@@ -48,7 +48,7 @@ def introduction(sft: SFT) -> Iterator[str]:
         f"SFT: {headline(config, sft.model, world)} on {data_name(config)}\n"
         f"     {config.max_steps} steps x {config.data.batch_size} {unit}, into {config.output_dir}"
     )
-    yield from forecast(config, sft.model.config, sft.renderer, ranks=world)
+    yield from forecast(config, sft.model.config, sft.renderer, alone=world == 1)
 
 
 def report(sft: SFT) -> str:

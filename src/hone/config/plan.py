@@ -20,14 +20,12 @@ class PlanConfig(BaseConfig):
     does not fit into memory.
     """
 
-    own: ClassVar[tuple[str, ...]] = ("on", "gpus", "calibrate", "usd_per_hour", "as_json")
+    own: ClassVar[tuple[str, ...]] = ("on", "calibrate", "usd_per_hour", "as_json")
     """The keys that are the plan's, not the run's."""
-    common = {"The plan": "on gpus calibrate usd_per_hour json"}
+    common = {"The plan": "on calibrate usd_per_hour json"}
 
     on: str | None = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
-    gpus: int | None = Field(default=None, ge=1)
-    """For so many of them."""
     calibrate: bool = False
     """Take three real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: float | None = Field(default=None, gt=0)

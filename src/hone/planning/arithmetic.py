@@ -10,100 +10,24 @@ from hone.config.shared import RunConfig
 
 
 @dataclass(frozen=True)
-class StepArithmetic:
-    """Of RL. `tokens_at_most` and `sampled_at_most` (new tokens only) are of a step, `eval_completions` of one
-    evaluation; `pool` are the training prompts, None where their number is not known."""
+class Steps:
+    """What the steps of a run come to.
 
-    prompts: int
-    rollouts: int
+    A step has `rows`: completions of RL, rows of packed tokens or examples of SFT. `pool` are the prompts or examples
+    that there are, `epochs` how often each is seen (None: not known), `evaluated` the rows of one evaluation.
+    `tokens_at_most` and `sampled_at_most` (new tokens only) are of a step.
+    """
+
     steps: int
-    tokens_at_most: int
-    sampled_at_most: int
-    pool: int | None = None
-    evaluations: int = 0
-    eval_completions: int = 0
-    checkpoints: int = 0
-
-    @property
-    def completions(self) -> int:
-        return self.prompts * self.rollouts
-
-    @property
-    def total(self) -> int:
-        """Completions of all steps."""
-        return self.steps * self.completions
-
-    @property
-    def draws(self) -> int:
-        """Prompts drawn in all steps; one that comes again counts again."""
-        return self.steps * self.prompts
-
-    @property
-    def epochs(self) -> float | None:
-        """How often each prompt of the pool is drawn."""
-        return self.draws / self.pool if self.pool else None
-
-    @classmethod
-    def of(cls, config: RLConfig, pool: int | None = None, turns: int = 1) -> StepArithmetic:
-        """Of a config whose task has `pool` prompts, each a conversation of at most `turns` turns."""
-        orch = config.orchestrator
-        longest = config.seq_len - 1
-        evals = orch.eval
-        return cls(
-            prompts=orch.batch_size // orch.rollouts_per_example,
-            rollouts=orch.rollouts_per_example,
-            steps=config.max_steps,
-            tokens_at_most=orch.batch_size * config.seq_len,
-            sampled_at_most=orch.batch_size * min(longest, turns * (orch.sampling.max_tokens or longest)),
-            pool=min((n for n in (pool, orch.max_examples) if n is not None), default=None),
-            evaluations=_times(config.max_steps, evals.interval) + 1 if evals else 0,
-            eval_completions=evals.num_examples * evals.rollouts_per_example if evals else 0,
-            checkpoints=checkpoints_of(config),
-        )
-
-    def words(self) -> list[str]:
-        """Return what the run does, a sentence a line."""
-        if self.epochs is None:
-            seen = f"prompts drawn: {self.draws:,} (how many the task has is not known here)"
-        elif self.epochs < 1:
-            seen = (
-                f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once ({100 * self.epochs:.0f} % of them)"
-            )
-        else:
-            often = "once" if self.epochs == 1 else f"{self.epochs:,.1f} times".replace(".0 ", " ")
-            seen = f"prompts drawn: {self.draws:,}; each of the {self.pool:,} is seen {often}"
-        evaluated = "none"
-        if self.evaluations:
-            evaluated = f"{self.evaluations} (step 0 and the end included) x {self.eval_completions:,} = "
-            evaluated += _n(self.evaluations * self.eval_completions, "completion")
-        return [
-            f"a step: {_n(self.prompts, 'prompt')} x {self.rollouts} rollouts = {_n(self.completions, 'completion')}, "
-            f"at most {self.sampled_at_most:,} new tokens, {self.tokens_at_most:,} with their prompts",
-            f"in all: {_n(self.steps, 'step')} x {self.completions:,} = {_n(self.total, 'completion')}, "
-            f"at most {self.steps * self.sampled_at_most:,} new tokens",
-            seen,
-            f"evaluations: {evaluated}",
-        ]
-
-
-@dataclass(frozen=True)
-class SFTArithmetic:
-    """Of SFT. `rows` of a step have `seq_len` tokens each or, unpacked, are examples of at most that many; the data set
-    has `examples` of `tokens` in all (None: not known, or fresh demonstrations); a validation has `validated`."""
-
     rows: int
-    seq_len: int
-    steps: int
-    packed: bool
-    examples: int | None = None
-    tokens: int | None = None
+    tokens_at_most: int
+    prompts: int = 0
+    sampled_at_most: int = 0
+    pool: int | None = None
+    epochs: float | None = None
     evaluations: int = 0
-    validated: int = 0
+    evaluated: int = 0
     checkpoints: int = 0
-
-    @property
-    def tokens_at_most(self) -> int:
-        return self.rows * self.seq_len
 
     @property
     def total(self) -> int:
@@ -111,52 +35,98 @@ class SFTArithmetic:
         return self.steps * self.rows
 
     @property
-    def epochs(self) -> float | None:
-        """How often each example is seen."""
-        if self.packed:
-            return self.steps * self.tokens_at_most / self.tokens if self.tokens else None
-        return self.total / self.examples if self.examples else None
+    def draws(self) -> int:
+        """Prompts drawn in all steps; one that comes again counts again."""
+        return self.steps * self.prompts
 
     @classmethod
-    def of(cls, config: SFTConfig, examples: int | None = None, tokens: int | None = None) -> SFTArithmetic:
-        data, val = config.data, config.val
-        validated = val.max_examples if val else 0
-        if val and examples is not None and data.env is None:  # a share of the data set is held out
-            validated = min(validated, max(1, round(val.fraction * examples)))
+    def of(
+        cls,
+        config: RLConfig | SFTConfig,
+        pool: int | None = None,
+        turns: int = 1,
+        examples: int | None = None,
+        tokens: int | None = None,
+    ) -> Steps:
+        """Return those of a config.
+
+        The task of RL has `pool` prompts, each a conversation of at most `turns` turns; the data set of SFT `examples`
+        with `tokens` in all.
+        """
+        steps, checkpoints = config.max_steps, checkpoints_of(config)
+        if isinstance(config, SFTConfig):
+            data, val = config.data, config.val
+            a_step, epochs, validated = data.batch_size * data.seq_len, None, val.max_examples if val else 0
+            if data.pack and tokens:
+                epochs = steps * a_step / tokens
+            elif not data.pack and examples:
+                epochs = steps * data.batch_size / examples
+            if val and examples is not None and data.env is None:  # a share of the data set is held out
+                validated = min(validated, max(1, round(val.fraction * examples)))
+            evaluations = _times(steps, val.interval) + 1 if val else 0
+            return cls(steps, data.batch_size, a_step, 0, 0, examples, epochs, evaluations, validated, checkpoints)
+        orch, evals, longest = config.orchestrator, config.orchestrator.eval, config.seq_len - 1
+        prompts = orch.batch_size // orch.rollouts_per_example
+        pool = min((n for n in (pool, orch.max_examples) if n is not None), default=None)
         return cls(
-            rows=data.batch_size,
-            seq_len=data.seq_len,
-            steps=config.max_steps,
-            packed=data.pack,
-            examples=examples,
-            tokens=tokens,
-            evaluations=_times(config.max_steps, val.interval) + 1 if val else 0,
-            validated=validated,
-            checkpoints=checkpoints_of(config),
+            steps=steps,
+            rows=orch.batch_size,
+            tokens_at_most=orch.batch_size * config.seq_len,
+            prompts=prompts,
+            sampled_at_most=orch.batch_size * min(longest, turns * (orch.sampling.max_tokens or longest)),
+            pool=pool,
+            epochs=steps * prompts / pool if pool else None,
+            evaluations=_times(steps, evals.interval) + 1 if evals else 0,
+            evaluated=evals.num_examples * evals.rollouts_per_example if evals else 0,
+            checkpoints=checkpoints,
         )
 
-    def words(self) -> list[str]:
+    def words(self, config: RLConfig | SFTConfig) -> list[str]:
         """Return what the run does, a sentence a line."""
-        unit, most = ("row", "") if self.packed else ("example", "at most ")
-        lines = [
-            f"a step: {_n(self.rows, unit)} of {most}{self.seq_len:,} tokens = {most}{self.tokens_at_most:,} tokens",
-            f"in all: {_n(self.steps, 'step')} x {self.rows} = {_n(self.total, unit)}, "
-            f"{most}{self.steps * self.tokens_at_most:,} tokens",
-        ]
-        if self.epochs is not None:
-            lines.append(f"data: each of {_n(self.examples or 0, 'example')} is seen {self.epochs:,.1f} times")
+        steps, often = _n(self.steps, "step"), "" if self.epochs is None else f"{self.epochs:,.1f} times"
+        times = f"{self.evaluations} (step 0 and the end included)"
+        if isinstance(config, SFTConfig):
+            unit, most = ("row", "") if config.data.pack else ("example", "at most ")
+            lines = [
+                f"a step: {_n(self.rows, unit)} of {most}{config.data.seq_len:,} tokens = "
+                f"{most}{self.tokens_at_most:,} tokens",
+                f"in all: {steps} x {self.rows} = {_n(self.total, unit)}, "
+                f"{most}{self.steps * self.tokens_at_most:,} tokens",
+            ]
+            if often:
+                lines.append(f"data: each of {_n(self.pool or 0, 'example')} is seen {often}")
+            if self.evaluations:
+                lines.append(f"validations: {times} of at most {_n(self.evaluated, 'example')}")
+            return lines
+        if self.epochs is None:
+            seen = f"prompts drawn: {self.draws:,} (how many the task has is not known here)"
+        elif self.epochs < 1:
+            seen = (
+                f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once ({100 * self.epochs:.0f} % of them)"
+            )
+        else:
+            often = "once" if self.epochs == 1 else often.replace(".0 ", " ")
+            seen = f"prompts drawn: {self.draws:,}; each of the {self.pool:,} is seen {often}"
+        evaluated = "none"
         if self.evaluations:
-            each = _n(self.validated, "example")
-            lines.append(f"validations: {self.evaluations} (step 0 and the end included) of at most {each}")
-        return lines
+            evaluated = f"{times} x {self.evaluated:,} = {_n(self.evaluations * self.evaluated, 'completion')}"
+        return [
+            f"a step: {_n(self.prompts, 'prompt')} x {config.orchestrator.rollouts_per_example} rollouts = "
+            f"{_n(self.rows, 'completion')}, at most {self.sampled_at_most:,} new tokens, {self.tokens_at_most:,} with "
+            "their prompts",
+            f"in all: {steps} x {self.rows:,} = {_n(self.total, 'completion')}, "
+            f"at most {self.steps * self.sampled_at_most:,} new tokens",
+            seen,
+            f"evaluations: {evaluated}",
+        ]
 
 
 @dataclass(frozen=True)
 class Lengths:
     """In tokens: means of `prompt` and `completion` (all turns of a conversation), and the longest there may be.
 
-    `measured` says where the means come from, "" if they are guessed; `reached` is the longest completion of a batch of
-    such, 0 for the longest there may be.
+    `measured` names where the means come from, "" if they are guessed; `reached` is the longest completion of a batch
+    of such, 0 for the longest there may be.
     """
 
     prompt: float
@@ -186,7 +156,7 @@ class Lengths:
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
-        """By the config alone: the longest that it allows, and half of that on the average (a packed row is full)."""
+        """Guess by the config alone: the longest it allows, and half of that as the mean (a packed row is full)."""
         if isinstance(config, SFTConfig):
             mean = config.data.seq_len * (1.0 if config.data.pack else 0.5)
             return cls(0, mean, 0, config.data.seq_len)
@@ -194,15 +164,6 @@ class Lengths:
         new = config.seq_len * 3 // 4 if most is None else min(config.seq_len - 1, turns * most)
         prompt = config.seq_len - new
         return cls(prompt / 2, new / 2, prompt, new)
-
-
-def on_held_out(config: RLConfig, held_out: int | None) -> RLConfig:
-    """Return the config with an evaluation of no more examples than are held out (None: not known)."""
-    evals = config.orchestrator.eval
-    if evals is None or not held_out or evals.num_examples <= held_out:
-        return config
-    fewer = evals.model_copy(update={"num_examples": held_out})
-    return config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update={"eval": fewer})})
 
 
 def checkpoints_of(config: RunConfig) -> int:

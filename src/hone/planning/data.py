@@ -5,19 +5,15 @@ Only what is here is looked at: files, generated tasks, the hub's cache. Nothing
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.environment import Split
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.planning.arithmetic import Lengths
@@ -28,23 +24,22 @@ if TYPE_CHECKING:
 EXAMPLES = 64
 """How many are measured, spread evenly over the split."""
 CHARACTERS = 4.0
-"""Characters of a token, where the tokenizer can't be had."""
+"""Characters of a token, where the tokenizer is not here."""
 THOUGHT = 8
 """A limit so many times as long as the task's references is for a model that thinks first: they say nothing then."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found of a task: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
+    """What a task shows: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
 
-    `distinct` is False if the examples are all the same, `estimated` True if tokens were counted by characters. Of a
-    data set for SFT there are `examples` with `tokens` in all. `notes` say what could not be looked at, and why.
+    `estimated` is True if tokens were counted by characters. A data set for SFT has `examples` with `tokens` in all.
+    `notes` name what could not be looked at, and why.
     """
 
     pool: int | None = None
     held_out: int | None = None
     turns: int = 1
-    distinct: bool = True
     prompts: tuple[int, ...] = ()
     references: tuple[int, ...] = ()
     estimated: bool = False
@@ -62,7 +57,7 @@ class Facts:
             return Lengths(0, mean, 0, guessed.longest_completion, "demonstrations")
         if not self.prompts:
             return guessed
-        prompt = min(int(np.max(self.prompts)), config.seq_len - 1)
+        prompt = min(max(self.prompts), config.seq_len - 1)
         new = min(config.seq_len - prompt, self.turns * (config.orchestrator.sampling.max_tokens or config.seq_len))
         mean, measured, reached = new / 2, "", 0
         if self.references and np.mean(self.references) * THOUGHT > new:
@@ -73,68 +68,58 @@ class Facts:
 
 def look_at(config: RLConfig | SFTConfig) -> Facts:
     """Return what can be known of the config's data here."""
-    with _cache_only():
-        renderer, notes = _renderer(config)
-        count = Counter(renderer)
+    import datasets.config
+
+    renderer, notes = _renderer(config)
+    with mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True):
         try:
-            if isinstance(config, SFTConfig):
-                facts = _facts_of_data(config, count)
-            else:
-                task = config.orchestrator.env
-                env = configured(task.id, task.args, task.template, "orchestrator.env.template")
-                facts = facts_of_task(config, env, count)
+            facts = _facts(config, Counter(renderer))
         except UserError as error:
-            facts = Facts(notes=[f"the data can't be looked at: {_first_line(error)}"])
+            facts = Facts(notes=[_not_seen("data", error)])
     facts.notes[:0] = notes
     return facts
 
 
-@contextmanager
-def _cache_only() -> Iterator[None]:
-    """Keep `datasets` from asking the hub; afterwards, and in processes that are started then, it may."""
-    name = "HF_DATASETS_OFFLINE"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
-    settings: Any = sys.modules.get("datasets.config")
-    if settings:
-        settings.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        settings = sys.modules.get("datasets.config")
-        if settings:
-            settings.HF_HUB_OFFLINE = settings.constants.HF_HUB_OFFLINE
+def _facts(config: RLConfig | SFTConfig, count: Counter) -> Facts:
+    if isinstance(config, RLConfig):
+        task = config.orchestrator.env
+        return facts_of_task(config, configured(task.id, task.args, task.template, "orchestrator.env.template"), count)
+    data = config.data
+    if data.env is not None:
+        env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")
+        rows = len(env.split("train"))
+        prompts, references = _measure(env, rows, EXAMPLES, count)
+        whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
+        return Facts(rows, prompts=prompts, references=whole, estimated=count.estimates)
+    from hone.environments.data import load_rows
+
+    rows = load_rows(data.path or data.name or "", data.split)
+    lengths = tuple(count.text(str(rows[i])) for i in _spread(len(rows), EXAMPLES))
+    return Facts(references=lengths, estimated=True, examples=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 
 
 def facts_of_task(config: RLConfig, env: Environment, count: Counter, most: int = EXAMPLES) -> Facts:
     """Return what a task shows; `most` of its examples are looked at."""
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     try:
-        train = env.split("train")
+        rows = len(env.split("train"))
     except UserError as error:
-        return Facts(turns=turns, notes=[f"the training data can't be looked at: {_first_line(error)}"])
-    available = min(len(train), config.orchestrator.max_examples or len(train))
-    prompts, references, distinct = _measure(env, train, available, most, count)
+        return Facts(turns=turns, notes=[_not_seen("training data", error)])
+    prompts, references = _measure(env, min(rows, config.orchestrator.max_examples or rows), most, count)
     held_out, notes = None, []
     if config.orchestrator.eval:
         try:
             held_out = len(env.split("eval"))
         except UserError as error:
-            notes.append(f"the held-out data can't be looked at: {_first_line(error)}")
-    return Facts(len(train), held_out, turns, distinct, prompts, references, count.estimates, notes=notes)
+            notes.append(_not_seen("held-out data", error))
+    return Facts(rows, held_out, turns, prompts, references, count.estimates, notes=notes)
 
 
-def _measure(
-    env: Environment, split: Split, available: int, most: int, count: Counter
-) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Return (tokens of prompts, tokens of those references that there are, True unless all examples are the same)."""
-    prompts, references, ids = [], [], set()
+def _measure(env: Environment, available: int, most: int, count: Counter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of prompts, and of those references that there are."""
+    prompts, references, train = [], [], env.split("train")
     for index in _spread(available, most):
-        example = split[index]
-        ids.add(example.id)
+        example = train[index]
         prompts.append(count.prompt(example.prompt, env.tool_schemas))
         try:
             reference = env.reference(example)
@@ -142,23 +127,7 @@ def _measure(
             continue
         texts = [reference] if isinstance(reference, str) else [str(message.get("content")) for message in reference]
         references.append(sum(count.text(text) for text in texts) + 1)
-    return tuple(prompts), tuple(references), len(ids) > 1 or len(prompts) < 2
-
-
-def _facts_of_data(config: SFTConfig, count: Counter) -> Facts:
-    from hone.environments.data import load_rows
-
-    data = config.data
-    if data.env is not None:
-        env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")
-        train = env.split("train")
-        prompts, references, distinct = _measure(env, train, len(train), EXAMPLES, count)
-        whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
-        return Facts(len(train), distinct=distinct, prompts=prompts, references=whole, estimated=count.estimates)
-    rows = load_rows(data.path or data.name or "", data.split)
-    lengths = tuple(count.text(str(rows[i])) for i in _spread(len(rows), EXAMPLES))
-    tokens = int(np.mean(lengths) * len(rows))
-    return Facts(references=lengths, estimated=True, examples=len(rows), tokens=tokens)
+    return tuple(prompts), tuple(references)
 
 
 def _spread(total: int, most: int) -> list[int]:
@@ -203,8 +172,9 @@ def _renderer(config: RLConfig | SFTConfig) -> tuple[ChatRenderer | None, list[s
         return None, [f"tokens are estimated from characters: the tokenizer of {config.model.name} is not here"]
 
 
-def _first_line(error: Exception) -> str:
-    """Return the error in short; what the hub would have is not here, for nothing is fetched for a plan."""
+def _not_seen(what: str, error: Exception) -> str:
+    """Return that data can't be looked at; data of the hub are not here, for nothing is fetched for a plan."""
     text = str(error).strip().splitlines()[0]
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
-    return f"{named} is not here, and nothing is fetched for a plan" if neither else text
+    text = f"{named} is not here, and nothing is fetched for a plan" if neither else text
+    return f"the {what} can't be looked at: {text}"

@@ -1,7 +1,7 @@
-"""What machines can do: memory, arithmetic, bandwidth and price, of the well-known GPUs and of this machine.
+"""What machines can do: memory, arithmetic, bandwidth and price, of well-known GPUs and of this machine.
 
 Figures are the vendors' for dense arithmetic, without sparsity. fp32 is that of the ordinary units, for hone leaves
-TF32 off. Prices are what renting one by the hour costs at a cloud for GPUs, rounded; they change, so say your own.
+TF32 off. Prices are what renting one by the hour costs at a cloud for GPUs, rounded; they change, so give your own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Literal
 from hone.errors import UserError
 from hone.orchestrator.placement import share_of_cores
 
-GB = 10**9
 PRICES_OF = "mid 2025"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A machine's accelerator, or its CPU with all `cores`. `memory` and what is `free` of it now in bytes (None: only
-    named), dense `flops` per second by dtype ("bf16", "fp32"), `bandwidth` of its memory in bytes/s.
+    """An accelerator, or a CPU with all its `cores`.
+
+    `memory` and what is `free` of it now in bytes (None: a device of the table), dense `flops` per second by dtype
+    ("bf16", "fp32"), `bandwidth` of its memory in bytes/s.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Device:
 
 
 def _gpu(name: str, gb: float, bf16: float, fp32: float, tb_s: float, usd: float) -> Device:
-    return Device(name, "cuda", int(gb * GB), {"bf16": bf16 * 1e12, "fp32": fp32 * 1e12}, tb_s * 1e12, usd)
+    return Device(name, "cuda", int(gb * 10**9), {"bf16": bf16 * 1e12, "fp32": fp32 * 1e12}, tb_s * 1e12, usd)
 
 
 DEVICES = {
@@ -59,7 +60,6 @@ DEVICES = {
     "b200": _gpu("B200 180 GB", 191.0, 2250, 75, 8.0, 5.00),
 }
 """By the name that `--on` takes. Memory is what the driver shows as total."""
-
 SIZES = {"16gb": "t4", "24gb": "rtx4090", "32gb": "rtx5090", "40gb": "a100-40", "48gb": "l40s", "80gb": "h100"}
 SIZES |= {"141gb": "h200", "180gb": "b200"}
 """By a card's memory."""
@@ -67,11 +67,10 @@ SIZES |= {"141gb": "h200", "180gb": "b200"}
 
 def device_named(name: str) -> Device:
     """Return a device of the table, by its name or its memory (`24gb`). UserError names the nearest."""
-    key = name.lower().replace(" ", "").replace("_", "-").removeprefix("nvidia-")
-    if key in ("cpu", "here", "this"):
-        return this_device(key if key == "cpu" else "auto")
-    for candidate in (key, key.replace("-", ""), key.removesuffix("-80gb"), key.removesuffix("gb")):
-        candidate = SIZES.get(candidate) or SIZES.get(candidate + "gb") or candidate
+    key = name.lower().replace(" ", "").replace("-80gb", "")
+    if key == "cpu":
+        return this_device("cpu")
+    for candidate in (key, key.replace("-", ""), SIZES.get(key), SIZES.get(f"{key}gb")):
         if candidate in DEVICES:
             return DEVICES[candidate]
     near = get_close_matches(key, [*DEVICES, *SIZES], n=1, cutoff=0.4)
@@ -92,27 +91,23 @@ def this_device(name: str = "auto", measured: bool = True) -> Device:
         flops, bandwidth = _measured_speed(cores) if measured else ({}, 0.0)
         text = f"CPU, {cores} core{'s' if cores > 1 else ''}"
         return Device(text, "cpu", total, flops, bandwidth, None, free, cores)
-    index = 0 if ":" not in name else int(name.split(":")[1])
+    index = int(name.partition(":")[2] or 0)
     properties = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     free += torch.cuda.memory_reserved(index)
-    known = _in_table(properties.name, total)
-    if known is None:
+    words = properties.name.lower().replace(" ", "")  # such as nvidiah100pcie
+    alike = {key: device for key, device in DEVICES.items() if key.split("-")[0] in words}
+    if alike:
+        # The longest name (l40s, not l4), of the same bus, of the nearest memory.
+        longest = max(len(key.split("-")[0]) for key in alike)
+        alike = {key: device for key, device in alike.items() if len(key.split("-")[0]) == longest}
+        same_bus = [device for key, device in alike.items() if ("pcie" in key) == ("pcie" in words)]
+        known = min(same_bus or alike.values(), key=lambda device: abs(device.memory - total))
+    else:
         # A guess: one multiprocessor of recent cards does about 2 TFLOP/s in bf16.
         count = properties.multi_processor_count
         known = Device("", "cuda", total, {"bf16": 2e12 * count, "fp32": 0.25e12 * count}, 1e12)
     return replace(known, name=properties.name, memory=total, free=free)
-
-
-def _in_table(full_name: str, memory: int) -> Device | None:
-    """Return the table's entry for a driver's name of a GPU, such as `NVIDIA H100 80GB HBM3`."""
-    words = full_name.lower().replace(" ", "")
-    alike = [(key, device) for key, device in DEVICES.items() if key.split("-")[0] in words]
-    if not alike:
-        return None
-    longest = max(len(key.split("-")[0]) for key, _ in alike)
-    best = [(key, d) for key, d in alike if len(key.split("-")[0]) == longest]
-    return min(best, key=lambda pair: (("pcie" in pair[0]) != ("pcie" in words), abs(pair[1].memory - memory)))[1]
 
 
 @cache
@@ -154,8 +149,7 @@ def ram() -> tuple[int, int]:
 
     They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
     """
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
     for limit, used in CGROUPS:
         try:

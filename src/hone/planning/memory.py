@@ -1,15 +1,13 @@
-"""Bytes that a run takes, by part, as hone allocates them.
+"""Bytes that one process takes which samples and trains, by part, as hone allocates them.
 
-The parts that stay (weights, optimiser, what the engine derives from the weights) are there in every phase; those of
-sampling (keys and values, logits of a decode step) and of a train step (gradients, activations, logits) take turns.
-What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions of `hone.model`
-save them.
+Some parts stay (weights, optimiser, what the engine derives from the weights); those of sampling (keys and values,
+logits of a decode step) and of a train step (gradients, activations, logits) take turns. What a micro-batch keeps for
+its backward pass is counted tensor by tensor, as the autograd functions of `hone.model` save them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -19,7 +17,7 @@ from hone.planning.shape import Shape
 
 GIB, MIB = 2**30, 2**20
 KV_GIB = 4
-"""GiB of keys and values, where `inference.kv_gib` does not say."""
+"""GiB of keys and values, where `inference.kv_gib` is not set."""
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """As `hone.trainer.packing`, which needs torch to be imported."""
 MAX_LOGITS = 2**25
@@ -27,117 +25,62 @@ MAX_LOGITS = 2**25
 MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 """As `hone.model.packed`."""
 PROCESS = {"rl": 550 * MIB, "sft": 370 * MIB}
-"""What the process itself takes on a CPU, measured: Python, torch, tokenizers; for RL also what grades and records,
-and the kernels that oneDNN compiles for the shapes of sampling."""
+"""The process itself on a CPU, measured: Python, torch, tokenizers; for RL also what grades and records, and the
+kernels that oneDNN compiles for the shapes of sampling."""
 CUDA_CONTEXT = 600 * MIB
 """On a GPU: the context, and the workspaces of its libraries."""
-STAYING = ("process", "weights", "optimiser", "engine copies", "reference model")
-SAMPLING = ("kv cache", "sampling logits", "prefill")
-TRAINING = ("gradients", "activations", "logits")
-
-Role = Literal["all", "trainer", "sampler"]
+PHASES = {
+    "sampling": ("kv cache", "sampling logits", "prefill"),
+    "training": ("gradients", "activations", "logits"),
+}
+"""Parts that only one phase has."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """`parts` in bytes, and which of them each of the `phases` has; `total` is the largest sum of a phase, `peak`.
-
-    `host` is what a run on a GPU takes of the machine's own memory besides.
-    """
+    """`parts` in bytes; `host` is what a run on a GPU takes of the machine's own memory besides."""
 
     parts: dict[str, int]
-    phases: dict[str, tuple[str, ...]]
     host: int = 0
 
-    def of(self, phase: str) -> int:
-        """Return the bytes of a phase."""
-        return sum(self.parts.get(name, 0) for name in self.phases[phase])
+    def of(self, phase: str) -> dict[str, int]:
+        """Return the parts of a phase."""
+        others = {name for other, names in PHASES.items() if other != phase for name in names}
+        return {name: size for name, size in self.parts.items() if name not in others}
 
     @property
     def peak(self) -> str:
         """The phase that takes most."""
-        return max(self.phases, key=self.of)
+        return max(PHASES, key=lambda phase: sum(self.of(phase).values()))
 
     @property
     def total(self) -> int:
-        return self.of(self.peak)
+        return sum(self.of(self.peak).values())
 
     @property
     def dominant(self) -> str:
         """The largest part of the peak."""
-        return max(self.phases[self.peak], key=lambda name: self.parts.get(name, 0))
+        return max(parts := self.of(self.peak), key=lambda name: parts[name])
 
 
-def needed(
-    config: RLConfig | SFTConfig,
-    shape: Shape,
-    device: Device,
-    ranks: int = 1,
-    gpus: int = 1,
-    lengths: Lengths | None = None,
-) -> Memory:
-    """Return what the fullest device takes of the whole run, placed as `orchestrator.placement` does it.
-
-    In mode split the server has the first GPU and each rank one of the last: they meet where there are too few for all.
-    On a CPU all processes share the machine's memory.
-    """
-    own = memory(config, shape, device, ranks, lengths)
-    split = config if isinstance(config, RLConfig) and config.mode == "split" else None
-    others: dict[str, int] = {}
-    if split is not None and split.orchestrator.client.base_url is None:
-        server = memory(config, shape, device, 1, lengths, "sampler")
-        if device.kind == "cuda" and gpus > ranks:
-            return replace(max(own, server, key=lambda needs: needs.total), host=own.host)
-        others["server"] = server.total
-    if device.kind == "cpu":
-        others |= {"other ranks": (ranks - 1) * own.total, "orchestrator": PROCESS["rl"] if split else 0}
-    others = {name: size for name, size in others.items() if size}
-    phases = {name: (*parts, *others) for name, parts in own.phases.items()}
-    return Memory(own.parts | others, phases, own.host)
-
-
-def memory(
-    config: RLConfig | SFTConfig,
-    shape: Shape,
-    device: Device,
-    ranks: int = 1,
-    lengths: Lengths | None = None,
-    role: Role | None = None,
-) -> Memory:
-    """Return what the fullest process of a role takes on `device`, by default at worst-case lengths.
-
-    `role`: `all` (one process samples and trains; the default unless the mode is split), `trainer` (the default there:
-    one of `ranks` that share the model) or `sampler` (a server).
-    """
+def memory(config: RLConfig | SFTConfig, shape: Shape, device: Device, lengths: Lengths | None = None) -> Memory:
+    """Return what the process takes on `device`, by default at worst-case lengths."""
     lengths = lengths or Lengths.of(config)
     rl = config if isinstance(config, RLConfig) else None
     if rl is not None or not lengths.measured:
-        lengths = lengths.worst  # of many examples that are measured, the mean is what a batch has
-    role = role or ("trainer" if rl is None or rl.mode == "split" or ranks > 1 else "all")
+        lengths = lengths.worst  # of many measured examples, the mean is what a batch has
+    precision, host = config.precision, 0
     parts = {"process": CUDA_CONTEXT if device.kind == "cuda" else PROCESS["rl" if rl else "sft"]}
-    if role != "sampler":
-        parts |= _training(config, shape, device, ranks, lengths)
-    if rl is not None and role != "trainer":
+    parts |= _training(config, shape, device, lengths)
+    if rl is not None:
         parts |= _sampling(rl, shape, lengths)
-    if role == "sampler":  # the weights to come lie beside those that it samples from
-        parts["weights"] = 2 * weight_bytes(shape, config.precision)
-        parts["engine copies"] = 2 * engine_copies(shape, config.precision, device)
-    elif ranks == 1:
-        parts["engine copies"] = engine_copies(shape, config.precision, device, role == "all")
-    staying, host = STAYING, 0
-    if config.ckpt is not None and config.ckpt.background and ranks == 1 and role != "sampler":
-        copy = checkpoint_bytes(shape, config.precision)
+    parts["engine copies"] = engine_copies(shape, precision, device, rl is not None)
+    if config.ckpt is not None and config.ckpt.background:
         if device.kind == "cpu":
-            parts["checkpoint copy"] = copy
-            staying += ("checkpoint copy",)  # it is written while the next steps are taken
+            parts["checkpoint copy"] = checkpoint_bytes(shape, precision)
         else:
-            host = copy
-    phases: dict[str, tuple[str, ...]] = {}
-    if role != "trainer":
-        phases["sampling"] = (*staying, *SAMPLING)
-    if role != "sampler":
-        phases["training"] = (*staying, *TRAINING)
-    return Memory({name: int(size) for name, size in parts.items() if size}, phases, host)
+            host = checkpoint_bytes(shape, precision)
+    return Memory({name: size for name, size in parts.items() if size}, host)
 
 
 def weight_bytes(shape: Shape, precision: str) -> int:
@@ -173,7 +116,7 @@ def engine_copies(shape: Shape, precision: str, device: Device, samples: bool = 
     return kept + packed + (head if precision == "bf16" or shape.embedding >= MIN_FP32_PACKED else 0)
 
 
-def micro_batch(config: RLConfig | SFTConfig, device: Device, lengths: Lengths, ranks: int = 1) -> tuple[int, int, int]:
+def micro_batch(config: RLConfig | SFTConfig, device: Device, lengths: Lengths) -> tuple[int, int, int]:
     """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
 
     Completions of one prompt share it as long as they are in one micro-batch; attention sees it once for each.
@@ -181,13 +124,12 @@ def micro_batch(config: RLConfig | SFTConfig, device: Device, lengths: Lengths, 
     prompt, completion = int(lengths.prompt), max(1, int(lengths.completion))
     most = micro_batch_limit(config, device)
     if isinstance(config, SFTConfig):
-        tokens = max(min(most, -(-config.data.batch_size // ranks) * completion), completion)
+        tokens = max(min(most, config.data.batch_size * completion), completion)
         return tokens, tokens, tokens
     group = config.orchestrator.rollouts_per_example
-    groups = -(-config.orchestrator.batch_size // group // ranks)
     whole = prompt + group * completion
     if whole <= most:
-        count = min(groups, most // whole)
+        count = min(config.orchestrator.batch_size // group, most // whole)
         return count * whole, count * group * (prompt + completion), count * group * completion
     count = max(1, (most - prompt) // completion)
     return prompt + count * completion, count * (prompt + completion), count * completion
@@ -199,26 +141,21 @@ def micro_batch_limit(config: RLConfig | SFTConfig, device: Device) -> int:
     return section.micro_batch_tokens or MICRO_BATCH_TOKENS[device.kind]
 
 
-def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, ranks: int, lengths: Lengths) -> dict:
-    """Return the parts that a trainer has."""
+def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, lengths: Lengths) -> dict[str, int]:
+    """Return the parts of a trainer."""
     precision = config.precision
-    tokens, slots, loss_tokens = micro_batch(config, device, lengths, ranks)
-    scalar = 2 if precision == "bf16" else 4
-    gathered = 0
-    if ranks > 1:
-        # One layer is whole while it computes, the next is on its way; embedding and head are whole with them.
-        gathered = scalar * (2 * shape.layer_parameters + shape.embedding * (1 if shape.tied else 2))
-    gradients = weight_bytes(shape, precision) / ranks
+    tokens, slots, loss_tokens = micro_batch(config, device, lengths)
+    gradients = weight_bytes(shape, precision)
     if precision == "bf16":
-        gradients += shape.parameters * 4 / ranks  # in fp32 for the master copy, at the update
-    gradients += shape.embedding * scalar  # the embedding's, before it is added to the head's
+        gradients += shape.parameters * 4  # in fp32 for the master copy, at the update
+    gradients += shape.embedding * (2 if precision == "bf16" else 4)  # the embedding's, before the head's gets it
     reference = 0
     if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
-        reference = (weight_bytes(shape, precision) + engine_copies(shape, precision, device, False)) / ranks
+        reference = weight_bytes(shape, precision) + engine_copies(shape, precision, device, False)
     rows = max(1, MAX_LOGITS // shape.vocab)
     return {
-        "weights": weight_bytes(shape, precision) / ranks + gathered,
-        "optimiser": optimiser_bytes(shape, precision) / ranks,
+        "weights": weight_bytes(shape, precision),
+        "optimiser": optimiser_bytes(shape, precision),
         "reference model": reference,
         "gradients": gradients,
         "activations": activation_bytes(shape, precision, device, tokens, slots),
@@ -249,8 +186,8 @@ def activation_bytes(shape: Shape, precision: str, device: Device, tokens: int, 
     return kept + passing
 
 
-def _sampling(config: RLConfig, shape: Shape, lengths: Lengths) -> dict:
-    """Return the parts that an engine has where all completions run to their limit."""
+def _sampling(config: RLConfig, shape: Shape, lengths: Lengths) -> dict[str, int]:
+    """Return the parts of an engine whose completions all run to their limit."""
     rows, _, group = sampled_at_once(config, shape, lengths)
     prompts = -(-rows // group) * lengths.longest_prompt
     scores = rows * shape.heads * lengths.longest * 4
@@ -264,15 +201,19 @@ def _sampling(config: RLConfig, shape: Shape, lengths: Lengths) -> dict:
 
 
 def sampled_at_once(config: RLConfig, shape: Shape, lengths: Lengths) -> tuple[int, int, int]:
-    """Return (completions sampled at once, those that are asked for, those of one prompt).
+    """Return (completions sampled at once, those asked for, those of one prompt).
 
-    Asked for are those of a batch or of an evaluation, whichever is larger. At once go as many as `inference.kv_gib`
-    has room for at their limit; the rest follows in waves.
+    Asked for are those of a batch or of an evaluation, whichever is larger.
     """
     orch = config.orchestrator
     rows, group = orch.batch_size, orch.rollouts_per_example
     if orch.eval:
         evaluated = orch.eval.num_examples * orch.eval.rollouts_per_example
         rows, group = max((rows, group), (evaluated, orch.eval.rollouts_per_example))
+    return wave(config, shape, rows, lengths), rows, group
+
+
+def wave(config: RLConfig, shape: Shape, rows: int, lengths: Lengths) -> int:
+    """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at their limit."""
     budget = int((config.inference.kv_gib or KV_GIB) * GIB) // shape.kv_bytes_per_token
-    return max(1, min(rows, budget // lengths.longest)), rows, group
+    return max(1, min(rows, budget // max(1, int(lengths.longest))))

@@ -1,6 +1,6 @@
 """The shape of a dense decoder, and what follows from it: parameters, bytes and FLOPs.
 
-Of models that many people use the shape is known by their hub id, so that a plan needs no network.
+Well-known models are listed by their hub id, so that a plan needs no network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hone.model.files import TINY, is_hub_id, read_json
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder: `bias` is that of q, k and v; `tied` says that embedding and head are one matrix."""
+    """Sizes of a decoder: `bias` is that of q, k and v; `tied` is True if embedding and head are one matrix."""
 
     layers: int
     hidden: int
@@ -53,21 +53,17 @@ class Shape:
         return self.vocab * self.hidden
 
     @property
-    def layer_parameters(self) -> int:
-        """Scalars of one layer: matrices, two norms, norms of q and k, biases."""
-        biases = self.bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden
-        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
-        return self.layer_matrices + 2 * self.hidden + 2 * self.head_dim * self.qk_norm + biases
-
-    @property
     def parameters(self) -> int:
         """All scalars, a tied head counted once."""
+        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        biases = self.bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden
+        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
         embeddings = self.embedding * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden
+        return embeddings + self.layers * (self.layer_matrices + norms + biases) + self.hidden
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token in all layers; hone's own engine keeps them in fp32."""
+        """Bytes of one token's keys and values in all layers; hone's own engine keeps them in fp32."""
         return 2 * self.layers * self.kv_size * 4
 
     @property
@@ -88,7 +84,7 @@ class Shape:
     def of(cls, model: DecoderConfig | str | Path, init: InitConfig | None = None) -> Shape:
         """Return the shape of a config, a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`.
 
-        UserError where there is no such model, or its config can't be had.
+        Raises UserError if there is no such model, or its config can't be read.
         """
         if isinstance(model, DecoderConfig):
             return cls(
@@ -106,28 +102,24 @@ class Shape:
                 mlp_bias=model.mlp_bias,
                 context=model.max_position_embeddings,
             )
-        name = str(model)
+        name, folder = str(model), Path(model)
         if name == TINY:
             from hone.model.presets import tiny_config
 
             return cls.of(tiny_config(init))
-        if shape := None if Path(name).is_dir() else known(name):
-            return shape
-        folder = Path(name) if Path(name).is_dir() else _fetched(name)
+        if not folder.is_dir():
+            if shape := known(name):
+                return shape
+            if not is_hub_id(name):
+                raise UserError(f"there is no model folder {name}, nor can this be the id of a model on the hub")
+            from huggingface_hub import hf_hub_download
+
+            try:
+                folder = Path(hf_hub_download(name, "config.json", etag_timeout=3)).parent
+            except Exception as error:  # offline, no such model, no permission
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise UserError(f"the config of {name} can't be fetched from the hub ({reason})") from error
         return cls.of(DecoderConfig.from_hf(read_json(folder, "config.json", needed=True)))
-
-
-def _fetched(name: str) -> Path:
-    """Return the folder of the cache with the config of a model on the hub; fetch it if it is not there."""
-    if not is_hub_id(name):
-        raise UserError(f"there is no model folder {name}, nor can this be the id of a model on the hub")
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json", etag_timeout=3)).parent
-    except Exception as error:  # offline, no such model, no permission
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"the config of {name} can't be had from the hub ({reason})") from error
 
 
 def known(name: str) -> Shape | None:
