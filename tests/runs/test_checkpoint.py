@@ -73,7 +73,7 @@ def test_surplus_leaves_the_newest_complete_ones(tmp_path):
 
 
 def test_misfit_names_the_first_difference():
-    saved = {"model": {"a": torch.zeros(2, 3), "b": torch.zeros(4)}}
+    saved = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
     a, b = torch.ones(2, 3), torch.ones(4)
     assert misfit(saved, {"a": a, "b": b}) == ""
     assert misfit(saved, {"a": a, "b": b, "layers.2.q_norm": b}) == "layers.2.q_norm is missing"

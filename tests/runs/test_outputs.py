@@ -7,7 +7,6 @@ import pytest
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.model.card import model_card
 from hone.runs import Run, outputs
 from hone.runs.outputs import clear
 from hone.runs.writer import RunWriter
@@ -80,7 +79,7 @@ def test_killed_while_moving_the_earlier_run(tmp_path, monkeypatch, rename):
     assert {p.name for p in (tmp_path / "a").iterdir()} == {".hone.lock", ".previous"}
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl", "data/train.csv", "run.json", "weights/a.bin"])
+@pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl", "run.json", "weights/a.bin"])
 def test_a_foreign_directory_is_left_untouched(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text('{"id": "of another tool"}')
@@ -102,13 +101,11 @@ def test_a_run_inside_another_runs_own_folders(tmp_path, inner):
     finished_run(tmp_path / "out" / "beside")
 
 
-def test_what_hone_made_inside_outputs_is_no_obstacle_and_stays(tmp_path):
+def test_folders_beside_a_run_are_no_obstacle_and_stay(tmp_path):
     finished_run(tmp_path / "sft")
     finished_run(tmp_path / "evals" / "reverse-text--tiny" / "1")
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text("{}")
-    (tmp_path / "tiny" / "model.safetensors").write_text("w")
-    (tmp_path / "tiny" / "README.md").write_text(model_card(title="t", method="init", seed=0, command="hone"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_text("1")
     (tmp_path / ".gitignore").write_text("*")
     (tmp_path / ".tmp-hone-new-run.json").write_text("{")
     before = snapshot(tmp_path)

@@ -112,7 +112,6 @@ def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
         "command": command,
         "ended": provenance.now(),
         "git": provenance.git(),
-        **({"untracked": untracked} if (untracked := provenance.untracked(command)) else {}),
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),

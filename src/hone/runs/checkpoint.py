@@ -134,9 +134,8 @@ def shapes(folder: Path) -> dict[str, torch.Tensor]:
         return {name: stored.get_tensor(name).to("meta") for name in stored.keys()}  # noqa: SIM118 (not a dict)
 
 
-def misfit(tensors: Tensors, parameters: Mapping[str, torch.Tensor]) -> str:
+def misfit(saved: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> str:
     """Return why a checkpoint's model is not the one with these parameters (names, shapes, dtypes); "" if it is."""
-    saved = tensors["model"]
     for name, parameter in parameters.items():
         if name not in saved:
             return f"{name} is missing"

@@ -1,7 +1,7 @@
 """Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
 
-And reading what may be anything: the files of a run that somebody sent, or that a disk has damaged. A file is a regular
-one of bounded size, JSON is finite and not deep, a line of a log is a record of a step.
+And reading a run that somebody sent, or that a disk has damaged: a file is a regular one of bounded size, JSON is
+finite and not deep, a line of a log is a record of a step.
 
 A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
 """
@@ -11,13 +11,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
-import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from io import BufferedReader
@@ -36,14 +34,13 @@ FILE_MODE = 0o666 & ~_UMASK
 """Of a file that a library made, which may be readable to its owner only."""
 RESTORE = "mend it, or restore it from a copy"
 """What to do about a damaged file."""
-NUMBERS = ("metrics.jsonl", "timings.jsonl")
+LARGEST = 2**31
+"""Bytes that a file which is read whole may have."""
+_NUMBERS = ("metrics.jsonl", "timings.jsonl")
 """Logs whose records are a step and numbers."""
-EVENTS = "events.jsonl"
-DEPTH = 64
+_DEPTH = 64
 """Lists and tables inside each other that a file of a run may have."""
-LARGEST_NUMBER = 1e300
-LARGEST_DOCUMENT, LARGEST_LOG = 2**26, 2**31
-"""Bytes that a file which is read whole may have, and a log: larger ones are no run's."""
+_LARGEST_NUMBER = 1e300
 
 
 def dumps(value: Any) -> str:
@@ -53,19 +50,18 @@ def dumps(value: Any) -> str:
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
-    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
     with _naming(path):
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)  # on a full disk its space is needed
             raise
-        fsync(path.parent)
+        _fsync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -73,7 +69,7 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
 
 
-def fsync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     """Flush a file, or the entries of a directory, so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -98,8 +94,8 @@ def error_number(error: BaseException) -> int | None:
     """Return the system's number of an error, if it has one. Libraries written in Rust have it in their text."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
-    return int(found.group(1)) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
+    return int(match[1]) if match else None
 
 
 @contextmanager
@@ -109,42 +105,37 @@ def new_dir(path: Path) -> Iterator[Path]:
     Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, the
     temporary directory is removed and `path` stays as it was. OSError if `path` is there and was not made so.
     """
+    if path.exists() and not (path / MARKER).is_file():
+        raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = path.with_name(f"{NEW_PREFIX}{path.name}"), path.with_name(f"{_OLD}{path.name}")
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
-    try:
-        with _naming(path):
+    with _naming(path):
+        try:
             yield temporary
             _seal(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    with _naming(path):
-        old = path.with_name(f"{_OLD}{path.name}")
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         if path.exists():
-            if not (path / MARKER).is_file():
-                problem = f"hone did not write it, so it is not replaced by {temporary}"
-                raise FileExistsError(errno.EEXIST, problem, str(path))
-            shutil.rmtree(old, ignore_errors=True)
             os.rename(path, old)
         os.rename(temporary, path)  # killed before it, `sweep` does it
         shutil.rmtree(old, ignore_errors=True)
-        fsync(path.parent)
+        _fsync(path.parent)
 
 
 def _seal(temporary: Path) -> None:
     """Flush all files of a directory, and write its completion marker."""
-    files = {
-        name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)}
-        for name in _files(temporary)
-    }
-    for name in files:
+    names = _files(temporary)
+    listed = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names}
+    for name in names:
         os.chmod(temporary / name, FILE_MODE)  # safetensors makes files that only their owner can read
-        fsync(temporary / name)
-    for folder in {(temporary / name).parent for name in files}:
-        fsync(folder)
-    write_file(temporary / MARKER, dumps({"files": files}) + "\n")
+        _fsync(temporary / name)
+    for folder in {(temporary / name).parent for name in names}:
+        _fsync(folder)
+    write_file(temporary / MARKER, dumps({"files": listed}) + "\n")
 
 
 def remove_dir(path: Path) -> None:
@@ -157,8 +148,6 @@ def remove_dir(path: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Clean up what a killed process left in `folder`: finished directories move into place, the rest is deleted."""
-    if not folder.is_dir():
-        return
     for leftover in sorted(folder.glob(TMP_PREFIX + "*")):
         target = folder / leftover.name.removeprefix(NEW_PREFIX)
         if leftover.name.startswith(NEW_PREFIX) and is_complete(leftover) and not target.exists():
@@ -182,13 +171,11 @@ def verify(folder: Path) -> list[str]:
 def _problems(folder: Path, content: bool) -> list[str]:
     try:
         listed = read_json(folder / MARKER)["files"]
-        sizes = {name: (facts["bytes"], facts["sha256"]) for name, facts in listed.items()}
-    except (OSError, UserError, KeyError, TypeError, AttributeError):
-        sizes = {"": (None, None)}
-    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes.values()):
+        facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{folder.name} has no readable completion marker"]
-    problems = [] if sizes else [f"{folder.name} has a completion marker that lists no file"]
-    for name, (size, digest) in sizes.items():
+    problems = [] if facts else [f"{folder.name} has a completion marker that lists no file"]
+    for name, (size, digest) in facts.items():
         file = folder / name
         if not file.is_file():
             problems.append(f"{name} is missing")
@@ -196,11 +183,11 @@ def _problems(folder: Path, content: bool) -> list[str]:
             problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
         elif content and sha256(file) != digest:
             problems.append(f"{name} has changed since it was written (SHA-256 differs)")
-    for name in _files(folder) if content else ():
-        hidden = any(part.startswith(".") for part in Path(name).parts)
-        if name not in sizes and name != MARKER and not hidden:
-            problems.append(f"{name} was added: the completion marker does not list it")
-    return problems
+    added = [name for name in _files(folder) if name not in facts and name != MARKER] if content else []
+    hidden = [name for name in added if any(part.startswith(".") for part in Path(name).parts)]
+    return problems + [
+        f"{name} was added: the completion marker does not list it" for name in added if name not in hidden
+    ]
 
 
 def _files(folder: Path) -> list[str]:
@@ -213,48 +200,43 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
-    """Open a file of a run for reading. UserError with the remedy if it is no regular file (a pipe would be waited for,
-    for ever), or may not be read; FileNotFoundError if there is none.
+def open_file(path: Path, remedy: str = RESTORE, most: float = float("inf")) -> BufferedReader:
+    """Open a file of a run for reading. UserError with the remedy if it can't be read, has more bytes than `most`, or
+    is no regular file (a pipe would be waited for, for ever); FileNotFoundError if there is none.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
+    if os.path.lexists(path) and not path.is_file():
         problem = "it is no regular file"
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+    else:
+        try:
+            file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
+            if (size := os.fstat(file.fileno()).st_size) <= most:
+                return file
+            file.close()
+            problem = f"it has {size:,} bytes, and a run's have at most {most:,}"
+        except FileNotFoundError:
             raise
-        problem = "it is a link to nothing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        except OSError as error:
+            problem = error.strerror
     raise UserError(f"{path} cannot be read ({problem}): {remedy}")
 
 
-def read_file(path: Path, remedy: str = RESTORE, most: int = LARGEST_DOCUMENT) -> bytes:
-    """Return the bytes of a file of a run. UserError with the remedy if it can't be read, or has more than `most`."""
-    with open_file(path, remedy) as file:
-        if (size := os.fstat(file.fileno()).st_size) > most:
-            raise UserError(f"{path} has {size:,} bytes, and a run's have at most {most:,}: {remedy}")
+def read_file(path: Path, remedy: str = RESTORE) -> bytes:
+    """Return the bytes of a file of a run; errors as `open_file`, which has to have at most `LARGEST`."""
+    with open_file(path, remedy, LARGEST) as file:
         return file.read()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return a JSON value. ValueError if it isn't one that hone writes: for NaN, an infinity, a number that no float
-    holds, and for one nested deeper than `DEPTH`.
-    """
-    value = _load(text)
+    """Return a JSON value. ValueError if it isn't one that hone writes; see `check_plain`."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     check_plain(value)
     return value
 
 
-def _load(text: str | bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def check_plain(value: Any, depth: int = DEPTH, finite: bool = True) -> None:
+def check_plain(value: Any, depth: int = _DEPTH, finite: bool = True) -> None:
     """Raise ValueError if a parsed value holds a number that no float holds, or, with `finite`, one that is not finite,
     or if it is nested deeper than `depth`.
     """
@@ -263,22 +245,20 @@ def check_plain(value: Any, depth: int = DEPTH, finite: bool = True) -> None:
             raise ValueError("nested too deeply")
         for one in value.values() if isinstance(value, dict) else value:
             check_plain(one, depth - 1, finite)
-    elif isinstance(value, int | float if finite else int) and not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+    elif isinstance(value, int | float if finite else int) and not is_number(value):
         raise ValueError("a number that is not finite")
 
 
 def is_number(value: Any) -> bool:
     """Return True for what a metric may be: a finite number, a truth value, or None for what was not finite."""
-    return value is None or (isinstance(value, int | float) and -LARGEST_NUMBER < value < LARGEST_NUMBER)
+    return value is None or (isinstance(value, int | float) and -_LARGEST_NUMBER < value < _LARGEST_NUMBER)
 
 
 def parse_time(stamp: Any) -> datetime | None:
     """Return an ISO time in this machine's time zone; None for None or "". ValueError for what is no time."""
-    if not isinstance(stamp, str | None):
-        raise ValueError("a time is no text")
     try:
-        return datetime.fromisoformat(stamp).astimezone() if stamp else None
-    except OverflowError:
+        return datetime.fromisoformat(stamp).astimezone() if stamp not in (None, "") else None
+    except (OverflowError, TypeError):
         raise ValueError(f"{stamp!r} is no time") from None
 
 
@@ -286,27 +266,25 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
     """Return the object in a JSON file. UserError with the remedy if it is damaged or can't be read;
     FileNotFoundError if there is none.
     """
+    data = read_file(path, remedy)
     try:
-        value = parse_json(read_file(path, remedy))
+        value = parse_json(data)
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
-    except UserError:
-        raise
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {remedy}") from None
     return value
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, `[]` if there is none. What follows the last line's end is torn, and left out.
+    """Return the lines of a file with their ends, `[]` if there is none. A torn last line is left out.
 
     UserError if it can't be read.
     """
-    return split_whole(read_file(path, most=LARGEST_LOG)) if os.path.lexists(path) else []
+    return _split(read_file(path)) if os.path.lexists(path) else []
 
 
-def split_whole(data: bytes) -> list[bytes]:
-    """Return the lines of `data` that have an end, with it."""
+def _split(data: bytes) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
@@ -317,23 +295,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Return the record in a line of a log. UserError if it isn't one: a JSON object whose step, if it has one, is a
-    number; in a log of numbers all its values are numbers or null, in events.jsonl its texts are texts.
+    number; in a log of numbers it has one, and all values are numbers or null; in events.jsonl texts are texts.
     """
+    numbers = path.name in _NUMBERS
     try:
-        numbers = path.name in NUMBERS
-        record = _load(line) if numbers else parse_json(line)
-        step = record.get("step", 0) if isinstance(record, dict) else ""
+        record = json.loads(line) if numbers else parse_json(line)
+        step = record.get("step", None if numbers else 0) if isinstance(record, dict) else ""
         if not (type(step) is int and 0 <= step < 2**53) and (numbers or step is not None):
             raise ValueError("not a record of a step")
-        if numbers:
-            _check_numbers(record)
-            if b"/exact" in line:
-                record = {current_name(name): value for name, value in record.items()}
-        if path.name == EVENTS:
+        if numbers and (wrong := [name for name, value in record.items() if not is_number(value)]):
+            raise ValueError(f"{wrong[0][:60]!r} is no finite number")
+        if numbers and b"/exact" in line:
+            record = {current_name(name): value for name, value in record.items()}
+        if path.name == "events.jsonl":
             if wrong := [name for name in ("kind", "name", "evidence") if not isinstance(record.get(name, ""), str)]:
                 raise ValueError(f"its {wrong[0]} is no text")
             parse_time(record.get("time"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
     return record
 
@@ -343,17 +321,18 @@ def current_name(metric: str) -> str:
     return re.sub(r"^(eval/[^/]+)/exact(?=$|/ci95/)", r"\1/correct", metric)
 
 
-def _check_numbers(record: dict[str, Any]) -> None:
-    """Raise ValueError if a value is no finite number, truth value or None. Fast, for a log has millions of them."""
-    values = record.values()
-    try:
-        if set(map(type, values)) <= {int, float, bool, type(None)} and math.isfinite(sum(filter(None, values))):
-            return
-    except OverflowError:
-        pass
-    if wrong := [name for name, value in record.items() if not is_number(value)]:
-        raise ValueError(f"{wrong[0][:60]!r} is no finite number")
-    raise ValueError("its numbers are too large")
+def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
+    """Move the lines of a log for which `goes(record)` to the file `moved_to`.
+
+    They are written there before they are removed here, so that a crash loses none of them and doing it again gives
+    the same two files. Without such lines nothing is written.
+    """
+    kept, removed = [], []
+    for number, line in enumerate(whole_lines(path), 1):
+        (removed if goes(read_record(path, number, line)) else kept).append(line)
+    if removed:
+        write_file(moved_to, b"".join(removed))
+        write_file(path, b"".join(kept))
 
 
 class JsonlLog:
@@ -365,11 +344,8 @@ class JsonlLog:
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        self._open()
-
-    def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        whole = b"".join(whole_lines(self.path))
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        whole = b"".join(whole_lines(path))
         self.bytes = len(whole)
         self._hash = hashlib.sha256(whole)
         if self.bytes != os.fstat(self._fd).st_size:
@@ -383,31 +359,16 @@ class JsonlLog:
     def append(self, record: dict[str, Any]) -> bytes:
         """Write one line, and return it. Raises OSError, leaving the file as it was, if the disk doesn't take all."""
         line = (dumps(record) + "\n").encode()
-        with self._lock:
+        with self._lock, _naming(self.path):
             try:
                 if os.write(self._fd, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
+            except OSError:
                 os.ftruncate(self._fd, self.bytes)
-                raise OSError(error.errno, error.strerror, str(self.path)) from None
+                raise
             self.bytes += len(line)
             self._hash.update(line)
         return line
-
-    def rewind(self, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-        """Move the lines for which `goes(record)` to the file `moved_to`.
-
-        They are written there before they are removed here, so that a crash loses none of them and doing it again gives
-        the same two files. Without such lines nothing is written.
-        """
-        kept, removed = [], []
-        for number, line in enumerate(whole_lines(self.path), 1):
-            (removed if goes(read_record(self.path, number, line)) else kept).append(line)
-        if removed:
-            write_file(moved_to, b"".join(removed))
-            write_file(self.path, b"".join(kept))
-            self.close()
-            self._open()
 
     def sync(self) -> None:
         """Flush to the disk."""
@@ -425,64 +386,33 @@ class Rewound(Exception):
 
 
 class Tail:
-    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits.
+    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
 
-    With `lenient`, for a log of steps, a line that is no record of a step is left out; `damage` is about the first.
-    """
-
-    def __init__(self, path: Path, lenient: bool = False):
+    def __init__(self, path: Path):
         self.path = path
-        self.lenient = lenient
-        self.damage = ""
         self.inode = 0
         """Number of the file that is read: another one after a roll-back. 0 while there is none."""
         self._read = 0
         self._count = 0
         self._last = b""
 
-    def new(self, choose: Callable[[list[bytes]], Iterable[int]] | None = None) -> list[dict[str, Any]]:
-        """Return the new records; with `choose` those of the new lines whose indices it gives.
-
-        Raises Rewound if what was read is no longer there, UserError for a damaged line.
-        """
-        lines, records = self._new_lines(), []
-        for index in range(len(lines)) if choose is None else choose(lines):
-            try:
-                record = read_record(self.path, self._count + index + 1, lines[index])
-                if self.lenient:
-                    self.step_of(record)
-                records.append(record)
-            except UserError as error:
-                if not self.lenient:
-                    raise
-                self.damage = self.damage or str(error)
+    def new(self) -> list[dict[str, Any]]:
+        """Return the new records. Rewound if what was read is no longer there, UserError for a damaged line."""
+        try:
+            file = open_file(self.path, most=LARGEST)
+        except FileNotFoundError:
+            if self.inode:
+                raise Rewound from None
+            return []
+        with file:
+            inode = os.fstat(file.fileno()).st_ino
+            file.seek(self._read - len(self._last))
+            if inode != (self.inode or inode) or file.read(len(self._last)) != self._last:
+                raise Rewound
+            lines = _split(file.read())
+        self.inode = inode
+        records = [read_record(self.path, self._count + number, line) for number, line in enumerate(lines, 1)]
         self._read += sum(map(len, lines))
         self._count += len(lines)
         self._last = lines[-1] if lines else self._last
         return records
-
-    def step_of(self, record: dict[str, Any]) -> int:
-        """Return the step of a record. UserError if it has none."""
-        if not isinstance(step := record.get("step"), int):
-            raise UserError(f"{self.path} is damaged (a line has no step): mend or delete that line")
-        return step
-
-    def _new_lines(self) -> list[bytes]:
-        """Return the new lines that are whole; they stay new until they are counted."""
-        try:
-            file = open_file(self.path)
-        except FileNotFoundError:
-            if not self.inode:
-                return []
-            raise Rewound from None
-        with file:
-            status = os.fstat(file.fileno())
-            if status.st_size - self._read > LARGEST_LOG:
-                raise UserError(f"{self.path} has {status.st_size:,} bytes, which no log of a run has: {RESTORE}")
-            if status.st_ino != (self.inode or status.st_ino):
-                raise Rewound
-            file.seek(self._read - len(self._last))
-            if file.read(len(self._last)) != self._last:
-                raise Rewound
-            self.inode = status.st_ino
-            return split_whole(file.read())

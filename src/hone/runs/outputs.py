@@ -68,8 +68,6 @@ LAUNCHER = ".hone.launcher.lock"
 CERTIFICATE = ".verify.json"
 """Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
 _FINE = {PREVIOUS, LOCK, LAUNCHER, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
-_CARD_TAG = '\n- "hone"\n'
-"""In the model card of every model that hone writes (hone.model.card)."""
 
 
 def _check_time(stamp: str) -> str:
@@ -135,7 +133,6 @@ class RunFacts(_Facts):
     threads: int | None = None
     ranks: Annotated[int, Field(ge=1)] = 1
     variables: dict[str, str] = {}
-    untracked: list[str] = []
     sources: dict[str, str] = {}
     resumes: list[_Resume] = []
     parent: _Parent = _Parent(id="", dir="", step=0)
@@ -178,80 +175,69 @@ def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
     return info
 
 
-def refuse_inside_run(path: Path, flag: str) -> None:
-    """Raise UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
+def _run_around(path: Path) -> tuple[Path, str] | None:
+    """Return the run that `path` is, or among whose own files it lies, and the name in it that leads there, or ""."""
     inner = path.resolve()
     for outer in (inner, *inner.parents):
-        name = inner.relative_to(outer).parts[:1]
-        if run_info(outer) is not None and (not name or name[0] in NAMES):
-            raise UserError(f"{path} lies in the run {outer}, into which nothing is written: choose another {flag}")
+        name = (*inner.relative_to(outer).parts, "")[0]
+        if name in ("", *NAMES) and run_info(outer) is not None:
+            return outer, name
+    return None
+
+
+def refuse_inside_run(path: Path, flag: str) -> None:
+    """Raise UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
+    if around := _run_around(path):
+        raise UserError(f"{path} lies in the run {around[0]}, into which nothing is written: choose another {flag}")
 
 
 def check_target(path: Path, flag: str) -> None:
     """Raise UserError if no file can be put at `path`, given by `flag`, before the work that it is to hold."""
     refuse_inside_run(path, flag)
-    if run_info(path.resolve().parent) is not None:
-        raise UserError(f"{path} lies in the run {path.parent}, into which nothing is written: choose another {flag}")
+    refuse_inside_run(path.parent, flag)
     if path.is_dir():
         raise UserError(f"{flag} {path} is a folder: name a file in it")
     if not path.parent.is_dir():
         raise UserError(f"{flag} {path}: there is no folder {path.parent}")
 
 
-def is_hones(path: Path) -> bool:
-    """Return True for what hone makes beside runs: runs and their certificates, models it created, folders of only
-    those.
-    """
-    if path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE):
-        return True
-    if path.is_symlink() or not path.is_dir():
-        return False
-    if run_info(path) or _is_own_model(path):
-        return True
-    return all(is_hones(entry) for entry in path.iterdir())
-
-
-def _is_own_model(folder: Path) -> bool:
-    try:
-        with open(folder / "README.md", encoding="utf-8", errors="replace") as card:
-            front = card.read(4096)
-    except OSError:
-        return False
-    return front.startswith("---\n") and _CARD_TAG in front.split("\n---\n")[0] + "\n"
-
-
 def check(folder: Path, protect: list[Path]) -> None:
-    """Raise UserError if a fresh run in `folder` would touch what it must not: foreign files, or the run's own sources.
+    """Raise UserError if a new run in `folder` would touch what it must not: foreign files, or the run's own sources.
 
-    Foreign is what hone didn't make, and without a run.json also whatever has a name that the run itself would write.
+    Foreign are files beside folders that hone did not make, and without a run.json whatever has a name that the run
+    itself would write.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
-    inner = folder.resolve()
-    for outer in inner.parents:
-        name = inner.relative_to(outer).parts[0]
-        if name in NAMES and run_info(outer) is not None:
-            raise UserError(
-                f"{folder} lies in {name} of the run in {outer}, which is that run's own: choose another --output-dir"
-            )
+    if (around := _run_around(folder)) and (name := around[1]):
+        raise UserError(
+            f"{folder} lies in {name} of the run in {around[0]}, which is that run's own: choose another --output-dir"
+        )
     if not folder.exists():
         return
     if run_info(folder) is None:
-        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name in NAMES or not is_hones(entry))
+        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name in NAMES or _is_foreign(entry))
         if foreign:
             shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
             raise UserError(
                 f"{folder} holds files that are not a run of hone ({shown}) and is left untouched: "
                 "choose an empty or new --output-dir"
             )
+    inner = folder.resolve()
     moved = [path for path in _own(inner) if path.exists()]
     for source in protect:
         kept = source.resolve()
         if kept == inner or any(kept == path or path in kept.parents for path in moved):
             raise UserError(
-                f"{source} is needed by this run, but lies in the output directory {folder}, which a fresh start "
-                f"clears: choose another, such as --output-dir {folder}-2"
+                f"{source} is needed by this run, but lies in the output directory {folder}, which a new run clears: "
+                f"choose another, such as --output-dir {folder}-2"
             )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return True for a file or a link beside runs that hone did not put there."""
+    own = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE)
+    return not own and (path.is_symlink() or not path.is_dir())
 
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
@@ -343,10 +329,6 @@ class Lock:
 ELSEWHERE = 0
 """The holder is a process that has no id here: on another machine, or outside this container."""
 
-# struct flock: (type, whence, start, length, pid) on Linux, (start, length, pid, type, whence) on macOS and BSD.
-_BSD = sys.platform == "darwin" or "bsd" in sys.platform
-_FORMAT = "qqihh" if _BSD else "hhqqi0q"
-
 
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
@@ -359,6 +341,11 @@ def holder(folder: Path) -> int | None:
 
 
 def _holder(lock: Path) -> int | None:
+    # struct flock: (type, whence, start, length, pid) on Linux, (start, length, pid, type, whence) on macOS and BSD.
+    bsd = sys.platform == "darwin" or "bsd" in sys.platform
+    layout, kind, pid = ("qqihh", 3, 2) if bsd else ("hhqqi0q", 0, 4)
+    question = [0] * 5  # what would be in the way of an exclusive lock on all of the file
+    question[kind] = fcntl.F_WRLCK
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -366,23 +353,9 @@ def _holder(lock: Path) -> int | None:
     except PermissionError:
         return ELSEWHERE  # another user's run: whether it is written can't be asked
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _whole_file())
+        answer = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *question)))
     except OSError:
         return None  # a file system without locks: a run there holds none
     finally:
         os.close(descriptor)
-    kind, pid = _read(answer)
-    return None if kind == fcntl.F_UNLCK else max(pid, ELSEWHERE)
-
-
-def _whole_file() -> bytes:
-    """Ask what would be in the way of an exclusive lock on all of the file."""
-    if _BSD:
-        return struct.pack(_FORMAT, 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    return struct.pack(_FORMAT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-def _read(answer: bytes) -> tuple[int, int]:
-    """Return (type, pid) of the lock in the way; type `F_UNLCK` if there is none."""
-    fields = struct.unpack(_FORMAT, answer)
-    return (fields[3], fields[2]) if _BSD else (fields[0], fields[4])
+    return None if answer[kind] == fcntl.F_UNLCK else max(answer[pid], ELSEWHERE)

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -46,20 +46,6 @@ def git() -> dict[str, Any] | None:
     if not revision:
         return None
     return {"revision": revision, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-
-
-def untracked(command: Sequence[str]) -> list[str]:
-    """Return the config files that a command names, and the task files that this process has loaded, that git does not
-    track. Empty where there is no revision at all. Installed packages have versions, and are left out.
-    """
-    if not _git("rev-parse", "HEAD"):
-        return []
-    named = [word[1:] or after for word, after in zip(command, [*command[1:], ""], strict=False) if word[:1] == "@"]
-    loading = sys.modules.get("hone.environments.task_files")
-    tasks = [] if loading is None else [name for name in loading.sources() if "site-packages" not in Path(name).parts]
-    files = [Path(os.path.relpath(name)) for name in dict.fromkeys((*named, *tasks)) if Path(name).is_file()]
-    tracked = ("ls-files", "--error-unmatch", "--")
-    return [str(file) for file in files if _git("-C", str(file.parent), *tracked, file.name) is None]
 
 
 def _git(*args: str) -> str | None:

@@ -12,11 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
 from hone.runs.files import (
     MARKER,
-    JsonlLog,
     dumps,
+    move_lines,
     new_dir,
     read_json,
     read_lines,
@@ -29,19 +28,13 @@ from hone.runs.outputs import AUDIT, sweep_run
 from hone.runs.rollouts import EVALS, TOKENS, step_of
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
-HISTORY = frozenset(
+_HISTORY = frozenset(
     {"start", "predicted", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
 )
 """Events about the process or about the state before step N: those at N itself stay."""
-OF_STEPS = {"rollouts": "step_*.parquet", TOKENS: "step_*.parquet", EVALS: "step_*.jsonl"}
-"""Folders with a file for each step, or some, and what their names are like."""
+_OF_STEPS = ("rollouts", TOKENS, EVALS)
+"""Folders with a file for each step, or some."""
 _PLAN = "rollback.json"
-
-
-def check_logs(folder: Path) -> None:
-    """Raise UserError if a line of a log can't be read: to be called before anything is moved."""
-    for name in LOGS:
-        read_lines(folder / name)
 
 
 def finish_roll_back(folder: Path) -> None:
@@ -49,32 +42,22 @@ def finish_roll_back(folder: Path) -> None:
     sweep_run(folder)
     for place in _places(folder):
         sweep(place)
-        plan = _read_plan(place / _PLAN)
-        if plan is None:
+        if not (place / _PLAN).exists():
             place.rmdir()  # nothing is moved before the plan is written
-        elif not plan["done"]:
+        elif not (plan := read_json(place / _PLAN))["done"]:
             _move(folder, place, plan["step"])
 
 
 def interrupted(folder: Path) -> bool:
     """Return True if a resume was killed in the middle of its roll-back: the next one finishes it."""
-    plans = [_read_plan(place / _PLAN) for place in _places(folder)]
-    return any(plan is not None and not plan["done"] for plan in plans)
-
-
-def _read_plan(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    plan = read_json(path)
-    if not (isinstance(plan.get("step"), int) and isinstance(plan.get("done"), bool)):
-        raise UserError(f"{path} is damaged (it says no step): mend it, or choose another --output-dir")
-    return plan
+    plans = [place / _PLAN for place in _places(folder)]
+    return any(not read_json(plan)["done"] for plan in plans if plan.exists())
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
     """Leave in `folder` what the run had written before its step `step`. Returns where the rest went, or None."""
-    finish_roll_back(folder)
-    if not _has_later(folder, step):
+    late_lines = (_goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
+    if not _later(folder, step) and not any(late_lines):
         return None
     place = folder / "superseded" / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
     place.mkdir(parents=True)
@@ -90,15 +73,13 @@ def copy_history(source: Path, target: Path, step: int) -> None:
     """
     for name in LOGS:
         pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)
-        stays = (line for record, line in pairs if not goes(name, record, step) and record.get("kind") != "predicted")
+        stays = (line for record, line in pairs if not _goes(name, record, step) and record.get("kind") != "predicted")
         write_file(target / name, b"".join(stays))
-    if (audit := source / AUDIT).exists():
-        write_file(target / AUDIT, audit.read_bytes())
-    for name, pattern in OF_STEPS.items():
-        for path in sorted((source / name).glob(pattern)):
-            if (at := step_of(path)) is not None and at < step:
-                (target / name).mkdir(exist_ok=True)
-                write_file(target / name / path.name, path.read_bytes())
+    copied = [source / AUDIT] if (source / AUDIT).exists() else []
+    copied += [path for name in _OF_STEPS for path, at in _steps(source / name) if at < step]
+    for path in copied:
+        (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
+        write_file(target / path.relative_to(source), path.read_bytes())
     for name in ("weights", "checkpoints"):
         saved = source / name / f"step_{step}"
         if not verify(saved):
@@ -107,31 +88,28 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
 
 def _places(folder: Path) -> list[Path]:
+    """Return where roll-backs of the run in `folder` have put what they took away, in their order."""
     found = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name))
 
 
-def _has_later(folder: Path, step: int) -> bool:
-    if any(_later(folder, step)):
-        return True
-    return any(goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
+def _steps(folder: Path) -> list[tuple[Path, int]]:
+    """Return (path, step) of what is named after a step in a folder of a run."""
+    return [(path, at) for path in sorted(folder.glob("step_*")) if (at := step_of(path)) is not None]
 
 
-def goes(log: str, record: dict[str, Any], step: int) -> bool:
+def _goes(log: str, record: dict[str, Any], step: int) -> bool:
     """Return True if a line of `log` belongs to what a roll-back to `step` takes away."""
     at = record.get("step")
     if at is None or at < step:
         return False
-    return at > step or log != "events.jsonl" or record.get("kind") not in HISTORY
+    return at > step or log != "events.jsonl" or record.get("kind") not in _HISTORY
 
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Return what is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
-    gone = []
-    versions = {"checkpoints": (step + 1, "step_*"), "weights": (step + 1, "step_*")}
-    for name, (first, pattern) in (versions | {name: (step, pattern) for name, pattern in OF_STEPS.items()}).items():
-        steps = [(step_of(path), path) for path in sorted((folder / name).glob(pattern))]
-        gone += [path for at, path in steps if at is not None and at >= first]
+    gone = [path for name in ("checkpoints", "weights") for path, at in _steps(folder / name) if at > step]
+    gone += [path for name in _OF_STEPS for path, at in _steps(folder / name) if at >= step]
     weights = folder / "weights" / f"step_{step}"
     return [*gone, weights] if weights.exists() and verify(weights) else gone  # a resume from there writes it anew
 
@@ -143,8 +121,5 @@ def _move(folder: Path, place: Path, step: int) -> None:
         target.parent.mkdir(exist_ok=True)
         os.rename(path, target)
     for name in LOGS:
-        if (folder / name).exists():
-            log = JsonlLog(folder / name)
-            log.rewind(lambda record, name=name: goes(name, record, step), moved_to=place / name)
-            log.close()
+        move_lines(folder / name, lambda record, name=name: _goes(name, record, step), moved_to=place / name)
     write_file(place / _PLAN, dumps({"step": step, "done": True}) + "\n")

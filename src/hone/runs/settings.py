@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,26 +22,14 @@ from hone.runs.outputs import GIVEN
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = {
-    "output_dir",
-    "display",
-    "wandb",
-    "trackio",
-    "alarms",
-    "predict",
-    "report",
-    "ckpt",
-    "budget",
-    "grace_seconds",
-    "gap.action",
-    "audit",
-    *START,
-}
-_FREE |= {f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")}
-_FREE |= {f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")}
-_FREE |= {"inference.port", "inference.vllm_python", "transport", "restarts", "mode", "trainer.ranks"}
-_FREE |= {"trainer.record_tokens"}
-"""Settings that don't change what a run computes, but for how it rounds, which run.json then tells."""
+_FREE = (
+    *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "budget", "grace_seconds"),
+    *("gap.action", "audit", "inference.port", "inference.vllm_python", "transport", "restarts", "mode"),
+    *("trainer.ranks", "trainer.record_tokens", *START),
+    *(f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")),
+    *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")),
+)
+"""Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
 """Where a server is does not matter, but that there is one."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
@@ -80,15 +69,13 @@ def run_toml(config: RunConfig, kind: str) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a config.toml as a nested dict. UserError if it isn't TOML, or can't be read."""
+    data = read_file(path)
     try:
-        table = tomllib.loads(read_file(path).decode())
+        table = tomllib.loads(data.decode())
         check_plain(table, finite=False)
-        return table
-    except UserError:
-        raise
     except (ValueError, RecursionError) as error:
-        problem = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{path} is damaged ({problem}): {RESTORE}") from None
+        raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
+    return table
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
@@ -106,17 +93,8 @@ def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
 
 def config_class(kind: str) -> type[BaseConfig]:
     """Return the class of the config of a run of this kind: rl, sft or eval."""
-    if kind == "rl":
-        from hone.config.rl import RLConfig
-
-        return RLConfig
-    if kind == "sft":
-        from hone.config.sft import SFTConfig
-
-        return SFTConfig
-    from hone.config.eval import EvalConfig
-
-    return EvalConfig
+    name = f"{kind.upper() if kind != 'eval' else 'Eval'}Config"
+    return getattr(import_module(f"hone.config.{kind}"), name)
 
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
@@ -131,9 +109,12 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
     new = flat(tomllib.loads(run_toml(config, "")))
+    # Other steps to go are harmless where the learning rate of those so far does not depend on how many there are.
+    schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
+    names = differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())
     return [
-        Change(name, old.get(name), new.get(name), _is_harmless(name, new))
-        for name in differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())
+        Change(name, old.get(name), new.get(name), harmless=name == "max_steps" and schedule == "constant")
+        for name in names
     ]
 
 
@@ -142,24 +123,27 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 
     `names_matter`: whether those of the model and its template do.
     """
-    mine, others = _with_own_paths(old), _with_own_paths(new)
-    same = lambda name: old.get(name) == new.get(name) or mine.get(name) == others.get(name)  # noqa: E731
-    names = sorted(name for name in old.keys() | new.keys() if not same(name))
-    free = () if names_matter else _BY_DIGEST
+    before, now = _with_own_paths(old), _with_own_paths(new)
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    names = [name for name in names if before.get(name) != now.get(name)]
     split = "split" in (old.get("mode"), new.get("mode"))  # then there is a server in any case
-    matters = {_SERVER} if (_SERVER in old) != (_SERVER in new) and not split else set()
     return [
         name
         for name in names
-        if name in matters or (not {name, name.split(".")[0]} & _FREE and not name.startswith(free))
+        if not (_is_free(name) or (name.startswith(_BY_DIGEST) and not names_matter))
+        or (name == _SERVER and not split and (name in old) != (name in new))
     ]
 
 
 def digest(table: Mapping[str, Any]) -> str:
     """Return the SHA-256 over the settings in a nested config that change the numbers."""
     settings = _with_own_paths(flat(table))
-    deciding = {name: value for name, value in settings.items() if not {name, name.split(".")[0]} & _FREE}
+    deciding = {name: value for name, value in settings.items() if not _is_free(name)}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def _is_free(name: str) -> bool:
+    return name in _FREE or name.split(".")[0] in _FREE
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,12 +163,6 @@ def moved(settings: Mapping[str, Any], before: str | Path, now: str | Path) -> d
         return f"{now}/{name}" if name != value and name.partition(":")[0] in GIVEN else value
 
     return {name: change(value) for name, value in settings.items()}
-
-
-def _is_harmless(name: str, new: dict[str, Any]) -> bool:
-    """Return True for other steps to go, where the learning rate of those so far does not depend on how many."""
-    schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
-    return name == "max_steps" and schedule == "constant"
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -125,8 +125,8 @@ class RunWriter:
             lock = Lock(folder)
             try:
                 display, _ = split_display(observers)
-                start = opening.Start(kind, command, parameters, sources or {}, with_tensors, ranks)
-                opened = opening.open_run(config, start, display.message)
+                start = opening.Start(kind, command, display.message, parameters, sources or {}, with_tensors, ranks)
+                opened = opening.open_run(config, start)
                 run = cls(config, opened, observers, lock)
                 if run.nothing_left:
                     return run

@@ -69,7 +69,7 @@ def checkpoint_of(session: Session) -> Path | None:
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
     """UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
-    if problem := misfit({"model": shapes(folder)}, dict(trainer.model.named_parameters())):
+    if problem := misfit(shapes(folder), dict(trainer.model.named_parameters())):
         raise UserError(
             f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "
             "of the run"

@@ -206,9 +206,7 @@ def _records(path: Path, lines: list[bytes] | None = None, chosen: range | None 
     found = {}
     for number in sorted(wanted):
         record = read_record(path, number + 1, lines[number])
-        if not isinstance(step := record.get("step"), int):
-            raise UserError(f"{path} is damaged (a line has no step): mend or delete that line")
-        found[step] = record
+        found[record["step"]] = record
     return found
 
 

@@ -47,7 +47,7 @@ class Series:
     def _read(self) -> None:
         for tail in self._tails:
             for record in tail.new():
-                self._add(tail.step_of(record), record)
+                self._add(record["step"], record)
 
     def _add(self, step: int, record: Mapping[str, Any]) -> None:
         row = self._rows.setdefault(step, len(self._rows))

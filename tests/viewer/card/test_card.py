@@ -358,18 +358,6 @@ def test_the_label_of_the_intervals_names_wilsons(tmp_path):
     assert label in markdown(card) and label.replace("'", "&#39;") in whole_page(card)
 
 
-def test_files_that_git_does_not_track_are_named(tmp_path):
-    facts = {"git": {"revision": "0" * 40, "dirty": False}, "untracked": ["a.toml", "environments/a.py"]}
-    one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, **facts)
-    card = facts_of(one)
-    assert card.commands.split("\n")[1] == (
-        "# git does not track a.toml and environments/a.py, which are in no revision: keep a copy"
-    )
-    assert f"hone rl @ {one}/config.toml" in card.commands
-    assert ("the task's file, SHA-256", "abc") in card.hashes
-    assert "Git does not track a.toml and environments/a.py: no revision has that." in card.caveats
-
-
 def test_the_curve_is_drawn_for_a_page_and_for_a_telephone(run):
     text = whole_page(facts_of(run))
     assert re.findall(r'<div class="(\w+)"><svg class="lines" viewBox="0 0 (\d+) ', text) == [

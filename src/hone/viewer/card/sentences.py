@@ -226,8 +226,6 @@ def _about_run(card: Card) -> Iterator[str]:
         yield f"Alarms that stand at the end: {', '.join(dict.fromkeys(raised))}."
     if (git := info.get("git")) and git["dirty"]:
         yield "The code had changes that are in no revision."
-    if git and (files := info.get("untracked")):
-        yield f"Git does not track {' and '.join(files)}: no revision has that."
     if info.get("drift"):
         yield "It was resumed with other settings, or another task, than it began with."
     for event in [event for event in card.events if event.get("kind") == "overlap" and not event.get("dropped")][:1]:

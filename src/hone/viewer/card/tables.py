@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs import Run, predictions, settings
-from hone.runs.files import LARGEST_DOCUMENT, open_file, parse_json, read_json, sha256
+from hone.runs.files import LARGEST, open_file, parse_json, read_json, sha256
 from hone.runs.progress import thousands
 from hone.runs.summary import (
     Summary,
@@ -108,7 +108,7 @@ def parameters(path: Path) -> int | None:
 def _numbers_in(file: Path) -> int:
     """Count the numbers in a safetensors file: its header, 8 bytes of length and JSON, has each tensor's shape."""
     with open_file(file) as opened:
-        header = parse_json(opened.read(min(LARGEST_DOCUMENT, int.from_bytes(opened.read(8), "little"))))
+        header = parse_json(opened.read(min(LARGEST, int.from_bytes(opened.read(8), "little"))))
     return sum(math.prod(facts["shape"]) for name, facts in header.items() if name != "__metadata__")
 
 
@@ -190,9 +190,6 @@ def commands(run: Summary) -> Iterator[str]:
     git, versions = run.info.get("git"), run.info["versions"]
     if git:
         yield f"git checkout {git['revision']}" + ("  # and what was changed in it" if git["dirty"] else "")
-    if git and (files := run.info.get("untracked")):
-        has = "is" if len(files) == 1 else "are"
-        yield f"# git does not track {' and '.join(files)}, which {has} in no revision: keep a copy"
     if packages := [f"{name}=={versions[name]}" for name in ("torch", "numpy", "transformers") if versions.get(name)]:
         yield f"# python {versions.get('python')}, " + ", ".join(packages)
     yield typed(run.info["command"])
