@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made import TAGS, Sums, prober, right, sums
 
-from hone.audit.instructions import asked_lengths, check_instructions, constant_part, data_tags, forms_in
+from hone.audit.instructions import check_instructions, constant_part, data_tags, forms_in
 from hone.audit.report import Check, Finding, Verdict
 from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
 from hone.types import Example
@@ -125,45 +125,6 @@ def test_a_parser_that_reads_the_bare_answer_needs_no_form() -> None:
     assert check_instructions(prober(env)).findings == ()
     numbers = sums(Rubric([right]), parser=LastNumberParser(), hint=" End with the number.")
     assert check_instructions(prober(numbers)).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens", "most"),
-    [
-        ("Write at least 500 words.", 650, False),
-        ("Use about 2,000 tokens.", 2000, False),
-        ("Explain it in 10 sentences.", 250, False),
-        ("Think for approximately 500 words first.", 650, False),
-        ("Answer in at most 100 words.", 130, True),
-        ("Keep it under 50 tokens.", 50, True),
-        ("Write no less than 3 paragraphs.", 300, False),
-        ("Write no more than 3 paragraphs.", 300, True),
-        ("Write more than 40 lines.", 600, False),
-        ("Give a 300-word explanation.", 390, False),
-        ("Write 2-3 sentences.", 50, False),
-        ("Use up to 4k tokens.", 4000, True),
-    ],
-)
-def test_lengths_that_a_prompt_asks_for(text: str, tokens: int, most: bool) -> None:
-    ((snippet, found, how),) = asked_lengths(text)
-    assert (found, how) == (tokens, most) and snippet in text
-
-
-@pytest.mark.parametrize("text", ["Mia reads 30 lines a day.", "How many words are there?", "The text has 5 words."])
-def test_numbers_of_a_question_ask_for_no_length(text: str) -> None:
-    assert list(asked_lengths(text)) == []
-
-
-def test_a_length_that_does_not_fit_fails_if_it_is_asked_for_and_warns_if_it_is_allowed() -> None:
-    asked = sums(Rubric([right]), hint=" Write at least 500 words, then the number in <answer> tags.")
-    finding = only(check_instructions(prober(asked), max_tokens=128))
-    assert (finding.name, finding.verdict) == ("length", Verdict.FAIL)
-    assert finding.title.startswith("the prompt asks for about 650 tokens") and "max_tokens is 128" in finding.title
-    assert only(check_instructions(prober(asked), max_tokens=700)).verdict is Verdict.WARN
-    assert check_instructions(prober(asked), max_tokens=2000).findings == ()
-    assert check_instructions(prober(asked)).findings == ()
-    allowed = sums(Rubric([right]), hint=" Write at most 500 words, then the number in <answer> tags.")
-    assert only(check_instructions(prober(allowed), max_tokens=128)).verdict is Verdict.WARN
 
 
 def test_references_that_do_not_fit() -> None:

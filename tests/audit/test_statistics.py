@@ -1,4 +1,4 @@
-"""What guessing earns, what right answers earn, how groups vary, and how long grading takes."""
+"""What guessing earns, what right answers earn, and how long grading takes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def test_a_reward_that_is_always_full_has_no_signal() -> None:
 
     check = check_signal(prober(sums(Rubric([always]), count=3)), [])
     assert found(check)["no-signal"].what == ("saying nothing",)
-    assert check.figures["group_std"] == 0.0
 
 
 def test_references_that_are_not_right_say_nothing_of_signal() -> None:
@@ -85,11 +84,6 @@ def test_examples_that_are_repeated_count_once() -> None:
     assert found(check)["repeated-prompts"].title.endswith("2 of them with different answers")
 
 
-def test_an_answer_that_stands_in_the_prompt_is_noted() -> None:
-    check = check_signal(prober(sums(Rubric([right]), hint=" It is 110 or 114, 118, 122, 126, 130, 134, 138.")), [])
-    assert found(check)["answer-in-prompt"].title.startswith("in 8 of 8 sampled examples")
-
-
 def test_what_was_graded_already_is_not_graded_again() -> None:
     graded = []
 
@@ -98,7 +92,7 @@ def test_what_was_graded_already_is_not_graded_again() -> None:
         return right(completion, answer, parser)
 
     one = prober(sums(Rubric([counted]), count=4))
-    before = one.grade([Text(s, "as it is", s.text) for s in one.subjects])
+    before = one.grade([Text(s, "reference", s.text) for s in one.subjects])
     graded.clear()
     check_signal(one, before)
     assert not set(graded) & {(s.example.prompt[-1]["content"], s.text) for s in one.subjects}
@@ -110,16 +104,10 @@ def probe(name: str, seconds: float, outcome: Outcome = Outcome.CORRECT) -> Prob
     return Probe(Text(subject, name, name), Score(reward, {}, {}, outcome, seconds=seconds))
 
 
-def test_slow_graders_and_those_that_grow_faster_than_the_text() -> None:
-    (finding,) = slow_findings([probe("filler", 1.5), probe("empty", 0.1), probe("echo", 1.2)], [])
+def test_slow_graders() -> None:
+    (finding,) = slow_findings([probe("filler", 1.5), probe("empty", 0.1), probe("echo", 1.2)])
     assert finding.name == "slow-grader" and finding.verdict is Verdict.WARN
     assert finding.title == "grading 'filler' takes 1.5 s; 2 texts take over a second"
-    grows = [probe("short", 0.004), probe("long", 0.9)]
-    (finding,) = slow_findings([], grows)
-    assert finding.title == "grading grows faster than the text: 0.004 s for 1,000 words, 0.9 s for 16,000"
-    linear = [probe("short", 0.04), probe("long", 0.7)]
-    quick = [probe("short", 0.0001), probe("long", 0.02)]
-    assert not list(slow_findings([], linear)) and not list(slow_findings([], quick))
 
 
 @pytest.mark.parametrize(("right_one", "wrong_one", "verdict"), [(1, -1, None), (0, -1, "note"), (0, -0.1, "warn")])

@@ -1,4 +1,4 @@
-r"""Whether the prompts ask for what the parser reads, and for no more than a completion has room for.
+r"""Whether the prompts ask for what the parser reads, and whether the references fit into a completion.
 
 Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence, the last line.
 """
@@ -19,20 +19,6 @@ from hone.environments.parsers import message_text
 SUBJECTS = 4
 NEARLY = 0.8
 """The share of max_tokens above which a length is worth a warning."""
-_TOKENS = {"word": 1.3, "token": 1.0, "sentence": 25.0, "paragraph": 100.0, "line": 15.0, "character": 0.3}
-"""Tokens per unit, of English."""
-_COUNT = r"\d[\d,]*k?"
-_LENGTH = re.compile(
-    r"(?P<how>at least|no(?:t)? (?:less|fewer) than|(?:a )?minimum of|more than|over|about|around|approximately|"
-    r"roughly|exactly|at most|no(?:t)? (?:more|longer) than|up to|within|under|(?:fewer|less) than|"
-    r"(?:a )?maximum of|in|with|an?)?\s*"
-    rf"\b(?P<low>{_COUNT})(?:\s*(?:-|–|to|or)\s*(?P<high>{_COUNT}))?[\s-]+(?:\w+ing |full |complete )?"
-    r"(?P<unit>word|token|sentence|paragraph|line|character)s?\b",
-    re.IGNORECASE,
-)
-_LIMIT = re.compile(r"at most|more than|longer than|up to|within|under|fewer|less|maximum", re.IGNORECASE)
-_LEAST = re.compile(r"at least|no(t)? (less|fewer)|minimum|^(more than|over)", re.IGNORECASE)
-_VERB = re.compile(r"\b(write|use|answer|respond|reply|think|explain|reason|give|produce|describe|solve)\w*\b", re.I)
 _AUXILIARY = re.compile(
     "think|thinking|thoughts?|reason|reasoning|scratchpad|reflection|analysis|plan|planning|work|steps?|explanation|"
     "working_out|draft|tools?|tool_calls?|tool_response|function|call|code|output|result|query|search|information|"
@@ -79,8 +65,10 @@ def check_instructions(
     findings = list(_form_findings(prober, forms, common, subjects)) if subjects else []
     unread = {what for finding in findings for what in finding.what}
     longest = max(_reference_lengths(prober.subjects, count_tokens), default=None) if count_tokens else None
-    if max_tokens is not None:
-        findings += _too_long(common, max_tokens, longest)
+    if max_tokens is not None and longest is not None and longest > NEARLY * max_tokens:
+        title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
+        verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
+        findings.append(Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",)))
     figures = {
         "instruction": common,
         "forms": [{"form": form.name, "snippet": form.snippet, "read": form.name not in unread} for form in forms],
@@ -155,13 +143,13 @@ def data_tags(prompts: Sequence[str]) -> frozenset[str]:
 
 def _snippet(text: str, start: int, around: int = 60) -> str:
     """Return the words around a place, in one line."""
-    left, right = max(0, start - around), min(len(text), start + around)
-    while 0 < left < start and not text[left - 1].isspace():
-        left += 1
-    while start < right < len(text) and not text[right].isspace():
-        right -= 1
-    cut = " ".join(text[left:right].split())
-    return f"{'… ' * (left > 0)}{cut}{' …' * (right < len(text))}"
+    left, right = max(0, start - around), start + around
+    before, after = text[left:start], text[start:right]
+    if left > 0:
+        before = "… " + re.sub(r"\A\S*\s+", "", before)
+    if right < len(text):
+        after = re.sub(r"\s+\S*\Z", "", after) + " …"
+    return " ".join((before + after).split())
 
 
 def _form_findings(
@@ -238,33 +226,6 @@ def _nothing_asked(prober: Prober, common: str, subjects: Sequence[Subject]) -> 
     remedy = "say so in the system prompt or after the question, or teach it by SFT first"
     shown = lost.shown("full marks: it is right, and the prompt asks for no form")
     yield Finding("instructions", verdict, title, remedy, (needed[0].name,), (shown,))
-
-
-def asked_lengths(text: str) -> Iterator[tuple[str, int, bool]]:
-    """Yield the lengths that a prompt asks for: the words, tokens, and True if it is the most that is allowed."""
-    for match in _LENGTH.finditer(text):
-        how = (match["how"] or "").lower()
-        if how in ("", "in", "with", "a", "an") and not _VERB.search(text[max(0, match.start() - 80) : match.start()]):
-            continue
-        most = bool(_LIMIT.search(how)) and not _LEAST.search(how)
-        words = match["high"] if most and match["high"] else match["low"]
-        count = int(words.lower().rstrip("k").replace(",", "")) * (1000 if words.lower().endswith("k") else 1)
-        yield _snippet(text, match.start()), round(count * _TOKENS[match["unit"].lower()]), most
-
-
-def _too_long(common: str, max_tokens: int, longest: int | None) -> Iterator[Finding]:
-    """Yield lengths that are asked for, or that references have, and that do not fit."""
-    for words, tokens, most in asked_lengths(common):
-        if tokens > (max_tokens if most else NEARLY * max_tokens):
-            verb = "allows" if most else "asks for"
-            title = f'the prompt {verb} about {tokens} tokens ("{words}"), but max_tokens is {max_tokens}'
-            verdict = Verdict.FAIL if tokens > max_tokens and not most else Verdict.WARN
-            remedy = f"raise max_tokens above {tokens}, or ask for less"
-            yield Finding("length", verdict, title, remedy, ("prompt",))
-    if longest is not None and longest > NEARLY * max_tokens:
-        title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
-        verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
-        yield Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",))
 
 
 def _reference_lengths(subjects: Sequence[Subject], count_tokens: Callable[[str], int]) -> Iterator[int]:

@@ -14,7 +14,7 @@ from typing import Any
 from hone.audit.conversations import inversion_texts
 from hone.audit.probes import Probe, Prober
 from hone.audit.report import Check, Finding, Verdict
-from hone.environments import MultiTurnEnv, Rubric, arguments_of, calls_of
+from hone.environments import MultiTurnEnv, Rubric, calls_of
 from hone.errors import UserError
 from hone.types import Outcome
 
@@ -84,9 +84,9 @@ def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     worst = min(totals_of(rubric, right, True), key=lambda total: (total.reward, _words(total.probe)), default=None)
     totals = list(totals_of(rubric, wrong, False))
     best = max(totals, key=lambda total: total.rank, default=None)
-    findings = [*_out_of_range(rubric, graded), *_undeclared(rubric, right, wrong), *findings]
+    findings = [*_out_of_range(rubric, graded), *findings]
     if worst is not None and best is not None and best.reward >= worst.reward:
-        findings.insert(0, _inversion(prober, _plainest(prober, totals, worst), best, worst))
+        findings.insert(0, _inversion(rubric, _plainest(totals, worst), worst))
     figures = {
         "components": [_component(rubric, name, right, wrong) for name in rubric.funcs],
         "best_wrong": best and best.figures(),
@@ -166,49 +166,33 @@ def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
     return [Finding("range", Verdict.FAIL, title, remedy, tuple(outside), tuple(shown))] if outside else []
 
 
-def _undeclared(rubric: Rubric, right: Sequence[Probe], wrong: Sequence[Probe]) -> list[Finding]:
-    missing = [name for name in rubric.funcs if name not in rubric.ranges and rubric.weights[name]]
-    if len(rubric.funcs) == 1 or not missing:
-        return []
-    title = f"no range is declared for {', '.join(missing)}: what they can pay is known from the texts tried here alone"
-    remedy = "declare them: Rubric(..., ranges={NAME: Range(right=(LEAST, MOST), wrong=(LEAST, MOST))})"
-    return [Finding("undeclared-ranges", Verdict.NOTE, title, remedy, tuple(missing))]
-
-
-def _plainest(prober: Prober, totals: Sequence[Total], worst: Total) -> Total:
+def _plainest(totals: Sequence[Total], worst: Total) -> Total:
     """Choose the total to show of those that reach the right answer's: of a text rather than of declared ranges, and
     of single calls of tools rather than of many in a message.
     """
     reached = [total for total in totals if total.reward >= worst.reward]
     found = [total for total in reached if not total.declared] or reached
-    best = max(found, key=lambda total: total.rank)
-    if not _calls(prober, best):
-        return best
-    single = [total for total in found if max(_calls(prober, total), default=0) == 1]
-    return max(single, key=lambda total: (*total.rank[:2], -sum(_calls(prober, total))), default=best)
+    single = [total for total in found if max(_calls(total), default=0) <= 1]
+    return max(single or found, key=lambda total: (*total.rank[:2], -sum(_calls(total)), total.rank[2]))
 
 
-def _inversion(prober: Prober, plain: Total, best: Total, worst: Total) -> Finding:
-    """Return the finding about the wrong answer `plain`; `best` is the one that earns most."""
-    expected = (f"less than a right answer, which earns {_amount(worst.reward)}",
-                f"more than a wrong answer, which earns {_amount(plain.reward)}")  # fmt: skip
-    pairs = zip((plain, worst), expected, strict=True)
+def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
+    expected = (
+        f"less than a right answer, which earns {_amount(worst.reward)}",
+        f"more than a wrong answer, which earns {_amount(best.reward)}",
+    )
+    pairs = zip((best, worst), expected, strict=True)
     shown = tuple(total.probe.shown(words) for total, words in pairs if total.probe is not None)
-    culprits = _culprits(plain, worst)
-    gain = sum(plain.parts.get(name, 0.0) for name in culprits)
+    culprits = _culprits(best, worst)
+    gain = sum(best.parts.get(name, 0.0) for name in culprits)
+    room = worst.reward - (best.reward - gain)
     remedy = "let all that a wrong answer can earn stay below what a right one earns for sure"
-    room = worst.reward - (plain.reward - gain)
     if gain > 0 and room > 0:
-        together = " together" * (len(culprits) > 1)
+        together = " together" if len(culprits) > 1 else ""
         remedy += f": {' and '.join(culprits)} must add less than {_amount(room)}{together}"
-    rubric = prober.env.rubric
     if rubric.weights[rubric.correctness] <= 0:
-        remedy = f"give {rubric.correctness}, which says what is right, a weight above 0"
-    title = _title(prober, plain, worst, culprits)
-    if best.reward > plain.reward + _SMALL:
-        calls = sum(_calls(prober, best))
-        title += f"; up to {_amount(best.reward)} " + (f"with {calls} calls" if calls else f"({best.source})")
-    return Finding("inversion", Verdict.FAIL, title, remedy, culprits, shown)
+        remedy = f"give {rubric.correctness}, which decides what is right, a weight above 0"
+    return Finding("inversion", Verdict.FAIL, _title(best, worst, culprits, gain), remedy, culprits, shown)
 
 
 def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
@@ -219,44 +203,26 @@ def _culprits(best: Total, worst: Total) -> tuple[str, ...]:
     return (most,) if len(paying) < 2 or best.parts.get(most, 0.0) >= worst.reward else paying
 
 
-def _title(prober: Prober, best: Total, worst: Total, culprits: tuple[str, ...]) -> str:
-    """Name what pays: "5 calls of look (bonus: 5.0) beat a right answer without any (1.0)"."""
-    gain = sum(best.parts.get(name, 0.0) for name in culprits)
-    loss = sum(worst.parts.get(name, 0.0) for name in culprits)
-    declared = any(total.declared for total in (best, worst))
-    by = " (by the declared ranges)" if declared else ""
-    culprit, least = " and ".join(culprits), _amount(worst.reward)
-    calls = sum(_calls(prober, best))
-    if calls and gain > 0:
+def _title(best: Total, worst: Total, culprits: tuple[str, ...], gain: float) -> str:
+    """Name what pays: "5 calls of tools (bonus: 5.0) beat a right answer (1.0)"."""
+    by = " (by the declared ranges)" if best.declared or worst.declared else ""
+    names, least = " and ".join(culprits), _amount(worst.reward)
+    if (calls := sum(_calls(best))) and gain > 0:
         beat = "beat" if best.reward > worst.reward + _SMALL else "earn as much as"
-        without = " without any" if worst.probe is not None and not _calls(prober, worst) else ""
-        tools = _called(best)
-        return f"{calls} calls of {tools} ({culprit}: {_amount(gain)}) {beat} a right answer{without} ({least}){by}"
-    if gain <= 0 and loss < 0:
-        takes = f"{culprit} takes {_amount(-loss)} from a right answer, which then earns {least}"
-        return f"{takes}; a wrong one earns {_amount(best.reward)}{by}"
+        return f"{calls} calls of tools ({names}: {_amount(gain)}) {beat} a right answer ({least}){by}"
+    if gain <= 0:
+        return f"a wrong answer earns {_amount(best.reward)}, a right one only {least}, by {names}{by}"
     total = f" ({_amount(best.reward)} in all)" if abs(best.reward - gain) > _SMALL else ""
     kind = "a wrong answer" if best.answered else "a text without an answer"
     pays = "together pay" if len(culprits) > 1 else "pays"
-    return f"{culprit} {pays} {_amount(gain)} to {kind}{total}; a right answer may earn only {least}{by}"
+    return f"{names} {pays} {_amount(gain)} to {kind}{total}; a right answer may earn only {least}{by}"
 
 
-def _calls(prober: Prober, total: Total) -> list[int]:
-    """Count the calls of each message of a conversation that makes any, up to the last turn that is allowed."""
-    env = prober.env
-    if total.declared or total.probe is None or not isinstance(env, MultiTurnEnv):
+def _calls(total: Total) -> list[int]:
+    """Count the calls of each message that makes any, of the text of a total that nothing declared is part of."""
+    if total.declared or total.probe is None or isinstance(total.probe.text.completion, str):
         return []
-    completion = total.probe.text.completion
-    turns = [] if isinstance(completion, str) else [m for m in completion if m.get("role") == "assistant"]
-    return [count for message in turns[: env.max_turns] if (count := len(calls_of(message)))]
-
-
-def _called(total: Total) -> str:
-    """Return the name of the tool that is called, or "tools"."""
-    messages = total.probe.text.completion if total.probe is not None else ""
-    calls = [call for message in messages if not isinstance(message, str) for call in calls_of(message)]
-    names = {arguments_of(call)[0] or "a malformed tool" for call in calls}
-    return names.pop() if len(names) == 1 else "tools"
+    return [count for message in total.probe.text.completion if (count := len(calls_of(message)))]
 
 
 def _amount(reward: float) -> str:
