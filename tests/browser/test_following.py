@@ -1,4 +1,4 @@
-"""Pages that keep up with what happens to a run, and lists of runs that are sorted and narrowed."""
+"""Pages that keep up with what happens to a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from looking import Looks, metrics_of, serving
@@ -101,25 +100,3 @@ def test_seeds_are_one_line_with_a_band(looks: Looks, url: str, folder: Path) ->
     assert low["y"] == pytest.approx(entropies) and high["y"] == pytest.approx([2 * value for value in entropies])
     assert mean["y"] == pytest.approx([1.5 * value for value in entropies]) and "1 more seed" in mean["name"]
     assert "seeds=1" in page.url
-
-
-def names(page: Any) -> list[str]:
-    """The runs that the list shows, from the top."""
-    return page.locator("tr.item:visible td.name a").all_inner_texts()
-
-
-def test_the_list_is_sorted_and_narrowed_and_the_address_says_how(looks: Looks, url: str) -> None:
-    page = looks.page()
-    page.goto(f"{url}/")
-    page.click("th[data-key=name]")
-    assert names(page) == ["first", "second", "young"]
-    page.click("th[data-key=name]")
-    assert names(page) == ["young", "second", "first"]
-    page.fill("#filter", "second")
-    assert names(page) == ["second"] and page.locator("#count").inner_text() == "1 of 3 runs"
-    assert dict(parse_qsl(urlsplit(page.url).query)) == {"q": "second", "sort": "name", "down": "1"}
-    other = looks.page()
-    other.goto(page.url)
-    assert names(other) == ["second"]
-    other.fill("#filter", "")
-    assert names(other) == ["young", "second", "first"]

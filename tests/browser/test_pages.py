@@ -11,10 +11,16 @@ from looking import NARROW, Looks, overflow, shot
 pytestmark = pytest.mark.browser
 
 RL = "run/quickstart~rl"
-CUT_OFF = """[...document.querySelectorAll("table.numbers, td.held_out, header #help")]
+CUT_OFF = """[...document.querySelectorAll("table.numbers, header #help")]
     .filter((one) => one.getBoundingClientRect().right > innerWidth || (one.id && one.offsetTop > 30))
     .map((one) => one.outerHTML.slice(0, 80))"""
-"""Held-out rewards, before and after, and the keys: what of them does not stand in a narrow window."""
+"""Numbers before and after, and the keys: what of them does not stand in a narrow window."""
+COVERED = """() => { const bar = document.querySelector("[data-chart] .modebar").getBoundingClientRect();
+    return [...document.querySelectorAll("[data-chart] :is(.legend .bg, .nsewdrag, .xtick, .ytick, .xtitle), h3")]
+        .map((one) => [one.getAttribute("class"), one.getBoundingClientRect()])
+        .filter(([_, box]) => box.width && box.left < bar.right && box.right > bar.left
+            && box.top < bar.bottom && box.bottom > bar.top).map(([name]) => name); }"""
+"""What of the page lies under the buttons of its first chart."""
 PAGES = {
     "runs": "",
     "overview": f"{RL}/",
@@ -30,7 +36,6 @@ PAGES = {
     "change": f"{RL}/change/0/40/",
     "evaluation": "run/evaluation/eval/",
     "card": f"{RL}/card/",
-    "predictions": "predictions/",
     "not-found": "run/none/",
 }
 """Paths of pages by name."""
@@ -47,7 +52,6 @@ HOLDS = {
     "held-out": "held out|held-out",
     "change": "turned right",
     "card": "hone verify",
-    "predictions": "Brier",
 }
 """What a page says, without scripts too."""
 
@@ -101,8 +105,33 @@ def test_all_charts_of_a_run(page: Any, url: str) -> None:
     shot(page, "overview-whole", whole=True)
 
 
+def test_all_columns_of_the_list_can_be_reached_on_a_phone(looks: Looks, url: str) -> None:
+    page = looks.page(viewport=NARROW)
+    page.goto(f"{url}/?settings=seed")
+    heads = page.locator("#tables > .scroll th")
+    assert {"seed", "reproducible", "started"} <= set(heads.all_inner_texts())
+    for head in heads.all():
+        head.scroll_into_view_if_needed()
+        box = head.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"], head.inner_text()
+    assert overflow(page) <= 0 and page.evaluate("scrollX") == 0, "the table scrolls, not the page"
+
+
+@pytest.mark.parametrize("size", [{}, {"viewport": NARROW}], ids=["wide", "narrow"])
+def test_the_buttons_of_a_chart_cover_nothing(looks: Looks, url: str, size: dict[str, Any]) -> None:
+    page = looks.page(**size)
+    for path in (f"{RL}/", "curves/?runs=quickstart~rl&runs=many&metrics=reward/mean"):
+        page.goto(f"{url}/{path}")
+        drawn(page)
+        page.locator("[data-chart]").first.hover()
+        page.wait_for_selector(".modebar-btn[data-title='Reset axes']")
+        assert page.locator("[data-chart] .modebar").first.bounding_box()["height"] > 50
+        assert page.evaluate(COVERED) == []
+
+
 def drawn(page: Any) -> None:
     """Waits until nothing is loaded any more, and the first chart is drawn."""
     page.wait_for_load_state("networkidle")
     for chart in page.locator("[data-chart]").all()[:1]:
+        chart.scroll_into_view_if_needed()
         chart.locator(".main-svg").first.wait_for()

@@ -101,7 +101,60 @@ def test_the_list_says_how_each_run_stands(tmp_path: Path) -> None:
 def test_columns_that_no_run_fills_are_left_out(tmp_path: Path) -> None:
     rl_run(tmp_path / "a")
     text = client(tmp_path).get("/").text
-    assert 'data-key="tokens"' in text and 'data-key="usd"' not in text and 'data-key="alarms"' not in text
+    assert ">tokens</a>" in text and ">USD</a>" not in text and ">alarms</a>" not in text
+
+
+def with_settings(folder: Path, lr: float, tags: str = "", **facts: Any) -> Path:
+    """A run with this learning rate, and tags as TOML has them."""
+    run = rl_run(folder, **facts)
+    with open(run / "config.toml", "a") as config:
+        config.write(f"[trainer.optim]\nlr = {lr}\n" + (f"[wandb]\ntags = {tags}\n" if tags else ""))
+    return run
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r'<a class="open" href="[^"]*">([^<]*)</a>', text)
+
+
+def test_settings_that_differ_become_columns_and_groups(tmp_path: Path) -> None:
+    for number, lr in enumerate((1e-3, 1e-5, 1e-3)):
+        with_settings(tmp_path / f"r{number}", lr, started=f"2026-01-0{number + 1}T00:00:00+00:00")
+    ask = client(tmp_path)
+    text = ask.get("/").text
+    assert re.findall(r'name="settings" value="([^"]*)"', text) == ["trainer.optim.lr"], "the seed is the same in all"
+    assert names(text) == ["r2", "r1", "r0"]
+    text = ask.get("/?settings=seed,trainer.optim.lr&sort=trainer.optim.lr").text
+    assert [cells(text, slug)[2:4] for slug in ("r0", "r1", "r2")] == [["3", "0.001"], ["3", "1e-05"], ["3", "0.001"]]
+    assert names(text) == ["r1", "r2", "r0"]
+    assert 'href="?settings=seed%2Ctrainer.optim.lr&amp;sort=-trainer.optim.lr"' in text
+    assert set(re.findall(r'value="([^"]*)" checked', text)) == {"seed", "trainer.optim.lr"}
+    text = ask.get("/?group=trainer.optim.lr&sort=name").text
+    heads = re.findall(r'<tr class="group">.*?</code> = (\S+) <span class="sub">(.*?)</span>', text)
+    assert heads == [("1e-05", "1 run"), ("0.001", "2 runs")] and names(text) == ["r1", "r0", "r2"]
+    assert "No run here has the setting x.y" in ask.get("/?settings=x.y").text
+
+
+def test_rows_are_chosen_by_words_and_tags_and_sorted(tmp_path: Path) -> None:
+    with_settings(tmp_path / "one", 1e-3, '["base line", "short"]')
+    with_settings(tmp_path / "two", 1e-3, '["short"]', usd=2.5)
+    rl_run(tmp_path / "three", usd=10.0)
+    ask = client(tmp_path)
+    assert sorted(names(ask.get("/?tag=short").text)) == ["one", "two"]
+    text = ask.get("/?tag=base+line").text
+    assert names(text) == ["one"] and "1 of 3 runs" in text and 'href="?tag=base+line&amp;sort=name"' in text
+    assert 'href="?tag=base+line"' in ask.get("/").text and ask.get("/data/one/state.json").json()["tags"][1] == "short"
+    assert names(ask.get("/?q=RL+base").text) == ["one"]
+    assert names(ask.get("/?sort=name").text) == ["one", "three", "two"]
+    assert names(ask.get("/?sort=-usd").text)[:2] == ["three", "two"] and names(ask.get("/?sort=zzz").text)
+
+
+def test_runs_are_compared_by_the_settings_that_differ(tmp_path: Path) -> None:
+    for name, lr in (("a", 1e-3), ("b", 1e-5), ("c", 1e-3)):
+        with_settings(tmp_path / name, lr)
+    ask = client(tmp_path)
+    rows = table_rows(ask.get("/curves/?runs=a,b").text)
+    assert ["trainer.optim.lr", "0.001", "1e-05"] in rows and not any(row[:1] == ["output_dir"] for row in rows)
+    assert "None that changes the numbers" in ask.get("/curves/?runs=a,c").text
 
 
 def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Path) -> None:
@@ -111,8 +164,8 @@ def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Pa
     broken = make_run(tmp_path / "broken")
     (broken / "config.toml").write_text("= nothing")
     text = client(tmp_path).get("/").text
-    folded = text[text.index("<details") :]
-    assert 'data-slug="a"' in text[: text.index("<details")]
+    folded = text[text.index("<details id") :]
+    assert 'data-slug="a"' in text[: text.index("<details id")]
     assert 'data-slug="a~.previous~old"' in folded and 'data-slug="evals~one"' in folded
     assert re.search(r"<strong>broken</strong> unreadable: .*config\.toml is damaged", text)
 
@@ -297,13 +350,11 @@ def test_metrics_are_named_one_by_one_or_with_commas(tmp_path: Path) -> None:
     rl_run(tmp_path / "a")
     served = client(tmp_path)
     for query in ("names=entropy,tokens/s", "names=entropy&names=tokens/s"):
-        found = served.get(f"/data/a/series.json?{query}&after=1").json()
+        found = served.get(f"/data/a/series.json?{query}").json()
         assert {"reward/mean", "eval/t/correct", "time/step"} <= set(found["names"])
-        assert found["series"] == {"entropy": {"y": [0.8, None]}, "tokens/s": {"y": [250.0, None]}}
+        assert found["series"] == {"entropy": {"y": [1.0, 0.9, 0.8, None]}, "tokens/s": {"y": [250.0] * 3 + [None]}}
     assert served.get("/data/a/series.json?names=nothing").json()["series"]["nothing"] == {"rows": [], "y": []}
     assert served.get("/data/a/series.json?names=nothing,entropy").json()["unknown"] == ["nothing"]
-    wrong = served.get("/data/a/series.json?after=x")
-    assert wrong.status_code == 400 and "after is 'x', which is no step" in wrong.json()["error"]
     assert served.get("/data/b/series.json").status_code == 404
 
 

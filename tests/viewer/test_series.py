@@ -1,4 +1,4 @@
-"""The numbers of a run as columns: what was written, line by line, whatever happens to the files."""
+"""The numbers of a run as columns: what was written, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from run_folders import write_lines
 
 from hone.errors import UserError
 from hone.runs.files import write_file
-from hone.viewer.series import Series, SeriesStore, axes, extremes, to_json
+from hone.viewer.series import Series, axes, extremes, read, to_json
 
 
 def line(step: int, **more: float | None) -> dict:
@@ -23,90 +23,57 @@ def clock(step: int) -> dict:
     return {"step": step, "time/step": 36.0, "time/total": 36.0 * (step + 1)}
 
 
-def folder_of(path: Path, metrics: list[dict], timings: list[dict]) -> Path:
+def series_of(path: Path, metrics: list[dict], timings: list[dict] | None = None) -> Series:
     path.mkdir(exist_ok=True)
     write_lines(path / "metrics.jsonl", metrics)
-    write_lines(path / "timings.jsonl", timings)
-    return path
-
-
-def series_of(folder: Path) -> Series:
-    series = Series(folder)
-    series.refresh()
-    return series
+    write_lines(path / "timings.jsonl", timings or [])
+    return read(path)
 
 
 def test_both_logs_are_one_table_with_what_is_missing_as_nan(tmp_path: Path) -> None:
-    held_out = {"eval/t/reward/mean": 0.25, "entropy": None}
-    folder = folder_of(tmp_path / "a", [line(0, **held_out), line(1), line(2, entropy=0.5)], [clock(0), clock(1)])
-    series = series_of(folder)
-    assert series.steps().tolist() == [0, 1, 2] and len(series) == 3 and series.last_step == 2
+    held_out = {"eval/t/reward/mean": 0.25, "entropy": None, "kl": None}
+    series = series_of(tmp_path, [line(0, **held_out), line(1), line(2, entropy=0.5)], [clock(0), clock(1)])
+    assert series.steps.tolist() == [0, 1, 2] and not {"kl", "nothing"} & set(series.names)
     assert series.column("reward/mean").tolist() == [0.0, 0.1, 0.2]
     assert np.isnan(series.column("entropy")).tolist() == [True, True, False]
     assert series.column("time/step").tolist()[:2] == [36.0, 36.0] and math.isnan(series.column("time/step")[2])
-    assert np.isnan(series.column("nothing")).all() and "nothing" not in series.names
+    assert np.isnan(series.column("nothing")).all()
     assert (series.latest("entropy"), series.latest("nothing")) == (0.5, None)
     steps, values = series.points("eval/t/reward/mean")
     assert (steps.tolist(), values.tolist()) == ([0], [0.25])
 
 
-def test_a_metric_that_is_null_throughout_is_none_of_its_metrics(tmp_path: Path) -> None:
-    assert "kl" not in series_of(folder_of(tmp_path / "a", [line(0, kl=None)], [])).names
-
-
-def test_only_new_lines_are_read_and_a_torn_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = folder_of(tmp_path / "a", [line(0), line(1)], [clock(0)])
-    series, take = series_of(folder), series_of(folder).take
-    read: list[int] = []
-    add = Series._add
-    monkeypatch.setattr(Series, "_add", lambda self, step, record: (read.append(step), add(self, step, record)))
-    with open(folder / "metrics.jsonl", "a") as file:
+def test_a_log_that_grows_or_is_rolled_back_is_read_again(tmp_path: Path) -> None:
+    series = series_of(tmp_path, [line(0), line(1)], [clock(0)])
+    assert read(tmp_path) is series
+    with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line(2)) + '\n{"step": 3, "rew')
-    series.refresh()
-    assert read == [2] and series.steps().tolist() == [0, 1, 2]
-    with open(folder / "metrics.jsonl", "a") as file:
+    assert read(tmp_path).steps.tolist() == [0, 1, 2], "a torn line waits"
+    with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('ard/mean": 0.75}\n')
-    write_lines(folder / "timings.jsonl", [clock(1)], "a")
-    series.refresh()
-    assert read == [2, 3, 1] and series.column("reward/mean")[3] == 0.75 and series.take == take
-    assert series.column("time/total")[1] == 72.0
-
-
-def test_a_roll_back_begins_anew(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "a", [line(step) for step in range(5)], [clock(step) for step in range(5)])
-    series = series_of(folder)
-    take = series.take
-    kept = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
-    write_file(folder / "metrics.jsonl", "".join(kept))
-    write_lines(folder / "metrics.jsonl", [{"step": 2, "reward/mean": 0.9}], "a")
-    series.refresh()
-    assert series.column("reward/mean")[:3].tolist() == [0.0, 0.1, 0.9] and series.take != take
-    assert np.isnan(series.column("tokens/total")[2])
+    assert read(tmp_path).column("reward/mean").tolist() == [0.0, 0.1, 0.2, 0.75]
+    kept = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:1]
+    write_file(tmp_path / "metrics.jsonl", "".join(kept) + '{"step": 1, "reward/mean": 0.9}\n')
+    assert read(tmp_path).column("reward/mean").tolist() == [0.0, 0.9]
 
 
 @pytest.mark.parametrize("damage", ["{torn}\n", '{"loss": 1}\n'])
 def test_a_damaged_line_costs_a_sentence_until_it_is_mended(tmp_path: Path, damage: str) -> None:
-    folder = folder_of(tmp_path / "a", [line(0)], [])
     first, last = (json.dumps(line(step)) + "\n" for step in (0, 2))
-    write_file(folder / "metrics.jsonl", first + damage + last)
-    series = Series(folder)
+    write_file(tmp_path / "metrics.jsonl", first + damage + last)
     with pytest.raises(UserError, match=r"metrics\.jsonl.* is damaged"):
-        series.refresh()
-    write_file(folder / "metrics.jsonl", first + json.dumps(line(1)) + "\n" + last)
-    series.refresh()
-    assert series.steps().tolist() == [0, 1, 2]
+        read(tmp_path)
+    write_file(tmp_path / "metrics.jsonl", first + json.dumps(line(1)) + "\n" + last)
+    assert read(tmp_path).steps.tolist() == [0, 1, 2]
 
 
 def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
-    series = series_of(tmp_path)
-    assert (len(series), series.names, series.last_step) == (0, [], -1)
-    assert to_json(series, ["loss"])["series"] == {"loss": {"y": []}}
+    assert read(tmp_path).names == [] and to_json(read(tmp_path), ["loss"])["series"] == {"loss": {"y": []}}
 
 
 def test_tokens_and_hours_of_a_version_are_those_before_its_step(tmp_path: Path) -> None:
     last = {"step": 3, "eval/t/reward/mean": 0.5}
-    folder = folder_of(tmp_path / "a", [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)])
-    found = axes(series_of(folder))
+    found = axes(series_of(tmp_path, [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)]))
     assert found["step"].tolist() == [0, 1, 2, 3]
     assert found["tokens"].tolist() == [100, 200, 300, 300]  # the evaluation after the last step trains on nothing
     assert found["tokens_before"].tolist() == [0, 100, 200, 300]
@@ -115,25 +82,15 @@ def test_tokens_and_hours_of_a_version_are_those_before_its_step(tmp_path: Path)
 
 
 def test_json_has_null_for_what_is_missing_and_few_points_with_their_rows(tmp_path: Path) -> None:
-    metrics = [
-        line(0, **{"eval/t/reward/mean": 0.25}),
-        line(1, entropy=None),
-        *(line(s, entropy=0.5) for s in (2, 3, 4)),
-    ]
-    made = to_json(series_of(folder_of(tmp_path / "a", metrics, [])), ["reward/mean", "entropy", "eval/t/reward/mean"])
-    assert made["series"]["reward/mean"] == {"y": [0.0, 0.1, 0.2, 0.3, 0.4]}
-    assert made["series"]["entropy"] == {"y": [None, None, 0.5, 0.5, 0.5]}
-    assert made["series"]["eval/t/reward/mean"] == {"rows": [0], "y": [0.25]}
+    metrics = [line(0, **{"eval/t/reward/mean": 0.25}), line(1), *(line(s, entropy=0.5) for s in (2, 3, 4))]
+    made = to_json(series_of(tmp_path, metrics), ["reward/mean", "entropy", "eval/t/reward/mean"])
+    assert made["series"] == {
+        "reward/mean": {"y": [0.0, 0.1, 0.2, 0.3, 0.4]},
+        "entropy": {"y": [None, None, 0.5, 0.5, 0.5]},
+        "eval/t/reward/mean": {"rows": [0], "y": [0.25]},
+    }
     assert made["x"]["step"] == [0, 1, 2, 3, 4] and made["last"] == 4
     json.dumps(made, allow_nan=False)
-
-
-def test_json_after_a_step_has_the_rows_above_it(tmp_path: Path) -> None:
-    series = series_of(folder_of(tmp_path / "a", [line(step) for step in range(5)], []))
-    made = to_json(series, ["reward/mean"], after=2)
-    assert made["x"]["step"] == [3, 4] and made["series"]["reward/mean"] == {"y": [0.3, 0.4]}
-    assert made["x"]["tokens_before"] == [300, 400]
-    assert to_json(series, ["reward/mean"], after=9)["x"]["step"] == []
 
 
 def test_many_points_are_thinned_out_to_their_extremes() -> None:
@@ -151,7 +108,7 @@ def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(
 ) -> None:
     metrics = [line(step, a=step % 7, b=-(step % 5)) | ({"c": 1.0} if step % 1000 == 0 else {}) for step in range(5000)]
     metrics[1234]["reward/mean"] = 1e6
-    series = series_of(folder_of(tmp_path / "a", metrics, []))
+    series = series_of(tmp_path, metrics)
     monkeypatch.setattr("hone.viewer.series.POINTS", 300)
     made = to_json(series, ["reward/mean", "a", "b", "c"], stacks=[["a", "b"]])
     one, steps = made["series"]["reward/mean"], made["x"]["step"]
@@ -160,25 +117,3 @@ def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(
     assert at[1234] == 1e6 and at[0] == 0.0 and at[4999] == 499.9
     assert made["series"]["a"]["rows"] == made["series"]["b"]["rows"]
     assert [steps[row] for row in made["series"]["c"]["rows"]] == [0, 1000, 2000, 3000, 4000]
-
-
-def test_the_store_keeps_the_runs_that_were_looked_at_last(tmp_path: Path) -> None:
-    store = SeriesStore(size=2)
-    folders = [folder_of(tmp_path / name, [line(0)], []) for name in "abc"]
-    with store.read(folders[0]) as first:
-        assert len(first) == 1
-    write_lines(folders[0] / "metrics.jsonl", [line(1)], "a")
-    with store.read(folders[0]) as again:
-        assert again is first and len(again) == 2
-    for folder in folders[1:]:
-        with store.read(folder):
-            pass
-    with store.read(folders[0]) as anew:
-        assert anew is not first
-
-
-def test_ten_thousand_steps_that_grow_by_one_cost_one(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "a", [line(step) for step in range(10_000)], [])
-    series = series_of(folder)
-    write_lines(folder / "metrics.jsonl", [line(10_000)], "a")
-    assert [record["step"] for record in series._tails[0].new()] == [10_000]

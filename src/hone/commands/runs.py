@@ -167,7 +167,7 @@ def _page(one: Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
     for resume in info.get("resumes", []):
         yield "resumed", [f"at step {resume['step']}, {local_time(resume['time'])}"]
     yield "damaged", one.damage
-    yield "failed", [info["failure"]] if "failure" in info else []
+    yield "failed", [str(info["failure"])] if info.get("failure") else []
     yield "machine", [machine_in_words(info)]
     yield "code", [code_in_words(info)]
     if not trains:

@@ -16,7 +16,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from hone.errors import UserError
 from hone.runs.rollouts import plain
-from hone.viewer import curves, evals, overview, predictions, runs, samples, search
+from hone.viewer import curves, evals, overview, runs, samples, search
 from hone.viewer.card import view as card
 from hone.viewer.catalog import NotFound
 from hone.viewer.site import ASSETS, CSP, Site
@@ -25,7 +25,6 @@ PLOTLY = "plotly.min.js"
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
-    "/predictions/": predictions.predictions,
     "/run/{slug}/": overview.run,
     "/run/{slug}/card/": card.card,
     "/run/{slug}/step/{step}/": samples.step,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,35 @@ from hone.runs.files import read_lines, read_record, whole_lines
 from hone.runs.listing import find_runs, is_previous
 from hone.runs.outputs import existing_run, holder, run_info
 from hone.runs.progress import Progress
+from hone.runs.settings import flat
 from hone.runs.summary import Summary, summarize
 
 _FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
 """What a summary is made of."""
 _LINES = 100
-"""Lines of a log up to which all are read; of a longer one every few, all evaluations, and the last."""
+"""Lines of metrics.jsonl up to which all are read; of a longer one every few, all evaluations, and the last."""
 
 
 class NotFound(UserError):
     """A page of a run, step or sample that is not there."""
 
 
+@dataclass
+class Course(Progress):
+    """How far a run came. `history` of a long run has some steps only."""
+
+    first_evals: dict[str, Any] = field(default_factory=dict)
+    """Metrics of the first evaluation, `eval/…` or `val/…`."""
+
+    def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
+        super().update(step, metrics, timings)
+        self.first_evals = self.first_evals or self.evals
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState(Summary):
-    """A summary, with what else a list of runs shows. `progress.history` of a long run has some steps only."""
+    """A summary, with what else a list of runs shows."""
 
-    first_evals: dict[str, float | None]
-    """Metrics of the first evaluation, `eval/…` or `val/…`."""
     alarms: list[dict[str, Any]]
     """Events of the alarms that are not over."""
 
@@ -43,6 +54,20 @@ class RunState(Summary):
         if self.status != "running" or not recent:
             return None
         return sum(recent) / len(recent) * max(0, self.progress.max_steps - self.progress.done)
+
+    @property
+    def first_evals(self) -> dict[str, Any]:
+        return getattr(self.progress, "first_evals", {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config by dotted names."""
+        return flat(self.config)
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags in the config, `wandb.tags`."""
+        return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
 
 
 @dataclass(frozen=True)
@@ -78,7 +103,6 @@ class Catalog:
             raise UserError(f"there is no folder {root}: name a run, or the folder that holds your runs")
         self.root = root
         self._known: dict[Path, tuple[Any, Entry]] = {}
-        self._lock = threading.Lock()
 
     @property
     def around(self) -> Path | None:
@@ -108,24 +132,17 @@ class Catalog:
     def _slugs(self) -> dict[str, Path]:
         slugs: dict[str, Path] = {}
         for path in find_runs(self.root):
-            parts = path.relative_to(self.root).parts or (self.root.resolve().name or "run",)
-            name = slug = _as_text("~".join(parts))
-            count = 1
-            while slug in slugs:
-                count += 1
-                slug = f"{name}~{count}"
-            slugs[slug] = path
+            name = _as_text("~".join(path.relative_to(self.root).parts) or self.root.resolve().name or "run")
+            slugs[name if name not in slugs else f"{name}~{len(slugs)}"] = path
         return slugs
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
         """Return a run, as it was read before if its files are the same; None for what is none."""
-        state = (slug, stamps(path, _FILES), holder(path))
-        with self._lock:
-            known = self._known.get(path)
-        if known is not None and known[0] == state:
+        files = (slug, stamps(path, _FILES), holder(path))
+        known = self._known.get(path)
+        if known is not None and known[0] == files:
             return known[1]
         relative = path.relative_to(self.root)
-        name = _as_text(relative.as_posix()) if relative.parts else slug
         summary, damage = None, ""
         try:
             if existing_run(path) is None:
@@ -137,9 +154,9 @@ class Catalog:
             damage = f"{path} cannot be read ({error.strerror or error})"
         except UserError as error:
             damage = str(error)
+        name = _as_text(relative.as_posix()) if relative.parts else slug
         entry = Entry(slug, name, path, is_previous(relative), summary, damage)
-        with self._lock:
-            self._known[path] = (state, entry)
+        self._known[path] = files, entry
         return entry
 
 
@@ -162,59 +179,40 @@ def _as_text(name: str) -> str:
 
 
 def read_state(path: Path) -> RunState:
-    """Read how the run in `path` stands. UserError if it is none, or a file of it is damaged."""
-    summary = summarize(path, _training)
+    """Read the state of the run in `path`. UserError if it is none, or a file of it is damaged."""
+    summary = summarize(path, _read_course)
     alarms: dict[str, dict[str, Any]] = {}
     for event in read_lines(path / "events.jsonl"):
         if event.get("kind") == "alarm":
             alarms[str(event.get("name"))] = event
         elif event.get("kind") == OVER:
             alarms.pop(str(event.get("name")), None)
-    facts: dict[str, Any] = {one.name: getattr(summary, one.name) for one in fields(summary)}
-    return RunState(**facts, first_evals=_first_evals(path), alarms=list(alarms.values()))
+    return RunState(**vars(summary), alarms=list(alarms.values()))
 
 
-def _training(folder: Path, info: dict[str, Any], max_steps: int) -> tuple[Progress, Spent]:
-    """Read how far a run came and what it spent, from some lines of long logs: totals grow, so the last ones count."""
-    progress = Progress(info["kind"], max_steps)
-    lines = whole_lines(folder / "timings.jsonl")
-    has_total = bool(lines) and b'"time/total"' in lines[-1]
-    timings = _records(
-        folder / "timings.jsonl", lines, range(max(0, len(lines) - RECENT) if has_total else 0, len(lines))
-    )
-    for step, record in _records(folder / "metrics.jsonl").items():
-        progress.update(step, record, timings.get(step, {}))
-    earlier = [read_lines(log)[-1:] for log in folder.glob("superseded/*/timings.jsonl")]
-    totals = [*timings.values(), *(line for last in earlier for line in last)]
+def _read_course(folder: Path, info: dict[str, Any], max_steps: int) -> tuple[Course, Spent]:
+    """Read how far a run came, from some lines of a long log, and what it spent."""
+    course = Course(info["kind"], max_steps)
+    timings = {record["step"]: record for record in read_lines(folder / "timings.jsonl")}
+    for record in _some_lines(folder / "metrics.jsonl"):
+        course.update(record["step"], record, timings.get(record["step"], {}))
+    lines = [*timings.values()]
+    lines += [line for log in folder.glob("superseded/*/timings.jsonl") for line in read_lines(log)[-1:]]
+    lines += [{"time/total": info.get("seconds"), "usd/total": info.get("usd")}]
     seconds, usd = (
-        max((line[name] for line in [*totals, {name: info.get(key)}] if line.get(name) is not None), default=None)
-        for name, key in (("time/total", "seconds"), ("usd/total", "usd"))
+        max((line[name] for line in lines if line.get(name) is not None), default=None)
+        for name in ("time/total", "usd/total")
     )
     steps = [line.get("time/step") or 0.0 for line in timings.values()]
-    tokens = int(progress.metrics.get("tokens/total") or 0)
-    return progress, Spent(sum(steps) if seconds is None else seconds, usd, tokens, tuple(steps[-RECENT:]))
+    tokens = int(course.metrics.get("tokens/total") or 0)
+    return course, Spent(sum(steps) if seconds is None else seconds, usd, tokens, tuple(steps[-RECENT:]))
 
 
-def _records(path: Path, lines: list[bytes] | None = None, chosen: range | None = None) -> dict[int, dict[str, Any]]:
-    """Return records of a log by step: of a short one all, of a long one every few, all evaluations and the last."""
-    lines = whole_lines(path) if lines is None else lines
-    wanted = set(chosen or range(0, len(lines), len(lines) // _LINES + 1))
-    if chosen is None:
-        wanted |= set(range(max(0, len(lines) - RECENT), len(lines)))
-        wanted |= {i for i, line in enumerate(lines) if b'"eval/' in line or b'"val/' in line}
-    wanted |= {i for i, line in enumerate(lines) if not (line.startswith(b"{") and line.rstrip().endswith(b"}"))}
-    found = {}
-    for number in sorted(wanted):
-        record = read_record(path, number + 1, lines[number])
-        found[record["step"]] = record
-    return found
-
-
-def _first_evals(path: Path) -> dict[str, float | None]:
-    """Return the metrics of the first evaluation that metrics.jsonl has."""
-    log = path / "metrics.jsonl"
-    for number, line in enumerate(whole_lines(log) if log.is_file() else (), 1):
-        if b'"eval/' in line or b'"val/' in line:
-            record = read_record(log, number, line)
-            return {name: value for name, value in record.items() if name.startswith(("eval/", "val/"))}
-    return {}
+def _some_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a log; of a long one every few, all evaluations, the last ones, and those that are torn."""
+    lines = whole_lines(path)
+    every = len(lines) // _LINES + 1
+    for number, line in enumerate(lines):
+        chosen = number % every == 0 or number >= len(lines) - RECENT or b'"eval/' in line or b'"val/' in line
+        if chosen or not (line.startswith(b"{") and line.rstrip().endswith(b"}")):
+            yield read_record(path, number + 1, line)

@@ -1,15 +1,16 @@
-"""What is drawn of a run: each chart with its lines, as a description that `assets/charts.js` draws."""
+"""What is drawn of a run: CHARTS, each with its lines, as descriptions that `assets/charts.js` draws."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
-from hone.viewer.series import Series
+from hone.runs.metrics import unit
 
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
 """Also the names of their colours in hone.css."""
@@ -31,14 +32,15 @@ _PHASES = {
 """Colours of the phases of a step, in the order in which they are stacked; others follow. In several processes the
 orchestrator waits for the trainer and puts batches in its place: no run shows two of one colour.
 """
-_SHARE = "share of the completions"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A metric in a chart. `color` is a name in hone.css. `low` and `high` are metrics that bound its interval.
+    """A metric in a chart. A `*` stands for any part of a name, `{}` in the label for the same part: a line each.
 
-    `points`: markers and no smoothing, for what is measured now and then. `steady`: what does not scatter.
+    `color` is a name in hone.css. `low` and `high` are metrics that bound its interval. `points`: markers and no
+    smoothing, for what is measured now and then. `steady`: what does not scatter. `weighted`: times the weight of its
+    component in the reward.
     """
 
     metric: str
@@ -49,26 +51,31 @@ class Line:
     high: str = ""
     points: bool = False
     steady: bool = False
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart against steps, tokens or hours. `stack`: lines are areas on top of each other. `whole` names the metric
-    that areas should add up to, whose rest is drawn as "other". `opens`: a click on a point opens the samples of its
-    step.
+    """A chart against steps, tokens or hours. `unit` is by default that of its first metric.
+
+    `stack`: lines are areas on top of each other. `whole` names the metric that areas should add up to, whose rest is
+    drawn as "other". `opens`: a click on a point opens the samples of its step. `kinds` of runs have it, if they have
+    the metric that it `needs`.
     """
 
     id: str
     title: str
-    unit: str
     lines: Sequence[Line]
     note: str = ""
+    unit: str | None = None
     stack: bool = False
     whole: str = ""
     share: bool = False
     log: bool = False
     wide: bool = False
     opens: bool = True
+    kinds: str = "rl"
+    needs: str = ""
 
     def metrics(self) -> Iterator[str]:
         """Give the names of all that it draws."""
@@ -77,132 +84,93 @@ class Chart:
         yield from filter(None, (self.whole,))
 
 
-@dataclass
-class _Charts:
-    """The charts of which a run has a metric."""
+def _held_out(metric: str, interval: str = "") -> Line:
+    low, high = (f"eval/*/{interval}/{end}" if interval else "" for end in ("low", "high"))
+    return Line(f"eval/*/{metric}", "held out: {}", "s5", low=low, high=high, points=True)
 
-    names: list[str]
-    charts: list[Chart] = field(default_factory=list)
 
-    def add(self, id: str, title: str, unit: str, *lines: Line, **more: Any) -> None:
-        """Add a chart of those lines that there are; none without any."""
-        there = [line for line in lines if line.metric in self.names]
-        bounded = [line if line.low in self.names else replace(line, low="", high="") for line in there]
-        if bounded:
-            self.charts.append(Chart(id, title, unit, bounded, **more))
+CHARTS = (
+    Chart("loss", "Loss", (Line("loss", "training loss"), Line("val/loss", "validation loss", "s5", points=True)),
+          unit="nats per token", wide=True, kinds="sft"),
+    Chart("examples", "Examples seen", (Line("examples/total", "examples", "s6", steady=True),), kinds="sft"),
+    Chart("reward", "Reward", (Line("reward/mean", "training"), _held_out("reward/mean", "ci95")), unit="", wide=True,
+          note="Mean of all completions of a step. Bars are 95 % intervals of held-out evaluations."),
+    Chart("components", "What the reward is made of", (Line("reward/*/mean", "{}", weighted=True),), stack=True,
+          note="Mean of each component, where it does not abstain, times its weight: together the reward."),
+    Chart("outcomes", "Outcomes", [Line(f"outcome/{name}", name.replace("_", " "), name) for name in OUTCOMES],
+          stack=True),
+    Chart("correct", "Correct", (Line("outcome/correct", "training", "correct"), _held_out("correct", "correct/ci95"))),
+    Chart("length", "Length of completions",
+          (Line("completion/length/mean", "training"), _held_out("completion/length/mean"))),
+    Chart("truncated", "Truncated, repeated, identical",
+          (Line("completion/truncated", "cut at the limit", "truncated"),
+           Line("completion/repeated", "repeated", "s4"), Line("completion/identical", "identical", "s6")),
+          note="Repeated: the same tokens as an earlier completion of its prompt; identical: of another prompt."),
+    Chart("turns", "Turns", (Line("turns/mean", "turns"),)),
+    Chart("zero_std", "Groups without signal", (Line("frac_reward_zero_std", "no signal", "s4"),),
+          note="Groups in which all rewards are equal: they teach nothing."),
+    Chart("pool", "Prompts in the pool", (Line("pool/*", "{}"),), stack=True),
+    Chart("entropy", "Entropy of the policy", (Line("entropy", "entropy"),), kinds="rl sft"),
+    Chart("grad_norm", "Norm of the gradient, before clipping", (Line("grad_norm", "gradient", "s4"),), kinds="rl sft"),
+    Chart("kl", "KL to the initial policy", (Line("kl", "KL", "s3"),)),
+    Chart("gap", "Gap between sampler and trainer",
+          (Line("logprob_gap/mean", "mean"), Line("logprob_gap/max", "largest", "s4"),
+           Line("canary/gap/max", "canary", "s6", points=True)), log=True,
+          note="Difference of the log-probabilities of trainer and sampler for the sampled tokens, zeros left out (the "
+          "axis has none). Canary: the largest on one fixed text, scored by both after each publication of weights."),
+    Chart("clipped", "Tokens with a clipped ratio", (Line("clipped", "clipped", "s4"),)),
+    Chart("staleness", "Staleness", (Line("staleness/mean", "mean"), Line("staleness/max", "largest", "s4")),
+          needs="staleness/max"),
+    Chart("policy_loss", "Loss", (Line("loss", "loss", "s6"),)),
+    Chart("lr", "Learning rate", (Line("lr", "learning rate", "s6", steady=True),), kinds="rl sft"),
+    Chart("timings", "Seconds of a step", (Line("time/*", "{}"),), stack=True, whole="time/step", opens=False,
+          note="Other: what belongs to no phase.", kinds="rl sft"),
+    Chart("speed", "Speed", (Line("tokens/s", "tokens/s", "s2"),), opens=False, kinds="rl sft"),
+    Chart("idle", "Idle", (Line("idle/*", "{}"),), opens=False, kinds="rl sft"),
+)  # fmt: skip
+"""In the order of the page."""
 
 
 def environments(names: Sequence[str]) -> list[str]:
     """Return the tasks that a run was evaluated on: `t` for each `eval/t/reward/mean`."""
-    held_out = [name for name in names if name.startswith("eval/") and name.endswith("/reward/mean")]
-    found = [name.removeprefix("eval/").removesuffix("/reward/mean") for name in held_out]
-    return [env for env in found if not any(f"{env}/".startswith(f"{other}/reward/") for other in found)]
+    return [match[1] for name in names if (match := re.fullmatch("eval/([^/]+)/reward/mean", name))]
 
 
-def charts(series: Series, info: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a run, with this run.json, in the order of its page."""
-    found = _Charts(series.names)
-    if info["kind"] == "sft":
-        losses = Line("loss", "training loss"), Line("val/loss", "validation loss", "s5", points=True)
-        found.add("loss", "Loss", "nats per token", *losses, wide=True)
-        found.add("examples", "Examples seen", "", Line("examples/total", "examples", "s6", steady=True))
-    else:
-        _add_rewards(found, info)
-        _add_completions(found)
-    found.add("entropy", "Entropy of the policy", "nats per token", Line("entropy", "entropy"))
-    found.add("grad_norm", "Norm of the gradient, before clipping", "", Line("grad_norm", "gradient", "s4"))
-    if info["kind"] != "sft":
-        _add_policy(found)
-    found.add("lr", "Learning rate", "", Line("lr", "learning rate", "s6", steady=True))
-    _add_times(found)
-    return [replace(chart, opens=chart.opens and info["kind"] != "sft") for chart in found.charts]
+def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a run that has these metrics and this run.json, with the lines that it has."""
+    found = []
+    for chart in CHARTS:
+        lines = [made for line in chart.lines for made in _lines(line, names, info.get("reward_weights") or {})]
+        if chart.id == "timings":
+            lines = _phases(lines)
+        if lines and info["kind"] in chart.kinds.split() and chart.needs in ("", *names):
+            measure = unit(lines[0].metric) if chart.unit is None else chart.unit
+            opens, share = chart.opens and info["kind"] != "sft", measure.startswith("share")
+            found.append(replace(chart, lines=lines, unit=measure, share=share, opens=opens))
+    return found
 
 
-def _held_out(found: _Charts, metric: str, interval: str = "") -> list[Line]:
-    """Return a line for each task that the run was evaluated on."""
-    return [
-        Line(f"eval/{env}/{metric}", f"held out: {env}", color, low=interval and f"eval/{env}/{interval}/low",
-             high=interval and f"eval/{env}/{interval}/high", points=True)
-        for env, color in _colored(environments(found.names), "s5")
-    ]  # fmt: skip
+def _lines(line: Line, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[Line]:
+    """Yield a line for each metric that it stands for, with colours from its own on."""
+    pattern = re.escape(line.metric).replace(r"\*", "([^/]+)")
+    matches = [match for name in names if (match := re.fullmatch(pattern, name))]
+    for number, match in enumerate(matches):
+        part = match[1] if match.groups() else ""
+        weight = float(weights.get(part, 1.0)) if line.weighted else 1.0
+        label = line.label.format(part) + ("" if weight == 1 else f" × {weight:g}")
+        color = _PALETTE[(_PALETTE.index(line.color) + number) % len(_PALETTE)] if part else line.color
+        low, high = (bound if (bound := end.replace("*", part)) in names else "" for end in (line.low, line.high))
+        if weight:
+            yield replace(line, metric=match[0], label=label, color=color, scale=weight, low=low, high=high)
 
 
-def _add_rewards(found: _Charts, info: Mapping[str, Any]) -> None:
-    note = "Mean of all completions of a step. Bars are 95 % intervals of held-out evaluations."
-    rewards = Line("reward/mean", "training"), *_held_out(found, "reward/mean", "ci95")
-    found.add("reward", "Reward", "", *rewards, wide=True, note=note)
-    weights = info.get("reward_weights") or {}
-    parts = [name[7:-5] for name in found.names if name.startswith("reward/") and name[7:].endswith("/mean")]
-    weighted = {name: float(weights.get(name, 1.0)) for name in parts}
-    lines = [
-        Line(
-            f"reward/{name}/mean",
-            name if weighted[name] == 1 else f"{name} × {weighted[name]:g}",
-            color,
-            weighted[name],
-        )
-        for name, color in _colored([name for name in parts if weighted[name]])
-    ]
-    note = "Mean of each component, where it does not abstain, times its weight: together the reward."
-    found.add("components", "What the reward is made of", "reward", *lines, stack=True, note=note)
-    outcomes = [Line(f"outcome/{name}", name.replace("_", " "), name) for name in OUTCOMES]
-    found.add("outcomes", "Outcomes", _SHARE, *outcomes, stack=True, share=True)
-    correct = Line("outcome/correct", "training", "correct"), *_held_out(found, "correct", "correct/ci95")
-    found.add("correct", "Correct", _SHARE, *correct, share=True)
-
-
-def _add_completions(found: _Charts) -> None:
-    lengths = Line("completion/length/mean", "training"), *_held_out(found, "completion/length/mean")
-    found.add("length", "Length of completions", "tokens", *lengths)
-    found.add(
-        "truncated", "Truncated, repeated, identical", _SHARE,
-        Line("completion/truncated", "cut at the limit", "truncated"), Line("completion/repeated", "repeated", "s4"),
-        Line("completion/identical", "identical", "s6"), share=True,
-        note="Repeated: the same tokens as an earlier completion of its prompt; identical: as one of another prompt.",
-    )  # fmt: skip
-    found.add("turns", "Turns", "turns per completion", Line("turns/mean", "turns"))
-    note = "Groups in which all rewards are equal: they teach nothing."
-    no_signal = Line("frac_reward_zero_std", "no signal", "s4")
-    found.add("zero_std", "Groups without signal", "share of the groups", no_signal, share=True, note=note)
-    pool = [Line(f"pool/{name}", name, color) for name, color in _colored(["active", "retired", "parked"])]
-    found.add("pool", "Prompts in the pool", "prompts", *pool, stack=True)
-
-
-def _add_policy(found: _Charts) -> None:
-    found.add("kl", "KL to the initial policy", "nats per token", Line("kl", "KL", "s3"))
-    found.add(
-        "gap", "Gap between sampler and trainer", "nats", Line("logprob_gap/mean", "mean"),
-        Line("logprob_gap/max", "largest", "s4"), Line("canary/gap/max", "canary", "s6", points=True), log=True,
-        note="Difference of the log-probabilities of trainer and sampler for the sampled tokens, zeros left out (the "
-        "axis has none). Canary: the largest on one fixed text, which both score after each publication of weights.",
-    )  # fmt: skip
-    clipped = Line("clipped", "clipped", "s4")
-    found.add("clipped", "Tokens with a clipped ratio", "share of the tokens", clipped, share=True)
-    if "staleness/max" in found.names:
-        stale = Line("staleness/mean", "mean"), Line("staleness/max", "largest", "s4")
-        found.add("staleness", "Staleness", "versions", *stale)
-    found.add("loss", "Loss", "", Line("loss", "loss", "s6"))
-
-
-def _add_times(found: _Charts) -> None:
-    there = [name[5:] for name in found.names if name.startswith("time/")]
-    phases = [name for name in _PHASES if name in there]
-    phases += [name for name in there if name not in (*_PHASES, "step", "total")]
+def _phases(lines: list[Line]) -> list[Line]:
+    """Return the phases of a step in the order of their stack."""
+    phases = {line.label: line for line in lines if line.label not in ("step", "total")}
     if "wait" in phases:  # of several processes: what trainer and server did meanwhile is no part of the step
-        phases = [name for name in phases if name not in ("train", "publish", "update")]
-    colors = dict(_colored([name for name in phases if name not in _PHASES])) | _PHASES
-    lines = [Line(f"time/{name}", name, colors[name]) for name in phases]
-    note = "Other: what belongs to no phase."
-    found.add("timings", "Seconds of a step", "s", *lines, stack=True, whole="time/step", note=note, opens=False)
-    found.add("speed", "Speed", "tokens per second", Line("tokens/s", "tokens/s", "s2"), opens=False)
-    idle = [name for name in found.names if name.startswith("idle/")]
-    found.add("idle", "Idle", "s", *(Line(name, name[5:], color) for name, color in _colored(idle)), opens=False)
-
-
-def _colored(names: Sequence[str], first: str = "s1") -> list[tuple[str, str]]:
-    """Return each name with a colour, from `first` on."""
-    begin = _PALETTE.index(first)
-    return [(name, _PALETTE[(begin + index) % len(_PALETTE)]) for index, name in enumerate(names)]
+        phases = {name: line for name, line in phases.items() if name not in ("train", "publish", "update")}
+    order = [*filter(phases.get, _PHASES), *(name for name in phases if name not in _PHASES)]
+    return [replace(phases[name], color=_PHASES.get(name, phases[name].color)) for name in order]
 
 
 def sparkline(values: Sequence[float], width: int = 112, height: int = 22) -> Markup:

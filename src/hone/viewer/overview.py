@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hone.errors import UserError
+from hone.runs import predictions
 from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
-from hone.runs.progress import duration, percent, reward_interval, short_seconds, thousands
+from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.reader import Run
 from hone.runs.summary import alarms_in, describe_event, next_commands, typed
 from hone.viewer import curves
 from hone.viewer.catalog import RunState
 from hone.viewer.charts import charts, environments
 from hone.viewer.series import Series, to_json
-from hone.viewer.site import Links, Site
+from hone.viewer.site import Links, Query, Site, names_in
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
 """Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
@@ -29,19 +28,27 @@ INTERVAL = (
     "bootstrap's, which need not be symmetric."
 )
 """What the intervals of the overview are."""
+_CHANGES = {
+    "val/loss": "validation loss, nats per token",
+    "reward/mean": "training reward",
+    "loss": "training loss, nats per token",
+    "outcome/correct": "correct in training",
+    "completion/length/mean": "length, tokens",
+    "entropy": "entropy, nats per token",
+}
+"""What the overview tells of training, before and now, by metric; the loss of SFT only."""
 
 
-def run(site: Site, query: Mapping[str, str], slug: str) -> str:
+def run(site: Site, query: Query, slug: str) -> str:
     """Show a run's overview."""
     entry = site.catalog.entry(slug)
     state, run = entry.state, Run(entry.path)
     curves.check(query)
     events, links = run.events(), Links(f"run/{slug}/")
-    with site.series.read(entry.path) as series:
-        drawn = charts(series, state.info) if state.kind != "eval" else []
-        changed = changes(state, series)
-        stacks = [list(chart.metrics()) for chart in drawn if chart.stack]
-        data = to_json(series, dict.fromkeys(name for chart in drawn for name in chart.metrics()), stacks=stacks)
+    series = site.series(entry.path)
+    drawn = charts(series.names, state.info)
+    stacks = [list(chart.metrics()) for chart in drawn if chart.stack]
+    data = to_json(series, dict.fromkeys(name for chart in drawn for name in chart.metrics()), stacks)
     rows = max((len(one["y"]) for one in data["series"].values()), default=0)
     data |= {
         "charts": [asdict(chart) for chart in drawn],
@@ -52,6 +59,7 @@ def run(site: Site, query: Mapping[str, str], slug: str) -> str:
         "steps": run.rollout_steps(),
         "evals": run.evals(),
     }
+    changed = predictions.problem(state.info, entry.path)
     return site.run_page(
         "run.html",
         entry,
@@ -61,29 +69,26 @@ def run(site: Site, query: Mapping[str, str], slug: str) -> str:
         live=state.pid is not None,
         headline=headline(state),
         where=where(state),
-        changes=changed,
+        changes=list(changes(state, series)),
         interval_title=INTERVAL,
         charts=drawn,
         chart_data=data,
-        evaluated=evaluated(state.progress.evals) if state.kind == "eval" else [],
+        evaluated=[(label(name), _number(name, value), name) for name, value in state.progress.evals.items()],
+        predicted=changed or "\n".join(predictions.in_words(state.info, entry.path)),
         command=typed(state.info["command"]),
         next_commands=next_commands(state),
         events=[describe_event(event) for event in events],
     )
 
 
-def series_data(site: Site, query: Mapping[str, str], slug: str) -> dict[str, Any]:
-    """Return metrics of a run: `names` (several, by default all), of the steps above `after`."""
+def series_data(site: Site, query: Query, slug: str) -> dict[str, Any]:
+    """Return metrics of a run: `names` (several, by default all)."""
     entry = site.catalog.entry(slug)
-    text = query.get("after")
-    if text is not None and not re.fullmatch(r"-?\d{1,9}", text):
-        raise UserError(f"after is {text[:50]!r}, which is no step")
-    with site.series.read(entry.path) as series:
-        names = curves.names_in(query, "names", series.names) or series.names
-        facts = {"name": entry.name, "live": entry.state.pid is not None, "names": series.names}
-        facts |= {"unknown": [name for name in names if name not in series.names]}
-        facts |= {"units": {name: unit(name) for name in series.names}}
-        return facts | to_json(series, names, None if text is None else int(text))
+    series = site.series(entry.path)
+    names = names_in(query, "names", series.names) or series.names
+    facts = {"name": entry.name, "live": entry.state.pid is not None, "names": series.names}
+    facts |= {"unknown": [name for name in names if name not in series.names]}
+    return facts | {"units": {name: unit(name) for name in series.names}} | to_json(series, names)
 
 
 def headline(run: RunState) -> str:
@@ -107,51 +112,37 @@ def where(run: RunState) -> str:
     return f"{run.status}: {done} of {steps or '?'} steps in {duration(run.seconds)}{taken}{cost}{left}"
 
 
-@dataclass(frozen=True)
-class Change:
-    """A number before and after: of the first and the last evaluation, or the first and the last step.
+def changes(run: RunState, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield what training changed, on held-out examples first: what, before, now, the 95 % interval, which versions.
 
-    `before` is a dash where there is one only; `interval` is the 95 % interval of `after`; `ends` are the versions, or
-    the steps, that the two are of.
+    A dash stands for what was there once only.
     """
-
-    label: str
-    before: str
-    after: str
-    interval: str
-    ends: str
-
-
-def changes(run: RunState, series: Series) -> list[Change]:
-    """Return what training changed, on held-out examples first."""
-    found: list[Change] = []
+    rows: list[tuple[str, str, str]] = []
     for env in environments(series.names):
-        known = reward_interval({name: series.latest(name) for name in series.names if name.startswith("eval/")}, env)
-        interval = "" if known is None else f"{known[0]:.3f} to {known[1]:.3f}"
-        found += _change(series, f"held-out reward, {env}", f"eval/{env}/reward/mean", interval)
-        low, high = (series.latest(f"eval/{env}/correct/ci95/{end}") for end in ("low", "high"))
-        interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
-        found += _change(series, f"held out and correct, {env}", f"eval/{env}/correct", interval, share=True)
-    found += _change(series, "validation loss, nats per token", "val/loss")
-    found += _change(series, "training reward", "reward/mean")
-    if run.kind == "sft":
-        found += _change(series, "training loss, nats per token", "loss")
-    found += _change(series, "correct in training", "outcome/correct", share=True)
-    found += _change(series, "length, tokens", "completion/length/mean", digits=1)
-    found += _change(series, "entropy, nats per token", "entropy")
-    return found
-
-
-def _change(
-    series: Series, label: str, name: str, interval: str = "", share: bool = False, digits: int = 3
-) -> Iterator[Change]:
-    steps, values = series.points(name)
-    if len(values):
-        shown = [percent(value) if share else f"{value:.{digits}f}" for value in map(float, values[[0, -1]])]
-        what = "version" if name.startswith(("eval/", "val/")) else "step"
+        rows += [(f"eval/{env}/reward/mean", f"held-out reward, {env}", f"eval/{env}/ci95")]
+        rows += [(f"eval/{env}/correct", f"held out and correct, {env}", f"eval/{env}/correct/ci95")]
+    rows += [(name, what, "") for name, what in _CHANGES.items() if name != "loss" or run.kind == "sft"]
+    for name, what, interval in rows:
+        steps, values = series.points(name)
+        if not len(values):
+            continue
+        first, last = (_number(name, value, 3) for value in values[[0, -1]].tolist())
+        low, high = (series.latest(f"{interval}/{end}") for end in ("low", "high"))
+        known = low is not None and high is not None and high - low > 1e-9  # else nothing shows how sure it is
+        ends = f"{_number(name, low, 3)} to {_number(name, high, 3)}" if known else ""
+        kind = "version" if name.startswith(("eval/", "val/")) else "step"
         several = len(steps) > 1
-        ends = f"{what}s {steps[0]} and {steps[-1]}" if several else f"{what} {steps[0]}"
-        yield Change(label, shown[0] if several else "–", shown[1], interval, ends)
+        at = f"{kind}s {steps[0]} and {steps[-1]}" if several else f"{kind} {steps[0]}"
+        yield what, first if several else "–", last, ends, at
+
+
+def _number(name: str, value: float | None, digits: int | None = None) -> str:
+    """Return the value of a metric: a share in percent, others in so many decimals, or in six digits."""
+    if value is None:
+        return "–"
+    if unit(name) == SHARE:
+        return percent(value)
+    return f"{value:.6g}" if digits is None else f"{value:.{1 if unit(name) == 'tokens' else digits}f}"
 
 
 @dataclass(frozen=True)
@@ -172,12 +163,3 @@ def markers(events: Sequence[dict[str, Any]]) -> list[Marker]:
         if step is not None and kind not in _NO_MARKER and (kind != "start" or step):
             found.append(Marker(step, kind, describe_event(event)))
     return sorted(found, key=lambda one: one.step)
-
-
-def evaluated(metrics: Mapping[str, float | None]) -> list[tuple[str, str, str]]:
-    """Return what each number of an evaluation is, the number, shares in percent, and its metric."""
-    found = []
-    for name, value in metrics.items():
-        text = "–" if value is None else percent(value) if unit(name) == SHARE else f"{value:.6g}"
-        found.append((label(name), text, name))
-    return found

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.errors import UserError
 from hone.evaluation.intervals import Interval, wilson
 from hone.runs import predictions as recorded
 from hone.runs.listing import find_runs
 from hone.runs.outputs import existing_run
-from hone.runs.predictions import Scored, mean_brier, score, word
-
-if TYPE_CHECKING:
-    from hone.viewer.site import Site
+from hone.runs.predictions import Scored, mean_brier, score
 
 BINS = 10
 """Of the stated probability, in the calibration."""
@@ -59,25 +56,6 @@ class Bin:
         return "said too low" if self.said < self.interval.low else ""
 
 
-def predictions(site: Site, query: Mapping[str, str]) -> str:
-    """Show all predictions, the newest first, with their scores and the calibration of those that are decided."""
-    rows, left_out = found(site.catalog.root)
-    entries = {entry.path: entry for entry in site.catalog.entries()}
-    known = decided(rows)
-    scored = [row.scored for row in known]
-    return site.page(
-        "predictions.html",
-        "predictions/",
-        "Predictions",
-        rows=[(entries.get(row.run), row, word(row.scored.outcome)) for row in reversed(rows)],
-        left_out=left_out,
-        known=len(known),
-        score=overall(scored) if known else None,
-        bins=calibration(scored),
-        furthest=max(known, key=lambda row: row.scored.brier or 0.0) if known else None,
-    )
-
-
 def found(root: Path) -> tuple[list[Row], list[str]]:
     """Return the predictions of all runs under `root`, oldest run first, and in words those that can't be counted."""
     rows: dict[tuple[str, int], Row] = {}
@@ -108,11 +86,6 @@ def calibration(scored: Sequence[Scored]) -> list[Bin]:
             interval = wilson(true, len(inside))
             bins.append(Bin(number / BINS, (number + 1) / BINS, said, true / len(inside), interval, len(inside)))
     return bins
-
-
-def decided(rows: Sequence[Row]) -> list[Row]:
-    """Return those of which it is known whether they came true."""
-    return [row for row in rows if row.scored.outcome is not None]
 
 
 def overall(scored: Sequence[Scored]) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from shlex import quote
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from markupsafe import Markup
 
 from hone.runs.progress import duration, percent, reward_interval, thousands
-from hone.runs.summary import exactness, latest, local_time
+from hone.runs.settings import differing
+from hone.runs.summary import exactness, latest, local_time, shortened
 from hone.viewer.catalog import Entry, RunState
 from hone.viewer.charts import environments, sparkline
-from hone.viewer.site import Site
+from hone.viewer.site import Query, Site, names_in
 
 COLUMNS = {
     "name": "run",
@@ -22,7 +23,7 @@ COLUMNS = {
     "latest": "latest",
     "held_out": "held out, before → after",
     "correct": "correct",
-    "exact": "exact",
+    "reproducible": "reproducible",
     "alarms": "alarms",
     "tokens": "tokens",
     "time": "time",
@@ -30,8 +31,8 @@ COLUMNS = {
     "started": "started",
 }
 """Columns of the table by key, with their heads."""
-OF_EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
-OF_EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
+EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
+EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
 """The same of a table of runs of `hone eval`."""
 
 
@@ -55,37 +56,86 @@ class Row:
     share: float | None
 
 
-def runs(site: Site, query: Mapping[str, str]) -> str:
-    """Show all runs: those that trained in a table, evaluations and earlier runs below."""
+@dataclass(frozen=True)
+class Table:
+    """A table of runs: rows by the value of the setting that they are grouped by, all under "" if by none."""
+
+    id: str
+    columns: dict[str, str]
+    groups: dict[str, list[Row]]
+    count: int
+
+
+def runs(site: Site, query: Query) -> str:
+    """Show all runs: those that trained in a table, evaluations and earlier runs below.
+
+    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
+    value rows are grouped, `sort` a column, with `-` in front for the highest first.
+    """
     entries = site.catalog.entries()
-    rows = [_row(entry) for entry in entries if entry.summary is not None]
-    evaluations = [row for row in rows if row.entry.is_evaluation]
-    trained = [row for row in rows if not row.entry.is_evaluation]
+    readable = [entry for entry in entries if entry.summary is not None]
+    offered = differing_settings(entry.state for entry in readable)
+    settings, group = names_in(query, "settings"), query.get("group", "")
+    asked = dict.fromkeys([*settings, *filter(None, [group])])
+    rows = [_row(entry, asked) for entry in readable]
+    words, tag = query.get("q", "").lower().split(), query.get("tag", "")
+    shown = [row for row in rows if all(word in row.words for word in words) and tag in ("", *row.entry.state.tags)]
+    shown = _sorted(shown, query.get("sort", ""))
+    parts = {
+        "runs": [row for row in shown if not row.entry.is_evaluation and not row.entry.previous],
+        "evaluations": [row for row in shown if row.entry.is_evaluation],
+        "previous": [row for row in shown if not row.entry.is_evaluation and row.entry.previous],
+    }
     return site.page(
         "runs.html",
         "",
         "Runs",
-        rows=[row for row in trained if not row.entry.previous],
-        previous=[row for row in trained if row.entry.previous],
-        evaluations=evaluations,
+        query=query,
+        tables={id: _table(id, part, settings, group) for id, part in parts.items()},
+        shown=len(shown),
+        total=len(rows),
         unreadable=[entry for entry in entries if entry.damage],
         around=None if entries else site.catalog.around,
         quoted=quote,
-        columns=_columns(trained, COLUMNS),
-        eval_columns=_columns(evaluations, OF_EVALUATIONS),
+        offered=list(dict.fromkeys([*settings, *offered])),
+        settings=settings,
+        group=group,
+        unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
 
 
-def _columns(rows: list[Row], heads: dict[str, str]) -> dict[str, str]:
-    """Return the columns of a table of these runs: those of prices and alarms only where one has some."""
-    return {
-        key: head for key, head in heads.items()
-        if key not in ("usd", "alarms") or any(row.cells[key].text for row in rows)
-    }  # fmt: skip
+def differing_settings(states: Iterable[RunState]) -> list[str]:
+    """Return the settings in which runs of the same kind differ, but for those that don't change the numbers."""
+    first: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
+    for state in states:
+        names |= set(differing(first.setdefault(state.kind, state.settings), state.settings, names_matter=True))
+    return sorted(names)
 
 
-def _row(entry: Entry) -> Row:
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    """Return rows by the column `sort`, those without a value last."""
+    column = sort.removeprefix("-")
+    values = {row.entry.slug: row.cells.get(column, Cell()).sort for row in rows}
+    filled = [row for row in rows if values[row.entry.slug] != ""]
+    filled.sort(key=lambda row: (isinstance(value := values[row.entry.slug], str), value), reverse=sort[:1] == "-")
+    return filled + [row for row in rows if values[row.entry.slug] == ""]
+
+
+def _table(id: str, rows: list[Row], settings: list[str], group: str) -> Table:
+    """Return the table of these runs, settings beside their names; prices and alarms only where a run has some."""
+    heads = EVALUATIONS if id == "evaluations" else COLUMNS
+    unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
+    columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
+    columns |= {key: head for key, head in heads.items() if key not in unused}
+    groups: dict[str, list[Row]] = {}
+    for row in _sorted(rows, group) if group else rows:
+        groups.setdefault(row.cells[group].text or "unset" if group else "", []).append(row)
+    return Table(id, columns, groups, len(rows))
+
+
+def _row(entry: Entry, settings: Iterable[str]) -> Row:
     run = entry.state
     history, progress = run.progress.history, run.progress
     began = run.info.get("started") or run.info.get("ended") or ""
@@ -94,33 +144,42 @@ def _row(entry: Entry) -> Row:
     left = f"{duration(run.left)} left" if run.left is not None else ""
     exact = run.info.get("exact")
     cells = {
+        "name": Cell(entry.name, entry.name),
         "status": Cell(run.status, run.status, left),
         "steps": Cell(f"{progress.done} of {progress.max_steps or '?'}", progress.done),
         "latest": Cell(latest(run), history[-1] if history else "", sparkline(history) if history else ""),
         "held_out": _held_out(run),
         "correct": _correct(run),
-        "exact": Cell() if exact is None else Cell("yes" if exact else "no", str(exact), title=exactness(run.info)),
+        "reproducible": Cell()
+        if exact is None
+        else Cell("yes" if exact else "no", str(exact), "", exactness(run.info)),
         "alarms": Cell(alarms, len(run.alarms), title=evidence),
         "tokens": Cell(thousands(run.spent.tokens) if run.spent.tokens else "", run.spent.tokens),
         "time": Cell(duration(run.seconds), run.seconds),
-        "usd": Cell("" if run.spent.usd is None else f"{run.spent.usd:.2f}", run.spent.usd or 0.0),
+        "usd": Cell() if run.spent.usd is None else Cell(f"{run.spent.usd:.2f}", run.spent.usd),
         "started": Cell(local_time(began), began),
     }
-    words = " ".join([entry.name, run.kind, run.status, run.task or "", run.info["id"], alarms])
+    for name in settings:
+        if (value := run.settings.get(name)) is not None:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            cells[name] = Cell(shortened(value), value if is_number else str(value))
+        else:
+            cells[name] = Cell()
+    words = " ".join([entry.name, run.kind, run.status, run.task or "", run.info["id"], alarms, *run.tags])
     at_work = run.status == "running" and progress.max_steps
     return Row(entry, cells, words.lower(), min(1.0, progress.done / progress.max_steps) if at_work else None)
 
 
 def _held_out(run: RunState) -> Cell:
     """Return the first and the last evaluation, with the last one's 95 % interval."""
-    first, last = run.first_evals or run.progress.evals, run.progress.evals
+    first, last = run.first_evals, run.progress.evals
     for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
         if (value := last.get(name)) is None:
             continue
         what = "loss " if name == "val/loss" else ""
         interval = reward_interval(last, name.removeprefix("eval/").removesuffix("/reward/mean"))
         note = "" if interval is None else f"95 %: {interval[0]:.3f} to {interval[1]:.3f}"
-        before = first.get(name) if run.kind != "eval" and first != last else None
+        before = first.get(name) if first != last else None
         return Cell(what + ("" if before is None else f"{before:.3f} → ") + f"{value:.3f}", value, note)
     return Cell()
 
@@ -136,7 +195,7 @@ def _correct(run: RunState) -> Cell:
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    """Return how a run stands, as JSON; of one that is unreadable why."""
+    """Return the state of a run, as JSON; of one that is unreadable why."""
     facts: dict[str, Any] = {"slug": entry.slug, "name": entry.name, "path": str(entry.path), "damage": entry.damage}
     if entry.summary is None:
         return facts
@@ -145,6 +204,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
         "id": run.info["id"],
         "kind": run.kind,
         "task": run.task,
+        "tags": run.tags,
         "seed": run.info["seed"],
         "status": run.status,
         "live": run.pid is not None,
@@ -166,11 +226,11 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def runs_data(site: Site, query: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return how all runs stand, for scripts."""
+def runs_data(site: Site, query: Query) -> list[dict[str, Any]]:
+    """Return the states of all runs, for scripts."""
     return [_facts(entry) for entry in site.catalog.entries()]
 
 
-def state_data(site: Site, query: Mapping[str, str], slug: str) -> dict[str, Any]:
-    """Return how a run stands, for scripts."""
+def state_data(site: Site, query: Query, slug: str) -> dict[str, Any]:
+    """Return the state of a run, for scripts."""
     return _facts(site.catalog.entry(slug))

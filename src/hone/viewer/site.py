@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 from markupsafe import Markup, escape
+from starlette.datastructures import QueryParams as Query
 
 from hone import __version__
 from hone.pages import environment, visible
 from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.summary import local_time
+from hone.viewer import series
 from hone.viewer.catalog import Catalog, Entry, NotFound
-from hone.viewer.series import SeriesStore
 from hone.viewer.store import Store
 
 if TYPE_CHECKING:
@@ -52,9 +54,6 @@ class Links:
 
     def curves(self, **query: Any) -> str:
         return self._to("curves/", query)
-
-    def predictions(self) -> str:
-        return self._to("predictions/")
 
     def run(self, slug: str, path: str = "", **query: Any) -> str:
         """Return the link to a page of a run: its overview, or `search/`, `behaviours/`, `card/`."""
@@ -101,7 +100,7 @@ class Site:
 
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self.series = SeriesStore()
+        self.series = series.read
 
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
         """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
@@ -134,7 +133,7 @@ class Site:
         from jinja2 import FileSystemLoader
 
         made = environment(FileSystemLoader(ASSETS.with_name("templates")))
-        made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly")}
+        made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly"), "again": again}
         formats = {"percent": percent, "thousands": thousands, "duration": duration, "seconds": short_seconds}
         made.filters |= {name: _or_dash(words) for name, words in formats.items()}
         made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
@@ -154,6 +153,20 @@ def with_code(text: str) -> Markup:
 def json_block(value: Any) -> Markup:
     """Return JSON that stands inside `<script type="application/json">`: no text in it can end the element."""
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
+
+
+def again(query: Query, **changes: Any) -> str:
+    """Return the address of the same page with these parameters changed; those that are empty are left out."""
+    kept = [(name, value) for name, value in query.multi_items() if name not in changes]
+    given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
+    return f"?{urlencode(kept + given, errors='replace')}"
+
+
+def names_in(query: Query, key: str, known: Iterable[str] = ()) -> list[str]:
+    """Return the values of a key that may be given several times, or with commas between them."""
+    there = set(known)
+    names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def whole(name: str, text: str) -> int:

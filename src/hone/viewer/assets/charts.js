@@ -195,7 +195,8 @@ const charts = (() => {
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
     const log = chart.log || view.log, share = chart.share && !chart.log;
     return {
-      margin: { l: 48, r: 12, t: 6, b: 34 },
+      margin: { l: 48, r: 40, t: 6, b: 34 }, // on the right the buttons have a strip of their own: they cover nothing
+      modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: fg },
       // Not transparent: behind the line under the pointer Plotly draws a thick one in this colour, of no colour white.
       paper_bgcolor: hone.color("bg"), plot_bgcolor: hone.color("bg"),
       font: { family: "system-ui, sans-serif", size: 12, color: fg },

@@ -5,7 +5,7 @@ document.addEventListener("DOMContentLoaded", () => {
   if (!hone.data("charts") || typeof Plotly === "undefined") return;
   const byId = (id) => document.getElementById(id), asked = new URL(location.href).searchParams;
   const PALETTE = ["s1", "s5", "s2", "s3", "s6", "s4"], DASHES = ["solid", "dash", "dot", "dashdot"];
-  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] };
   const axis = byId("axis"), smooth = byId("smooth"), form = byId("curves-form");
   let page, data, panels = [];
 
