@@ -102,7 +102,7 @@ def test_what_is_hostile_stays_out_of_this_process() -> None:
 def test_a_reward_without_weight_for_being_right_is_refused() -> None:
     report = audit_before_training(sums(Rubric([right], [0.0], parser=TAGS)))
     (found,) = [finding for finding in report.failures if finding.name == "inversion"]
-    assert found.remedy == "give right, which says what is right, a weight above 0"
+    assert found.remedy == "give right, which decides what is right, a weight above 0"
 
 
 def test_data_is_shown_as_it_is() -> None:

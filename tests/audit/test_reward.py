@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from made import TAGS, Sums, form, prober, right, sums
+from made import TAGS, form, prober, right, sums
 
 from hone.audit.report import Finding, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
@@ -79,15 +79,6 @@ def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same
     assert found["no-reference"].verdict is Verdict.WARN and found["always-right"].verdict is Verdict.FAIL
 
 
-def test_a_grader_that_fails_on_each_reference_is_one_finding() -> None:
-    def raising(completion):
-        raise KeyError("solution")
-
-    found = audited(sums(Rubric([raising])))
-    assert found.keys() == {"raises"}
-    assert found["raises"].title == "the grader fails on 8 of 8 texts (reference): KeyError: 'solution'"
-
-
 class LastNumber(Parser):
     def parse(self, text: str) -> str | None:
         found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
@@ -106,7 +97,7 @@ def test_a_parser_of_the_last_number_fails_by_growth_alone() -> None:
     }
     growth = found["growth"]
     assert growth.title == (
-        "2 of 11 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
+        "2 of 10 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
         "(8 of 8 examples)"
     )
     assert "I checked this in 2 different ways" in growth.shown[0].text and growth.shown[0].expected == "correct"
@@ -170,21 +161,6 @@ def test_a_style_that_costs_a_right_answer_something_is_a_warning() -> None:
     assert costs.title.startswith("3 harmless styles cost a right answer up to 0.25 of its reward: trailing-newline")
 
 
-def test_a_task_that_takes_the_bare_answer_alone_is_told_so_and_not_failed() -> None:
-    class Bare(SingleTurnEnv):
-        def reference(self, example: Example) -> str:
-            return example.answer
-
-    @inline
-    def yes_or_no(completion, answer):
-        return float(completion[-1]["content"].strip().strip(".").lower() == answer)
-
-    rows = [{"question": f"Is {n} even?", "answer": "no" if n % 2 else "yes"} for n in range(8)]
-    found = audited(Bare(rubric=Rubric([yes_or_no]), dataset=rows, id="bare"))
-    assert {name: f.verdict for name, f in found.items() if f.verdict is Verdict.FAIL} == {}
-    assert "sure" in found["bare-answer"].what and "thought" in found["bare-answer"].what
-
-
 def test_a_bare_answer_may_be_thought_about() -> None:
     class Bare(SingleTurnEnv):
         def reference(self, example: Example) -> str:
@@ -200,12 +176,6 @@ def test_a_bare_answer_may_be_thought_about() -> None:
     assert {"sure", "reasoning-100"} <= set(found["bare-answer"].what) and "thought" not in found["bare-answer"].what
 
 
-def test_texts_are_shown_shortest_first_and_of_different_styles() -> None:
-    finding = audited(sums(Rubric([strict(r"<answer>(-?\d+)</answer>\Z")])))["false-negative"]
-    lengths = [len(shown.text) for shown in finding.shown]
-    assert len(lengths) == 3 and lengths == sorted(lengths) and len(set(finding.what)) == len(finding.what) > 5
-
-
 def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
     for which in (0, -1):
 
@@ -215,15 +185,6 @@ def test_the_last_or_the_first_of_several_answers_is_no_exploit() -> None:
             return float(bool(found) and found[which] == answer)
 
         assert "false-positive" not in fails(sums(Rubric([one])))
-
-
-def test_a_tolerance_for_decimals_is_no_exploit() -> None:
-    @inline
-    def near(completion, answer):
-        given = NUMBERS.value(completion)
-        return float(given is not None and abs(float(given) - float(answer)) <= 0.02 * abs(float(answer)))
-
-    assert fails(sums(Rubric([near]), parser=NUMBERS, answer=lambda a, b: (10 * a + b) / 8)) == {}
 
 
 @pytest.mark.parametrize(("keep", "what"), [("[^0-9]", "pointed"), ("[^0-9.]", "first-half")])
@@ -279,24 +240,6 @@ def no_answer(completion, parser):
     return float(parser.parse_answer(completion) is not None)
 
 
-def test_an_example_that_is_there_many_times_is_tried_once() -> None:
-    rows = [{"question": "What is 6 + 36?", "answer": "42"}] * 8
-    given = prober(Sums(rubric=careful(), dataset=rows, parser=NUMBERS, id="one"))
-    check, probes = check_reference(given)
-    assert check.summary == "1 of 1 references are correct" and len(probes) == 1
-    check, probes = check_exploits(given, False, probes)
-    assert " on 1 examples: none worked" in check.summary
-    assert len({(probe.name, str(probe.text.completion)) for probe in probes}) == len(probes)
-
-
-def test_a_constant_for_all_texts_is_no_pay_for_garbage() -> None:
-    @inline
-    def constant(completion):
-        return 0.5
-
-    assert "garbage-paid" not in audited(sums(Rubric([number, constant]), parser=NUMBERS))
-
-
 def test_an_answer_in_the_thought_alone_is_a_warning() -> None:
     @inline
     def unthinking(completion, answer):
@@ -317,14 +260,6 @@ def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
     found = audited(sums(Rubric([moody])))
     assert found["unsteady"].verdict is Verdict.WARN
     assert not found.keys() & {"reference", "false-negative", "growth", "false-positive", "garbage-paid"}
-
-
-def test_where_no_reference_is_right_nothing_is_said_of_wrong_answers() -> None:
-    @inline
-    def swapped(completion, answer):
-        return float(NUMBERS.value(completion) == read_number(answer) + 1)
-
-    assert fails(sums(Rubric([swapped]), parser=NUMBERS)).keys() == {"reference"}
 
 
 def test_calls_of_a_tool_that_count_as_an_answer_make_everything_right() -> None:

@@ -87,10 +87,10 @@ class Statement:
 
     @property
     def text(self) -> str:
-        return self.head + self.said + self.tail
+        return self.head + self.marked + self.tail
 
     @property
-    def said(self) -> str:
+    def marked(self) -> str:
         """The answer with what marks it."""
         return self.opening + self.answer + self.closing
 

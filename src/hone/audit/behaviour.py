@@ -25,14 +25,8 @@ _DIFFERENCES = {
     "process": (
         "nondeterministic",
         "the same text gets another reward in another process",
-        "take what is drawn from the argument `rng` of the reward function, and nothing from the clock",
+        "draw from the argument `rng` of the reward function; use no clock, no hash() of a text, no order of a set",
         "the same in each process",
-    ),
-    "hash seed": (
-        "nondeterministic",
-        "the reward depends on the hash seed of the process, so on the order of a set",
-        "sort what is in the set, or take a dict or a list, which keep their order; use no hash() of a text",
-        "the same whatever PYTHONHASHSEED is",
     ),
     "again": (
         "global-state",
@@ -104,10 +98,7 @@ def _graded_anew(prober: Prober, texts: Sequence[Text], hash_seed: int = 0) -> l
 
 def _between_processes(prober: Prober, texts: Sequence[Text], first: Sequence[Probe]) -> Finding | None:
     pair = _first_difference(first, _graded_anew(prober, texts, hash_seed=1))
-    if pair is None:
-        return None
-    same = _first_difference(first, _graded_anew(prober, texts))
-    return _finding("process", *same) if same else _finding("hash seed", *pair)
+    return _finding("process", *pair) if pair else None
 
 
 def _within_a_process(

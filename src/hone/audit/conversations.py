@@ -102,8 +102,8 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
             texts["a right answer alone"] = terse
         # Grading decides if these are still right.
         if s.answer and s.frame:
-            texts["a right answer without a thought"] = s.said.strip()
-        if s.answer and s.said.strip() != s.answer:
+            texts["a right answer without a thought"] = s.marked.strip()
+        if s.answer and s.marked.strip() != s.answer:
             texts["nothing but the right answer"] = s.answer
     plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
     for name, text in texts.items():
@@ -115,17 +115,13 @@ def _calling(env: MultiTurnEnv) -> Iterator[tuple[str, Script]]:
     """Yield conversations that call tools as often as they may, and answer nothing."""
     turns = min(env.max_turns, MOST_TURNS)
     calls = [(tool["name"], made_up(tool.get("parameters") or {})) for tool in tools_of(env)]
-    for tool, (name, given) in zip(tools_of(env), calls, strict=True):
-        whole = made_up(tool.get("parameters") or {}, whole=True)
+    for name, given in calls:
         yield f"only calls of {name}", [call_message((name, given))] * turns
-        if whole != given:
-            yield f"only calls of {name} with all arguments", [call_message((name, whole))] * turns
         yield f"several calls of {name} at once", [call_message(*[(name, given)] * CALLS_AT_ONCE)] * turns
         yield f"calls of {name} with wrong arguments", [call_message((name, {"nonsense": 1}))] * turns
         if turns > 1:
             yield f"calls of {name}, then nothing", [*[call_message((name, given))] * (turns - 1), _say("")]
     if len(calls) > 1:
-        yield "each tool in turn", [call_message(calls[i % len(calls)]) for i in range(turns)]
         yield "all tools at once", [call_message(*calls)] * turns
     if calls:
         yield "calls of a tool that is not there", [call_message(("no_such_tool", {}))] * turns
@@ -144,18 +140,16 @@ def _calling_to_answer(
         for tool in tools_of(env) if before else []:
             call = call_message((tool["name"], made_up(tool.get("parameters") or {})))
             yield f"calls of {tool['name']}, then {what}", [*[call] * before, _say(text)]
-            wrong = call_message((tool["name"], {"nonsense": 1}))
-            yield f"calls of {tool['name']} with wrong arguments, then {what}", [*[wrong] * before, _say(text)]
 
 
 def _talking(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
     """Yield conversations without tools that say the same up to the last turn."""
     turns = min(env.max_turns, MOST_TURNS)
     wrong = wrong_text(subject, subjects)
-    said = {"nothing": "", "a number": "1", "reasoning": REASONING.strip()}
-    said |= {"a wrong answer": wrong or "", "a right answer": subject.text}
-    said["the question"] = message_text(subject.example.prompt[-1])
-    for name, text in said.items():
+    texts = {"nothing": "", "a number": "1", "reasoning": REASONING.strip()}
+    texts |= {"a wrong answer": wrong or "", "a right answer": subject.text}
+    texts["the question"] = message_text(subject.example.prompt[-1])
+    for name, text in texts.items():
         if text or name == "nothing":
             yield f"{name} at each turn", [_say(text)] * turns
     if subject.text and wrong and turns > 1:
@@ -163,18 +157,18 @@ def _talking(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -
         yield "a right answer, then wrong ones", [_say(subject.text), *[_say(wrong)] * (turns - 1)]
 
 
-def made_up(schema: dict[str, Any], whole: bool = False) -> dict[str, Any]:
-    """Return arguments that a JSON schema of an object allows: the required ones, or with `whole` all of them."""
-    value = _value(schema, schema.get("$defs") or {}, whole, 0)
+def made_up(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the required arguments of a JSON schema of an object, with values that it allows."""
+    value = _value(schema, schema.get("$defs") or {}, 0)
     return value if isinstance(value, dict) else {}
 
 
-def _value(schema: Any, defs: dict[str, Any], whole: bool, depth: int) -> Any:
+def _value(schema: Any, defs: dict[str, Any], depth: int) -> Any:
     """Return a value that the schema allows. Text is "1": a number, an expression, code and a query in one."""
     if not isinstance(schema, dict) or depth > 8:
         return None
     if "$ref" in schema:
-        return _value(defs.get(str(schema["$ref"]).rpartition("/")[2]), defs, whole, depth + 1)
+        return _value(defs.get(str(schema["$ref"]).rpartition("/")[2]), defs, depth + 1)
     given = [schema[key] for key in ("default", "const") if key in schema]
     given += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
     if given:
@@ -182,15 +176,15 @@ def _value(schema: Any, defs: dict[str, Any], whole: bool, depth: int) -> Any:
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             kinds = [kind for kind in schema[key] if kind.get("type") != "null"] or [{"type": "null"}]
-            return _value(kinds[0], defs, whole, depth + 1)
+            return _value(kinds[0], defs, depth + 1)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
     if kind == "object":
         named = schema.get("properties") or {}
-        wanted = named if whole else [key for key in schema.get("required") or [] if key in named]
-        return {key: _value(named[key], defs, whole, depth + 1) for key in wanted}
+        wanted = [key for key in schema.get("required") or [] if key in named]
+        return {key: _value(named[key], defs, depth + 1) for key in wanted}
     if kind == "array":
-        return [_value(schema.get("items") or {}, defs, whole, depth + 1)] * max(1, schema.get("minItems") or 0)
+        return [_value(schema.get("items") or {}, defs, depth + 1)] * max(1, schema.get("minItems") or 0)
     if kind in ("integer", "number"):
         return min(max(1, schema.get("minimum", 1)), schema.get("maximum", max(1, schema.get("minimum", 1))))
     if kind == "string":

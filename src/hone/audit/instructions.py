@@ -187,10 +187,10 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
     """Return a right answer that was lost, if no way to write the form is read; None if one is."""
     probes = prober.grade(
         [
-            Text(subject, name, subject.saying(said))
+            Text(subject, name, subject.saying(given))
             for subject in subjects
             for text in texts(answer_of(subject))
-            for said in (text, f"{REASONING.strip()}\n{text}")
+            for given in (text, f"{REASONING.strip()}\n{text}")
         ]
     )
     right = {probe.example_id for probe in probes if probe.correct}

@@ -126,7 +126,7 @@ def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> I
 
 
 def _words(probe: Probe | None) -> int:
-    return 0 if probe is None else sum(len(text.split()) for text in probe.said)
+    return 0 if probe is None else sum(len(text.split()) for text in probe.model_texts)
 
 
 def _component(rubric: Rubric, name: str, right: Sequence[Probe], wrong: Sequence[Probe]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Probe:
         return self.score.outcome.is_failure
 
     @property
-    def said(self) -> list[str]:
+    def model_texts(self) -> list[str]:
         """The texts of the model's messages."""
         completion = self.text.completion
         if isinstance(completion, str):
@@ -162,7 +162,7 @@ class Prober:
         if self.unsteady:
             return []
         self.unsteady = True
-        title = "the same text was graded in two ways, so that nothing can be said about what is paid for what"
+        title = "the same text was graded in two ways, so nothing is known about what is paid for what"
         remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
         return [Finding("unsteady", Verdict.WARN, title, remedy, (), examples_of(probes, "the same reward each time"))]
 

@@ -24,7 +24,6 @@ MARKED, OWN = (*TAGS, *BOX, *LINE), (*TAGS, *BOX, *LINE, Form.BARE)
 
 THOUGHT = "I should work this out carefully before I say anything."
 THOUGHT_NUMBERS = "First try: 17 and 25 make 42, and 42 / 6 = 7. No, that is 3 off. Let me look again: 8, 9, 10."
-CODE = "```python\ntotal = 0\nfor i in range(10):\n    total += i\nprint(total)\n```\n\n"
 SUMMARY = (
     "\n\n## Summary\n\n1. I read the question.\n2. I worked it out, which took 4 lines.\n3. I checked it twice.\n\n"
     "I am 95% sure of this. It should take about 10 minutes to follow."
@@ -92,7 +91,7 @@ class Restyling:
         elif self.forms and not (s.form in self.forms and s.answer and _is_marked(s)):
             text = None
         else:
-            names = ("head", "opening", "answer", "closing", "tail", "text", "said", "thought")
+            names = ("head", "opening", "answer", "closing", "tail", "text", "marked", "thought")
             parts = {name: getattr(s, name) for name in names}
             text = self.style.format(**parts, spoken=s.text[len(s.thought) :])
         return None if text is None or text == subject.text else text
@@ -136,10 +135,10 @@ def _drafts(s: Statement, kind: Kind) -> str | None:
     wrong = wrong_for(s.answer) if _is_marked(s) else []
     if not wrong:
         return None
-    said = " ".join(f"Is it {s.opening}{answer}{s.closing}? No, that is not it." for answer in wrong)
+    drafts = " ".join(f"Is it {s.opening}{answer}{s.closing}? No, that is not it." for answer in wrong)
     if s.form in (Form.LINE, Form.CODE):
-        said = "\n".join(f"{s.opening}{answer}{s.closing}\nNo, that is not it." for answer in wrong)
-    return _think(said)(s, kind)
+        drafts = "\n".join(f"{s.opening}{answer}{s.closing}\nNo, that is not it." for answer in wrong)
+    return _think(drafts)(s, kind)
 
 
 def _unopened(s: Statement, _: Kind) -> str | None:
@@ -174,16 +173,6 @@ def _marker(change: Change | str) -> Style:
     return style
 
 
-def _line(template: str) -> Style:
-    """Write something around an answer that ends a line behind a colon."""
-
-    def style(s: Statement, kind: Kind) -> str | None:
-        ends = s.form is Form.LINE and s.opening.rstrip().endswith(":") and not s.closing.strip()
-        return s.answering(template.format(s.answer)) if ends and kind in (*N, *X, *M) else None
-
-    return style
-
-
 def _full_stop(kinds: tuple[Kind, ...]) -> Style:
     def style(s: Statement, kind: Kind) -> str | None:
         ends = s.form is Form.TAG or (s.form in (Form.LINE, Form.BARE) and not s.closing.strip())
@@ -211,7 +200,7 @@ def _spaced(answer: str) -> str:
 
 _MARKED_OR_CODE = (*MARKED, Form.CODE)
 _FIRST = "{{thought}}{}{{spoken}}".format
-"""Template: something before all that is said, behind what is thought."""
+"""Template: something before the whole text, behind the thought."""
 _PLAIN = PLAIN.pattern
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
@@ -224,23 +213,16 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("trailing-newlines", "{text}\n\n\n"),
     Restyling("surrounding-spaces", "  {text} \t "),
     Restyling("trailing-nbsp", "{text}\u00a0"),
-    Restyling("form-feed", "\f{text}\f", arguable=True),
-    Restyling("byte-order-mark", "\ufeff{text}", arguable=True),
-    Restyling("zero-width-space", "\u200b{text}", arguable=True),
     Restyling("im-end-token", "{text}<|im_end|>", arguable=True),
-    Restyling("endoftext-token", "{text}<|endoftext|>", arguable=True),
     Restyling("eos-token", "{text}</s>", arguable=True),
     Restyling("crlf", _crlf),
-    Restyling("blank-lines", lambda s, _: s.head.replace("\n", "\n\n") + s.said + s.tail if _is_marked(s) else None),
+    Restyling("blank-lines", lambda s, _: s.head.replace("\n", "\n\n") + s.marked + s.tail if _is_marked(s) else None),
     Restyling("own-line", _own_line),
     Restyling("padded-answer", "{head}{opening} {answer} {closing}{tail}", (*TAGS, *BOX)),
     Restyling("sure", _FIRST("Sure! Here is my answer.\n\n"), around=True),
-    Restyling("step-by-step", _FIRST("Let me work through this step by step.\n\n"), around=True),
-    Restyling("typography", _FIRST("Okay — here’s what I’ve got… ✅ “done”\n\n"), around=True),
     Restyling("plain-answer-first", _FIRST("I get {answer} here.\n\n"), _MARKED_OR_CODE, around=True),
-    Restyling("in-a-sentence", "{head}So the final result is {said}.{tail}", (*TAGS, *BOX), around=True),
+    Restyling("in-a-sentence", "{head}So the final result is {marked}.{tail}", (*TAGS, *BOX), around=True),
     Restyling("hope-this-helps", "{text}\n\nI hope this helps!", around=True),
-    Restyling("any-questions", "{text}\n\nLet me know if you have any questions.", around=True),
     Restyling(
         "remark-with-numbers",
         "{text}\n\nI checked this in 2 different ways, and it took 3 steps.",
@@ -256,69 +238,47 @@ RESTYLINGS: tuple[Restyling, ...] = (
         growth=True,
         around=True,
     ),
-    Restyling("answer-above", "{text}\n\nAnswer: see above.", (*TAGS, *BOX), around=True),
     Restyling("thought", _think(THOUGHT), around=True),
     Restyling("thought-with-numbers", _think(THOUGHT_NUMBERS), around=True),
     Restyling("thought-with-drafts", _drafts, around=True),
     Restyling("thought-unopened", _unopened, around=True),
     Restyling("thought-empty", lambda s, _: None if s.thought else f"<think>\n\n</think>\n\n{s.text}", around=True),
     Restyling("thought-long", _think(reasoning(2000)), growth=True, around=True),
-    Restyling("said-twice", "{head}{said}\n\n{said}{tail}", _MARKED_OR_CODE, around=True),
-    Restyling("all-twice", "{text}\n\n{text}", _MARKED_OR_CODE, around=True),
+    Restyling("said-twice", "{head}{marked}\n\n{marked}{tail}", _MARKED_OR_CODE, around=True),
     Restyling("heading", _FIRST("## Solution\n\n"), around=True),
-    Restyling("answer-heading", "{head}\n\n### Final answer\n\n{said}{tail}", _MARKED_OR_CODE, around=True),
-    Restyling("rule", "{head}\n\n---\n\n{said}{tail}", _MARKED_OR_CODE, around=True),
-    Restyling("separator", "{head}\n\n==========\n\n{said}{tail}", _MARKED_OR_CODE, around=True),
-    Restyling("code-before", _FIRST(CODE), around=True),
-    Restyling("bold", "{head}**{said}**{tail}", MARKED),
-    Restyling("bullet", "{head}- {said}{tail}", MARKED),
-    Restyling("quote", "{head}> {said}{tail}", MARKED),
+    Restyling("answer-heading", "{head}\n\n### Final answer\n\n{marked}{tail}", _MARKED_OR_CODE, around=True),
+    Restyling("rule", "{head}\n\n---\n\n{marked}{tail}", _MARKED_OR_CODE, around=True),
+    Restyling("bold", "{head}**{marked}**{tail}", MARKED),
+    Restyling("quote", "{head}> {marked}{tail}", MARKED),
     Restyling("bold-answer", _answer("**{}**", (*N, *X, *W), (*TAGS, *LINE))),
     Restyling("code-answer", _answer("`{}`", (*N, *X, *W), (*TAGS, *LINE)), arguable=True),
     Restyling("bold-marker", _marker("**{}**")),
     Restyling("marker-title-case", _marker(str.title), arguable=True),
     Restyling("marker-lower-case", _marker(str.lower), arguable=True),
     Restyling("marker-upper-case", _marker(str.upper), arguable=True),
-    Restyling("line-remark", _line("{} (I checked it)"), arguable=True),
-    Restyling("line-because", _line("{} because I checked it."), arguable=True),
-    Restyling("line-placeholder", _line("<{}>"), arguable=True),
     # The last line that the prompts of Minerva, and of lm-eval after it, ask for.
-    Restyling("minerva", "{head}Final Answer: The final answer is ${said}$. I hope it is correct.{tail}", BOX),
+    Restyling("minerva", "{head}Final Answer: The final answer is ${marked}$. I hope it is correct.{tail}", BOX),
     Restyling("dollars", _answer("${}$", (*N, *X, *M), MARKED)),
     Restyling("parentheses", _answer(r"\({}\)", (*N, *X, *M), MARKED)),
     Restyling("boxed-inside", _answer(r"\boxed{{{}}}", (*N, *X, *M), (*TAGS, *LINE))),
-    Restyling("display", "{head}\\[\n{said}\n\\]{tail}", BOX),
-    Restyling("inline-box", "{head}${said}${tail}", BOX),
+    Restyling("display", "{head}\\[\n{marked}\n\\]{tail}", BOX),
     Restyling("dfrac", _answer(lambda a: a.replace(r"\frac", r"\dfrac"), (*N, *X, *M))),
     Restyling("unicode-minus", _answer(lambda a: a.replace("-", "−"), (*N, *X))),
     Restyling("thousands-separators", _answer(_thousands, (*N, *X))),
-    Restyling("thousands-spaces", _answer(lambda a: (_thousands(a) or a).replace(",", " "), (*N, *X)), arguable=True),
-    # Not before exactly three digits, which would be thousands.
-    Restyling(
-        "decimal-comma",
-        _answer(_if(r"-?[0-9]+\.(?![0-9]{3}\Z)[0-9]+", lambda a: a.replace(".", ",")), N),
-        arguable=True,
-    ),
     Restyling("decimal-zero", _answer(_if(_WHOLE, "{}.0"), N), arguable=True),
     Restyling("full-stop", _full_stop((*N, *M))),
     Restyling("unit", _answer(_if(_PLAIN, "{} units"), N), arguable=True),
-    Restyling("currency", _answer(_if(_PLAIN, "${}"), N), arguable=True),
-    Restyling("variable", _answer(_if(_PLAIN, "x = {}"), N), arguable=True),
     Restyling("spaces", _answer(_spaced, X)),
     Restyling("no-spaces", _answer(lambda a: re.sub(r"\s+", "", a), X)),
     Restyling("unicode-operators", _answer(_if(_NO_LATEX, lambda a: a.replace("*", "×").replace("/", "÷")), X)),
-    Restyling("latex-operators", _answer(_if(_NO_LATEX, lambda a: a.replace("*", r"\times ")), X), arguable=True),
     Restyling("equals-value", _answer(_equation, X)),
-    Restyling("outer-brackets", _answer("({})", X), arguable=True),
     Restyling("upper-case", _answer(_if(_LONG, str.upper), W)),
     Restyling("lower-case", _answer(_if(_LONG, str.lower), W)),
     Restyling("title-case", _answer(str.title, W)),
     Restyling("word-full-stop", _full_stop(W), arguable=True),
-    Restyling("quoted", _answer('"{}"', W), arguable=True),
     Restyling("reasoning-100", _FIRST(reasoning(100) + "\n\n"), growth=True, around=True),
     Restyling("reasoning-1000", _FIRST(reasoning(1000) + "\n\n"), growth=True, around=True),
     Restyling("reasoning-4000", _FIRST(reasoning(4000) + "\n\n"), growth=True, around=True),
     Restyling("reasoning-16000", _FIRST(reasoning(16000) + "\n\n"), growth=True, around=True),
     Restyling("many-lines", _FIRST(reasoning(2000, "\n") + "\n\n"), growth=True, around=True),
-    Restyling("paragraphs", _FIRST(reasoning(2000, "\n\n") + "\n\n"), growth=True, around=True),
 )

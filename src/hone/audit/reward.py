@@ -125,10 +125,10 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
 
 def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByName) -> bool:
     """Return True if the completion is to be the answer and nothing else: no reference marks it, and all that says
-    something before or after it is refused. A thought is not said, and may be taken.
+    something before or after it is refused. A thought may be taken.
     """
     forms = [statement_of(subject) for subject in subjects]
-    if not forms or not all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.said) for s in forms):
+    if not forms or not all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.marked) for s in forms):
         return False
     around = [r.name for r in RESTYLINGS if r.around and not r.name.startswith("thought") and r.name in by_name]
     return bool(around) and all(len(lost.get(name, ())) == len(by_name[name]) for name in around)
@@ -233,7 +233,7 @@ def _paid(prober: Prober, by_name: ByName, tried: int) -> list[Finding]:
     if thought:
         title = "an answer that stands only in the model's thought is scored as correct"
         remedy = "leave out what stands between <think> and </think> before parsing: the user is not shown it"
-        shown = examples_of(thought, "unparsable: nothing was said after the thought")
+        shown = examples_of(thought, "unparsable: nothing follows the thought")
         names = tuple(dict.fromkeys(probe.name for probe in thought))
         findings.append(Finding("thought-counts", Verdict.WARN, title, remedy, names, shown))
     if garbage:
