@@ -74,7 +74,7 @@ def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     assert (info["status"], info["stopped_by"]) == ("stopped", "truncation") and "failure" not in info
     assert Run(run).checkpoints.steps() == [2] and "failed" not in [event["kind"] for event in Run(run).events()]
     words = "stopped by the alarm truncation after 2 of 6 steps, and saved"
-    assert words in status_text(summarize(run)) and words in (run / "card.md").read_text()
+    assert words in status_text(summarize(run)) and words in (run / "report.html").read_text()
     bench.hone("rl", "@", "stopped/config.toml", "--resume")
     assert same(run, warned), "an alarm that stands does not stop the run again"
     assert kinds(run).count("alarm") == 1

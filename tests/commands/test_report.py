@@ -15,8 +15,9 @@ from samples_made import make_run as make_evaluated
 
 from hone.cli import main
 from hone.runs import Run
-from hone.runs.outputs import CARD
+from hone.viewer.card.files import PAGE, RECORD
 
+CARD = (PAGE, RECORD)
 TASK = '''
 from hone.environments import Rubric, SingleTurnEnv, TagParser, inline
 
@@ -63,14 +64,12 @@ def facts(folder: Path) -> dict:
 def test_a_run_ends_with_its_card(finished):
     assert all((finished / name).stat().st_size > 1000 for name in CARD)
     card, run = facts(finished), Run(finished)
-    assert (
-        card["versions"] == [0, 6] and card["run"]["id"] == run.info["id"] and card["standing"] == "done, 6 of 6 steps"
-    )
+    assert card["versions"] == [0, 6] and card["run"]["id"] == run.info["id"] and card["status"] == "done, 6 of 6 steps"
     assert card["changes"]["reward"]["examples"] == 4
     assert card["changes"]["reward"]["after"]["mean"] == run.metrics()["eval/parity/reward/mean"].to_pylist()[-1]
     assert card["lenient"]["examples"] == [0, 1, 2, 3] and set(card["lenient"]["found"]) == {"0", "6"}
     assert card["run"]["status"] == run.info["status"] == "done"
-    assert f"| run | {run.info['id']} |" in (finished / "card.md").read_text()
+    assert f"<td>{run.info['id']}</td>" in (finished / "report.html").read_text()
 
 
 def test_sft_ends_with_one_of_its_losses(bench):
@@ -78,7 +77,6 @@ def test_sft_ends_with_one_of_its_losses(bench):
     assert (
         card["verdict"][0].startswith("Training loss, mean of 3 steps: ") and "Validation loss: " in card["verdict"][1]
     )
-    assert "Before and after" in (bench.folder / "sft" / "card.md").read_text()
 
 
 def test_a_resume_writes_it_anew_and_without_report_none_is_left(bench, finished):
@@ -117,11 +115,11 @@ def test_the_report_of_a_run_says_what_the_card_says(tmp_path, monkeypatch, caps
     assert main(["report", "run"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("RL on char-count: run (done, 4 of 4 steps)\n\nBetter by 0.68 on the same 40 held-out")
-    assert "Of +65 points correct, -25 points (" in said and "is skill and +90 points (" in said
-    assert "- This is one seed (3)" in said and said.endswith("Wrote run/report.html, run/card.md, run/report.json\n")
+    assert "Of +0.68 reward, -0.2" in said and "is skill and +0.90 (" in said
+    assert "- This is one seed (3)" in said and said.endswith("Wrote run/report.html, run/report.json\n")
     first = {name: (Path("run") / name).read_text() for name in CARD}
     assert main(["report", "run", "--no-lenient"]) == 0  # what was read is still true
-    assert "is skill and +90 points (" in capsys.readouterr().out
+    assert "is skill and +0.90 (" in capsys.readouterr().out
     again = json.loads((Path("run") / "report.json").read_text())
     assert again["changes"] == json.loads(first["report.json"])["changes"]
 
@@ -146,7 +144,7 @@ def test_output_leaves_the_run_as_it_is(tmp_path, monkeypatch, capsys):
     )
     Path("file").touch()
     fails(capsys, main(["report", "run", "--output", "file"]), "file can't be written", "choose another folder")
-    assert main(["report", "run", "--output", "run"]) == 0 and (Path("run") / "card.md").is_file()
+    assert main(["report", "run", "--output", "run"]) == 0 and (Path("run") / "report.html").is_file()
 
 
 def test_output_overwrites_the_card_of_the_same_run_alone(tmp_path, monkeypatch, capsys):
@@ -155,12 +153,12 @@ def test_output_overwrites_the_card_of_the_same_run_alone(tmp_path, monkeypatch,
     make_evaluated(Path("other"), {}, id="id-b")
     assert main(["report", "run", "--output", "card"]) == 0 and main(["report", "run", "--output", "card"]) == 0
     before = snapshot(Path("card"))
-    words = "card holds report.html and card.md and report.json, and not as the card of other", "another --output"
+    words = "card/report.html is not the card of other", "another --output"
     fails(capsys, main(["report", "other", "--output", "card"]), *words)
     assert snapshot(Path("card")) == before
     Path("site").mkdir()
     Path("site/report.html").write_text("mine")
-    fails(capsys, main(["report", "run", "--output", "site"]), "site holds report.html, and not as the card of run")
+    fails(capsys, main(["report", "run", "--output", "site"]), "site/report.html is not the card of run")
     assert [file.name for file in Path("site").iterdir()] == ["report.html"]
     assert main(["report", "run", "--output", "site", "--json"]) == 0
 

@@ -227,4 +227,4 @@ def test_a_setting_of_another_type_is_left_out_and_named(root: Path, capfd) -> N
     (root / "good" / "config.toml").write_text(tomli_w.dumps(CONFIG | {"orchestrator": {"env": {"id": 5}}}))
     assert main(["runs", "show", str(root / "good")]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
     assert main(["runs", "list", str(root)]) == 0 and "orchestrator.env.id" in capfd.readouterr().out
-    assert any("orchestrator.env.id" in sentence for sentence in facts_of(root / "good").damage)
+    assert any("orchestrator.env.id" in sentence for sentence in facts_of(root / "good").caveats)

@@ -99,7 +99,7 @@ def test_the_page_of_two_versions(root: Path) -> None:
     assert (
         "Right: 2 → 2 of 6" in said
         and "1 turned right, 1 turned wrong" in said
-        and "McNemar's exact test: p = 1.00" in said
+        and "McNemar's exact test: p = 1" in said
     )
     assert "2 completions are in one of the two only" in said and "reward 0.100 → 1.000" in said
     assert said.index("question 0?") < said.index("question 2?") < said.index("question 3?")

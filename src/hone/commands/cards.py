@@ -50,7 +50,7 @@ class Card(Observer):
 
     def _reader(self, status: str) -> Any:
         """Return what reads evaluations leniently, as `facts_of` takes it; None without a task."""
-        from hone.viewer.card.leniency import Leniency
+        from hone.viewer.card.lenient import Leniency
 
         env = self._env
         if env is None:

@@ -1,6 +1,6 @@
 """`hone report RUN`: writes the run card, and prints its verdict.
 
-hone report outputs                          # report.html, card.md and report.json in the run's directory
+hone report outputs                          # report.html and report.json in the run's directory
 hone report outputs --output cards/today     # elsewhere: nothing is written into the run
 hone report outputs --json                   # print the facts
 """
@@ -26,8 +26,6 @@ def run(config: ReportConfig) -> int:
     folder = config.output or path
     if folder.resolve() != path.resolve():
         refuse_inside_run(folder, "--output")
-        if not config.as_json:
-            refuse_others(folder, path)
 
     def read(run, evaluated):
         from hone.viewer.card.lenient import read_recorded
@@ -39,6 +37,8 @@ def run(config: ReportConfig) -> int:
     if config.as_json:
         sys.stdout.write(to_json(card))
         return 0
+    if folder.resolve() != path.resolve():
+        refuse_others(folder, card)
     try:
         files = write_card(card, folder)
     except OSError as error:

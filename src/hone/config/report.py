@@ -14,7 +14,7 @@ from hone.config.shared import GradingConfig
 class ReportConfig(BaseConfig):
     """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
 
-    Three files in its directory: report.html, card.md and report.json. A run at work, killed or damaged has one, too.
+    Two files in its directory: report.html and report.json. A run at work or killed has one, too.
     """
 
     positional: ClassVar[str | None] = "run"

@@ -289,7 +289,7 @@ class RunConfig(BaseConfig):
     predict: list[str] = []
     """What you expect, such as "reward/mean@40 > 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
     report: bool = True
-    """At the end, write the run card (report.html, card.md, report.json)."""
+    """At the end, write the run card (report.html, report.json)."""
     precision: Precision = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: bool | None = None

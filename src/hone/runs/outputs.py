@@ -28,8 +28,8 @@ AUDIT = "audit.json"
 """What the audit before step 0 found, or that there was none."""
 PAUSED, PAUSE_POLL = "paused.json", 0.5
 """There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
-CARD = ("report.html", "card.md", "report.json")
-"""The run card: as a page, for a model hub, and as facts."""
+CARD = ("report.html", "report.json", "card.md")
+"""The run card: as a page, and as facts; and a file of hone 0.1."""
 GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """What a program gave a run; they are the run's where its run.json says so, under `kept`."""
 NAMES = (

@@ -11,7 +11,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.runs.reader import Run
 from hone.viewer import conversation
-from hone.viewer.card.paired import mcnemar, odds_words
+from hone.viewer.card.measures import mcnemar
 from hone.viewer.catalog import Entry, NotFound
 from hone.viewer.diff import word_diff
 from hone.viewer.query import PAGE
@@ -219,7 +219,7 @@ def _odds(pairs: list[Pair], counts: Mapping[str, int]) -> str:
     turned = counts["right"] + counts["wrong"]
     if not turned or any(pair.after["rollout"] for pair in pairs):
         return ""
-    return odds_words(mcnemar(counts["right"], counts["wrong"]))
+    return f"p = {mcnemar(counts['right'], counts['wrong']):.2g}"
 
 
 def _parts(pair: Pair) -> Any:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from samples_made import BARE, LOST, RIGHT, evaluation, make_run, row
 
 from hone.audit.answers import Kind, answer_of, wrong_answers
 from hone.audit.probes import subject_of
 from hone.audit.restyling import RESTYLINGS
-from hone.environments import Environment, load_environment
-from hone.types import Example, Score
-from hone.viewer.card.candidates import candidates
-from hone.viewer.card.evaluations import Evaluated
-from hone.viewer.card.lenient import read
+from hone.config.shared import GradingConfig
+from hone.environments import Environment, Rubric, SingleTurnEnv, TagParser, inline, load_environment
+from hone.viewer.card.facts import facts_of
+from hone.viewer.card.lenient import candidates, read, read_recorded
+from hone.viewer.card.measures import Evaluated
 
 TASKS = {
     "reverse-text": {},
@@ -47,42 +49,31 @@ def env(request) -> Iterator[Environment]:
     made.close_workers()
 
 
-def row(example: Example, index: int, rollout: int, text: str, score: Score) -> dict:
-    """A line of an evaluation's samples."""
-    return {
-        "example": index,
-        "rollout": rollout,
-        "example_id": example.id,
-        "prompt": example.prompt,
-        "completion": [{"role": "assistant", "content": text}],
-        "answer": example.answer,
-        "info": example.info,
-        "reward": score.reward,
-        "components": score.components,
-        "outcome": str(score.outcome),
-        "detail": score.detail,
-        "stop_reason": "stop",
-    }
+def evaluated(env: Environment, texts: list[list[str]]) -> Evaluated:
+    """The texts of each example of the task, graded."""
+    pairs = [(i, j, env.split("eval")[i], text) for i, some in enumerate(texts) for j, text in enumerate(some)]
+    scores = env.grade_many([(example, text) for _, _, example, text in pairs])
+    rows = []
+    for (i, j, example, text), score in zip(pairs, scores, strict=True):
+        rows.append(
+            row(i, j, text, str(score.outcome), score.reward)
+            | {"prompt": example.prompt, "answer": example.answer, "info": example.info, "example_id": example.id}
+        )
+    return Evaluated(0, rows)
 
 
-def read_texts(env: Environment, texts: dict[str, list[str]]):
-    """Of each form whether its texts are right leniently, and what they are worth: the completions of example i are the
-    i-th text of each form.
-    """
-    forms = list(texts)
-    examples = env.split("eval")
-    asked = [(i, forms.index(form), text) for form in forms for i, text in enumerate(texts[form])]
-    scores = env.grade_many([(examples[i], text) for i, _, text in asked])
-    rows = [row(examples[i], i, rollout, text, score) for (i, rollout, text), score in zip(asked, scores, strict=True)]
-    one = Evaluated(0, rows)
+def read_texts(env: Environment, texts: dict[str, list[str]]) -> dict[str, list[bool]]:
+    """Of each form whether its texts are right leniently: the texts of a form are of the first examples."""
+    one = evaluated(env, [list(some) for some in zip(*texts.values(), strict=True)])
     reading = read(env, [one], seed=0, seconds=60)
-    assert reading.why_not == "" and len(reading.examples) == len(texts[forms[0]])
-    found, right = reading.found["0"], {}
-    for one_row in rows:
-        place = (one_row["example"], one_row["rollout"])
-        hit = one_row["outcome"] == "correct" or (place in found and found[place].correct)
-        worth = max(one_row["reward"], found[place].reward if place in found else 0.0)
-        right.setdefault(forms[one_row["rollout"]], []).append((hit, worth))
+    assert reading.why_not == "" and len(reading.examples) == len(one.by_example)
+    found = {answer[:2]: answer for answer in reading.found["0"]}
+    right: dict[str, list[bool]] = {form: [] for form in texts}
+    for sample in one.rows:
+        answer = found.get((sample["example"], sample["rollout"]))
+        hit = sample["outcome"] == "correct" or (answer is not None and answer.correct)
+        assert not hit or max(sample["reward"], answer.reward if answer else 0.0) >= 1.0 - 1e-9
+        right[list(texts)[sample["rollout"]]].append(hit)
     return right
 
 
@@ -91,19 +82,13 @@ def subjects(env: Environment, count: int = COUNT):
     return [subject_of(env, split[i]) for i in range(min(count, len(split)))]
 
 
-def test_right_answers_in_any_form_are_right_leniently(env):
+def test_right_answers_are_right_and_wrong_ones_wrong_in_any_form(env):
     known = subjects(env)
     found = read_texts(env, {form: [text.format(answer_of(s)) for s in known] for form, text in FORMS.items()})
-    for form, results in found.items():
-        assert all(right for right, _ in results), (form, results)
-        assert all(worth >= 1.0 - 1e-9 for _, worth in results), (form, results)
-
-
-def test_wrong_answers_are_wrong_in_any_form(env):
-    known = subjects(env)
+    assert all(right for results in found.values() for right in results), found
     wrong = [wrong_answers(subject, known, 1)[0] for subject in known]
     found = read_texts(env, {form: [text.format(answer) for answer in wrong] for form, text in FORMS.items()})
-    assert not any(right for results in found.values() for right, _ in results), found
+    assert not any(right for results in found.values() for right in results), found
 
 
 def test_a_list_of_guesses_is_worth_no_more_than_its_last(env):
@@ -113,8 +98,7 @@ def test_a_list_of_guesses_is_worth_no_more_than_its_last(env):
         first, last = wrong_answers(subject, known, 2)
         guesses = (first, answer_of(subject), last)
         texts.append("\n".join(f"<answer>{x}</answer> \\boxed{{{x}}} The answer is {x}" for x in guesses))
-    found = read_texts(env, {"guesses": texts})
-    assert not any(right for right, _ in found["guesses"]), found
+    assert not any(read_texts(env, {"guesses": texts})["guesses"])
 
 
 def test_references_in_the_styles_of_the_audit_are_found(env):
@@ -123,7 +107,7 @@ def test_references_in_the_styles_of_the_audit_are_found(env):
     styled = {style.name: style.apply(subject, env) for style in RESTYLINGS if not style.growth}
     texts = {name: [text] for name, text in styled.items() if text is not None}
     found = read_texts(env, texts)
-    missed = {name: texts[name] for name, results in found.items() if not results[0][0]}
+    missed = {name: texts[name] for name, results in found.items() if not results[0]}
     assert len(texts) > 20 and len(missed) <= 0.1 * len(texts), missed
 
 
@@ -141,13 +125,13 @@ def test_references_in_the_styles_of_the_audit_are_found(env):
         ("3*4+5 = 17", Kind.EXPRESSION, "1+2", {"end": "3*4+5"}),
         ("<think>the answer is 9</think>", Kind.NUMBER, "7", {}),
         ("<think>the answer is 9", Kind.NUMBER, "7", {}),
-        ("The answer is the word **stop**.", Kind.WORD, "pots", {"statement": "stop"}),
+        ("The answer is the word **stop**.", Kind.WORD, "pots", {"end": "stop"}),
         ("the answer is stop or pots", Kind.WORD, "pots", {"end": "pots"}),
         ("The answer is (B)", Kind.WORD, "C", {"statement": "(B)"}),
         ("I say B, as it is a dog", Kind.WORD, "C", {"end": "B"}),
         ("<answer>A</answer>, or the answer is B. Or C", Kind.WORD, "D", {"tag": "A"}),
-        ("The answer is yes. Or no", Kind.WORD, "no", {"statement": "yes"}),
-        ("<b><i>4</i> and <i>5</i></b>", Kind.NUMBER, "7", {"end": "5"}),
+        ("The answer is yes.\nOr is it no", Kind.WORD, "no", {"statement": "yes"}),
+        ("<b><i>4</i> and <i>5</i></b>", Kind.NUMBER, "7", {"tag": "5"}),
         ("<reversed_text>olleh", Kind.EXACT, "x", {"tag": "olleh"}),
         ("", Kind.NUMBER, "7", {}),
         ("x" * 5000, Kind.TEXT, "x", {}),
@@ -157,52 +141,122 @@ def test_where_an_answer_is_looked_for(text, kind, like, found):
     assert candidates(text, kind, like) == found
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(" * 200_000,
-        "1" * 200_000,
-        "1+" * 100_000,
-        "1 - (" * 40_000,
-        " " * 200_000 + "x",
-        "".join(f"<a{i}>" for i in range(25_000)),
-        "<a>" * 60_000,
-        "\\(" * 100_000,
-        "$" * 200_000,
-        "= " * 100_000,
-        "the answer is " * 15_000,
-        "\\boxed{" * 25_000,
-        "**" * 100_000,
-        "1-" * 100_000,
-        "<think>" * 30_000,
-    ],
-    ids=lambda text: repr(text[:8]),
-)
-def test_no_text_takes_long_to_read(text: str, kind: Kind):
+@pytest.mark.parametrize("piece", [
+    "(", "1", "1+", "1 - (", " ", "<a>", "\\(", "$", "= ",
+    "the answer is ", "\\boxed{", "**", "1-", "<think>", "<a1><b2>",
+])  # fmt: skip
+def test_no_text_takes_long_to_read(piece: str):
     """A pattern that goes over a text again and again would take minutes here, and this test not end."""
-    for like in ("7", "B", "2024-12-11", "word"):
-        assert len(candidates(text, kind, like)) <= 4
+    text = piece * (200_000 // len(piece)) + "x"
+    for kind in Kind:
+        for like in ("7", "B", "2024-12-11", "word"):
+            assert len(candidates(text, kind, like)) <= 4
 
 
-def test_a_slow_grader_is_asked_no_more_than_there_is_time_for():
-    """Each text takes 0.2 s: of 60 examples as many are read as 10 seconds allow, with those of the trial."""
-    made = load_environment("char-count")
-    now, graded = [0.0], []
-    grade_many = made.grade_many
+PARSER = TagParser("answer")
+HANGING = """
+from hone.environments import Rubric, SingleTurnEnv, TagParser
 
-    def slowly(pairs, seed=0):
-        now[0] += 0.2 * len(pairs)
-        graded.extend(pairs)
-        return grade_many(pairs, seed)
+PARSER = TagParser("answer")
 
-    examples = made.split("eval")
-    rows = [row(examples[i], i, 0, f"The answer is {i}", made.grade(examples[i], "")) for i in range(60)]
-    made.grade_many = slowly
-    reading = read(made, [Evaluated(0, rows)], seed=0, seconds=10.0, clock=lambda: now[0])
-    assert reading.why_not == "" and len(reading.examples) == len(graded) - 32 < 60
-    assert 8.0 < now[0] <= 10.0
-    now[0], many = 0.0, len(graded)
-    reading = read(made, [Evaluated(0, rows)], seed=0, seconds=2.0, clock=lambda: now[0])
-    assert reading.why_not == "grading takes 0.2 s for each text, too long for that" and len(graded) == many + 4
-    made.close_workers()
+
+def load_environment():
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(400)]
+    return Hanging(rubric=Rubric([right]), parser=PARSER, dataset=rows, eval_dataset=rows)
+
+
+class Hanging(SingleTurnEnv):
+    def reference(self, example):
+        return PARSER.wrap(example.answer)
+
+
+def right(completion, answer, parser) -> float:
+    given = parser.parse_answer(completion)
+    while given == "999":
+        pass
+    return float(given == answer)
+"""
+
+
+@inline
+def right(completion, answer, parser) -> float:
+    return float(parser.parse_answer(completion) == answer)
+
+
+def task(reference=None, rubric: Rubric | None = None) -> SingleTurnEnv:
+    """A task of ten examples, whose reference is what the function makes of an example."""
+
+    class Task(SingleTurnEnv):
+        def reference(self, example):
+            return reference(example) if reference else super().reference(example)
+
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(10)]
+    return Task(rubric=rubric or Rubric([right]), parser=PARSER, eval_dataset=rows)
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        (task(lambda example: PARSER.wrap(example.answer)), ""),
+        (task(lambda example: '```json\n{"a": 1}\n```'), "can't be"),
+        (task(lambda example: f"<answer>{example.answer}</answer> <answer>0</answer>"), "can't be told apart"),
+        (
+            task(lambda example: PARSER.wrap(example.answer), Rubric([inline(lambda completion, answer: 1.0)])),
+            "calls wrong answers",
+        ),
+        (task(), "declares no text as reference"),
+        (load_environment("calculator"), "several turns"),
+    ],
+)
+def test_a_task_that_can_not_be_read_leniently_says_why(env, why):
+    rows = [row(i, 0, f"The answer is {i}.", "unparsable", 0.0) | {"answer": str(i)} for i in range(10)]
+    reading = read(env, [Evaluated(0, rows)], 0, 10.0)
+    assert why in reading.why_not and bool(why) is bool(reading.why_not)
+    assert [answer.correct for answer in reading.found.get("0", ())] == ([] if why else [True] * 10)
+
+
+def test_what_is_not_read_in_time_is_left_out_by_chance_and_counted(tmp_path):
+    """A clock that moves a second a look."""
+    kinds = [BARE] * 200 + [RIGHT] * 20 + [LOST] * 80
+    run = make_run(tmp_path / "run", {0: evaluation(kinds), 4: evaluation([RIGHT] * 300)})
+    env = load_environment("char-count")
+
+    def in_time(_, some):
+        ticks = itertools.count()
+        return read(env, some, 0, 15.0, clock=lambda: float(next(ticks)))
+
+    card = facts_of(run, in_time)
+    assert 20 < len(card.leniency.examples) < 200 and card.leniency.asked == 300
+    assert max(card.leniency.examples) > 200, "in random order"
+    assert any("of 300 examples, chosen at random, were read leniently" in line for line in card.caveats)
+    assert facts_of(run, in_time).lenient == card.lenient
+    ticks = itertools.count()
+    hurried = read(env, card.evaluated, 0, 2.0, clock=lambda: float(next(ticks)))
+    assert hurried.why_not == "grading takes too long for that"
+
+
+def test_a_grader_that_hangs_is_left_alone_soon(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hanging_task.py").write_text(HANGING)
+    env = load_environment("hanging-task")
+    env.use_workers(GradingConfig(workers=1))
+    texts = [["The answer is 5." if i % 20 else "The answer is 999."] for i in range(400)]
+    try:
+        reading = read(env, [evaluated(env, texts)], 0, 60.0)
+    finally:
+        env.close_workers()
+    assert reading.why_not == "" and 8 <= len(reading.examples) < 100 and reading.asked == 400
+    assert env.limits.timeout == 10.0
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no-such-task", "the task can't be had ("), ("trap-task", "--trust-local-task")]
+)
+def test_a_task_that_is_gone_or_another_here_is_not_executed(name, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "run", {0: evaluation([BARE] * 5)}, sources={"environment": "0" * 64})
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", name))
+    (tmp_path / "trap_task.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    card = facts_of(run, lambda one, some: read_recorded(one, some, GradingConfig(), 10.0))
+    assert why in card.leniency.why_not and not card.lenient
+    assert not (tmp_path / "executed").exists()

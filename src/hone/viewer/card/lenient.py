@@ -1,46 +1,103 @@
-"""Reading completions leniently: answers that are found in them, in the task's own form, by the task's own grader.
+r"""Strict against lenient: what of a gain is skill, and what is format.
 
-An answer that `candidates` finds is put where the answer stands in the example's reference, with what marks it there
-as such; so what is judged is whether it is right, not how it is written. Whether that works for a task is tried first:
-right answers in that form must be correct, and wrong ones must not be.
+Strict is the task's own verdict on a completion. Lenient looks for an answer in what the task did not call correct,
+puts it into the form of the example's reference, and has the task grade that: so what is judged is whether it is right,
+not how it is written. What training changed of the lenient score is skill; what it changed of the gap between the two
+is format. Whether that works for a task is tried first: right answers in its form must be correct, wrong ones not.
+
+Four places may hold an answer: a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`,
+`x = …`), and the end (the last number, or the last line). Only the last place of each kind counts, and one that holds
+several answers has none: guessing pays no more than saying one.
+
+    candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hone import rng
-from hone.audit.answers import Form, answer_of, kind_of, statement_of, wrong_answer
+from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
-from hone.environments.parsers import completion_text
+from hone.environments.parsers import AnswerParser, completion_text, visible_text
 from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
-from hone.runs.settings import moved
+from hone.runs.reader import Run
 from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
-from hone.viewer.card.candidates import candidates
-from hone.viewer.card.evaluations import Evaluated, Row, is_correct
-from hone.viewer.card.leniency import Answer, Leniency, Place
+from hone.viewer.card.measures import Evaluated, Row, Values, is_correct
 
-MOST = 4_096
-"""Completions that are read, at most."""
 TRIED = 16
 """Examples by which it is tried whether a task can be read leniently."""
-AT_ONCE = 256
-"""Texts that are graded in one call, at most."""
-AT_FIRST = 2
-"""In the first call; each has four times as many as the one before, so that a grader that hangs costs few texts."""
-HUNG = 2
-"""Texts at which a grader may hang before no more are graded."""
+AT_ONCE = 8
+"""Examples that are read, and texts that are graded, between two looks at the clock."""
 GRADER_SECONDS = 1.0
 """Of processor time, for one text."""
-Clock = Callable[[], float]
+LONGEST = 2_000
+"""Characters of an answer; a longer one is none."""
+END = 4 * LONGEST
+"""Characters at the end of a text that are looked at, so that whatever a model wrote is read in some milliseconds."""
+MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient", "gap")
+
+
+class Answer(NamedTuple):
+    """What was found in a completion that is worth more than the task gave for it: the kind of place it stood in, the
+    reward of a completion that says that in the task's form, and whether the task calls that correct.
+    """
+
+    example: int
+    rollout: int
+    kind: str
+    reward: float
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What was read leniently. `examples` are those, of `asked`, of which all completions were; `found` has for each
+    evaluation (by its key) what was found. `why_not`: why nothing was measured.
+    """
+
+    why_not: str = ""
+    examples: Sequence[int] = ()
+    found: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    asked: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON; `from_record` reads it."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Leniency:
+        """Return what `record` gave. KeyError or TypeError for something else."""
+        if "why_not" in record:
+            return cls(record["why_not"])
+        found = {key: [Answer(*row) for row in rows] for key, rows in record["found"].items()}
+        return cls("", record["examples"], found, record["asked"])
+
+    def measures(self, one: Evaluated) -> dict[str, Values]:
+        """Return for each example the means of `MEASURES`: `strict` and `lenient` are the share of completions that is
+        correct, the others their reward, and a gap is by how much the lenient one is more.
+        """
+        found, means = {answer[:2]: answer for answer in self.found[one.key]}, {}
+        for example in self.examples:
+            values = []
+            for row in one.by_example[example]:
+                answer, strict, paid = found.get((example, row["rollout"])), is_correct(row), row["reward"]
+                lenient = strict or (answer is not None and answer.correct)
+                more = max(paid, answer.reward) if answer else paid
+                values.append((paid, more, more - paid, strict, lenient, lenient - strict))
+            means[example] = np.mean(values, axis=0).tolist()
+        return {name: {example: mean[i] for example, mean in means.items()} for i, name in enumerate(MEASURES)}
 
 
 class CannotSay(Exception):
@@ -50,11 +107,24 @@ class CannotSay(Exception):
 def read_recorded(
     run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
 ) -> Leniency:
-    """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded."""
+    """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded.
+
+    A local file that is not the run's task is not executed.
+    """
+    config = Run(run.path).config
+    recorded = run.info.get("sources", {}).get("environment")
     try:
-        env = _task_of(run, trust_local_task)
-    except (UserError, CannotSay) as error:
-        return Leniency(f"the task can't be had ({error})" if isinstance(error, UserError) else str(error))
+        if run.kind == "eval":
+            args, template = config.get("env_args") or {}, config.get("template")
+            task, name = EnvConfig(id=config["env"], args=args, template=template), "template"
+        else:
+            task, name = EnvConfig.model_validate(config["orchestrator"]["env"]), "orchestrator.env.template"
+        refuse_other_task(task.id, task.args, recorded, trust_local_task)
+        env = configured(task.id, task.args, task.template, name)
+    except UserError as error:
+        return Leniency(f"the task can't be had ({error})")
+    if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
+        return Leniency("the task's file has changed since the run")
     env.use_workers(grading)
     try:
         return read(env, evaluated, run.info.get("seed") or 0, seconds)
@@ -62,190 +132,197 @@ def read_recorded(
         env.close_workers()
 
 
-def _task_of(run: Summary, trust_local_task: bool) -> Environment:
-    """Return the run's task, as it was. CannotSay if it has changed since; a local file that has is not executed."""
-    config = moved(run.config, run.config.get("output_dir", ""), run.path)
-    if run.kind == "eval":
-        name = "template"
-        task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
-    else:
-        task = EnvConfig.model_validate(config.get("orchestrator", {}).get("env", {}))
-        name = "orchestrator.env.template"
-    recorded = run.info.get("sources", {}).get("environment")
-    refuse_other_task(task.id, task.args, recorded, trust_local_task)
-    env = configured(task.id, task.args, task.template, name)
-    if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
-        raise CannotSay("the task's file has changed since the run")
-    return env
-
-
 def read(
-    env: Environment, evaluated: Sequence[Evaluated], seed: int, seconds: float, clock: Clock = time.monotonic
+    env: Environment,
+    evaluated: Sequence[Evaluated],
+    seed: int,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Leniency:
-    """Read all completions of these evaluations of `env`, example by example in random order, until `seconds`
-    are over or `MOST` are read. What the task called correct is not graded again.
+    """Read all completions of these evaluations of `env`, example by example in random order, until about `seconds`
+    are over. What the task called correct is not graded again.
     """
+    examples = sorted(set.intersection(*(set(one.by_example) for one in evaluated)))
+    order = [examples[i] for i in rng.stream(seed, "card", "lenient").permutation(len(examples))]
+    limits = env.limits
+    if not env.rubric.inline:  # nothing in an inline one can hang
+        env.limits = replace(limits, timeout=min(limits.timeout, GRADER_SECONDS))
     try:
-        reader = Reader(env, evaluated, seed, seconds, clock)
-        with _quick(env):
-            reader.try_out()
-            reader.read_all()
+        return _Reader(env, evaluated, order, seed, clock, clock() + seconds).read()
     except CannotSay as reason:
         return Leniency(str(reason))
-    if not reader.done:
-        return Leniency("no example was read in the time that there was")
-    return Leniency("", frozenset(reader.done), reader.found, reader.asked)
+    finally:
+        if not env.rubric.inline:
+            env.limits = limits
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A text to be graded: the answer that was found in a completion of an evaluation, in the task's form. `paid` is
-    the completion's own reward.
-    """
+@dataclass
+class _Reader:
+    env: Environment
+    evaluated: Sequence[Evaluated]
+    order: Sequence[int]
+    seed: int
+    clock: Callable[[], float]
+    end: float
 
-    key: str
-    place: Place
-    paid: float
-    kind: str
-    example: Example
-    text: str
-
-
-class Reader:
-    """Reads the completions of some evaluations of a task, in about `seconds`: no more texts are graded in one call
-    than there seems to be time for.
-    """
-
-    def __init__(
-        self, env: Environment, evaluated: Sequence[Evaluated], seed: int, seconds: float, clock: Clock
-    ) -> None:
-        if isinstance(env, MultiTurnEnv):
-            raise CannotSay("a conversation of several turns is not read generously: its state is not recorded")
-        self.env, self.evaluated, self.seed = env, evaluated, seed
-        self.found: dict[str, dict[Place, Answer]] = {one.key: {} for one in evaluated}
-        self.done: list[int] = []
-        self._hung = 0
-        self._clock, self._end = clock, clock() + seconds
-        self._started, self._each = False, 0.0
-        examples = set.intersection(*(set(one.by_example) for one in evaluated)) if evaluated else set()
-        order = sorted(examples)
-        self.order = [order[i] for i in rng.stream(seed, "card", "lenient").permutation(len(order))]
-        self.asked = len(order)
+    def read(self) -> Leniency:
+        self.try_out()
+        best: dict[tuple[str, int, int], Answer] = {}
+        done: list[int] = []
+        for start in range(0, len(self.order), AT_ONCE):
+            members = self.order[start : start + AT_ONCE]
+            asked = [one for example in members for one in self.candidates(example)]
+            scores = self.scores([(subject, answer) for *_, subject, answer in asked])
+            if len(scores) < len(asked):
+                break
+            done += members
+            for (key, known, kind, *_), score in zip(asked, scores, strict=True):
+                if not score.outcome.is_failure:
+                    answer = known._replace(kind=kind, reward=score.reward, correct=score.outcome is Outcome.CORRECT)
+                    known = best.get((key, *known[:2]), known)
+                    best[key, *known[:2]] = max(known, answer, key=lambda one: (one.correct, one.reward))
+        if not done:
+            raise CannotSay("no example was read in the time that there was")
+        found = {
+            one.key: sorted(a for (key, *_), a in best.items() if key == one.key and a.kind) for one in self.evaluated
+        }
+        return Leniency("", sorted(done), found, len(self.order))
 
     def try_out(self) -> None:
         """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
-        rows = {row["example"]: row for row in self.evaluated[0].rows}
-        subjects = [self._subject(rows[example]) for example in self.order[:TRIED]]
-        if not subjects:
-            raise CannotSay("no example of the evaluation was graded")
-        right = [(one.example, statement_of(one).stating(answer_of(one))) for one in subjects]
-        wrong = [
-            (one.example, statement_of(one).stating(other))
-            for one in subjects
-            if (other := wrong_answer(one, subjects))
-        ]
-        pairs, outcomes = [*right, *wrong], []
-        for first, stop in ((0, 1), (1, 4), (4, len(pairs))):  # the first starts the processes, the next tell the pace
-            if (stop - first) * self._each > self._left:
-                raise CannotSay(f"grading takes {self._each:.1f} s for each text, too long for that")
-            outcomes += [score.outcome for score in self._scored(pairs[first:stop])]
-        if any(outcome is not Outcome.CORRECT for outcome in outcomes[: len(right)]):
+        if isinstance(self.env, MultiTurnEnv):
+            raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
+        subjects = [self.subject(self.evaluated[0].by_example[example][0]) for example in self.order[:TRIED]]
+        right = [(one, answer_of(one)) for one in subjects]
+        wrong = [(one, other) for one in subjects if (other := wrong_answer(one, subjects))]
+        correct = [score.outcome is Outcome.CORRECT for score in self.scores([*right, *wrong])]
+        if len(correct) < len(right) + len(wrong):
+            raise CannotSay("grading takes too long for that")
+        if not all(correct[: len(right)]):
             raise CannotSay("this task's right answers can't be told apart from the form around them")
-        if not wrong or any(outcome is Outcome.CORRECT for outcome in outcomes[len(right) :]):
+        if not wrong or any(correct[len(right) :]):
             raise CannotSay("this task calls wrong answers in its form correct, or none can be made to try")
 
-    @property
-    def _left(self) -> float:
-        """Seconds that there still are."""
-        return self._end - self._clock()
-
-    def _scored(self, pairs: Sequence[tuple[Example, str]]) -> list[Score]:
-        """Grade, and keep how long each took."""
-        if not pairs:
-            return []
-        began = self._clock()
-        scores = self.env.grade_many(pairs, self.seed)
-        self._each = (self._clock() - began) / len(pairs) if self._started else 0.0
-        self._started = True
+    def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
+        """Grade answers in the task's form; fewer than these if the time is over, or the grader hangs at one."""
+        pairs = [(subject.example, statement_of(subject).stating(answer)) for subject, answer in answers]
+        scores: list[Score] = []
+        while len(scores) < len(pairs) and self.clock() < self.end:
+            scores += self.env.grade_many(pairs[len(scores) :][:AT_ONCE], self.seed)
+            if any(score.outcome is Outcome.GRADER_TIMEOUT for score in scores):
+                self.end = 0.0
         return scores
 
-    def read_all(self) -> None:
-        """Read example after example until the time is over, or no more may be read."""
-        read, size = 0, AT_FIRST
-        batch: list[Asked] = []
-        members: list[int] = []
-        for example in self.order:
-            if self._left <= 0 or read >= MOST:
-                break
-            asked, count = self._asked(example)
-            if batch and (len(batch) + len(asked)) * self._each > self._left:
-                break
-            read += count
-            batch += asked
-            members.append(example)
-            if len(batch) >= size:
-                if not self._grade(batch, members):
-                    return
-                batch, members, size = [], [], min(4 * size, AT_ONCE)
-        if len(batch) * self._each <= max(self._left, 0.0):
-            self._grade(batch, members)
-
-    def _grade(self, batch: Sequence[Asked], members: Sequence[int]) -> bool:
-        """Grade the texts; the examples are done then. False if the grader hangs too often to go on."""
-        scores = self._scored([(one.example, one.text) for one in batch])
-        for one, score in zip(batch, scores, strict=True):
-            if not score.outcome.is_failure:
-                self._note(one, Answer(one.kind, score.reward, score.outcome is Outcome.CORRECT))
-        self._hung += sum(score.outcome is Outcome.GRADER_TIMEOUT for score in scores)
-        self.done += members
-        return self._hung < HUNG
-
-    def _note(self, asked: Asked, found: Answer) -> None:
-        """Keep what is worth more than the completion got, and than what was found in it before."""
-        known = self.found[asked.key].get(asked.place)
-        least = (known.correct, known.reward) if known else (False, asked.paid)
-        if (found.correct, found.reward) > least:
-            self.found[asked.key][asked.place] = found
-
-    def _asked(self, example: int) -> tuple[list[Asked], int]:
-        """Return the texts of an example's completions that were not called correct, and how many those are."""
-        asked, count, subject = [], 0, None
+    def candidates(self, example: int) -> Iterator[tuple[str, Answer, str, Subject, str]]:
+        """Give what may be answers in the completions of an example that were not called correct: the evaluation's key,
+        what the completion got, the kind of the place, the example and the answer.
+        """
         for one in self.evaluated:
             for row in one.by_example[example]:
-                if is_correct(row):
-                    continue
-                count += 1
-                subject = subject or self._subject(row)
-                like = answer_of(subject)
-                kind = kind_of(subject, self.env.answer_is_exact)
-                for name, answer in candidates(completion_text(list(row["completion"])), kind, like).items():
-                    place = (example, row["rollout"])
-                    text = statement_of(subject).stating(answer)
-                    asked.append(Asked(one.key, place, row["reward"], name, subject.example, text))
-        return asked, count
+                if not is_correct(row):
+                    subject, got = self.subject(row), Answer(example, row["rollout"], "", row["reward"], False)
+                    kind = kind_of(subject, self.env.answer_is_exact)
+                    found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
+                    yield from ((one.key, got, name, subject, answer) for name, answer in found.items())
 
-    def _subject(self, row: Row) -> Subject:
+    def subject(self, row: Row) -> Subject:
         """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
-        if subject.reference is None:
-            raise CannotSay("the task declares no reference completion, which would say what its answers look like")
         if not isinstance(subject.reference, str):
-            raise CannotSay("the task's reference is a conversation")
+            raise CannotSay(
+                "the task declares no text as reference completion, which would show the form of its answers"
+            )
         if statement_of(subject).form is Form.CODE:
             raise CannotSay("its answers are code, or JSON, which can't be found in other words")
         return subject
 
 
-@contextmanager
-def _quick(env: Environment) -> Iterator[None]:
-    """Let a text, in the block, at which a grader hangs cost a second of processor time."""
-    before = env.limits
-    if env.rubric.inline or before.timeout <= GRADER_SECONDS:  # nothing in an inline one can hang
-        yield
-        return
-    env.limits = replace(before, timeout=min(before.timeout, GRADER_SECONDS))
-    try:
-        yield
-    finally:
-        env.limits = before
+_TEXTS = (Kind.TEXT, Kind.EXACT, Kind.UNKNOWN)
+_TAG = re.compile(r"<(/?)(?!(?:think|thinking|reasoning|thought|scratchpad)>)([A-Za-z]\w*)>")
+_BOX = AnswerParser(forms=["boxed"])
+_STATED = re.compile(
+    r"\b(?:answer|result|solution|total|value|word|number)\b[\s*_]*(?:is|are|was|be|equals|:|=)[\s:]*([^\n]*)"
+    r"|=\s*(?=\S)([^=\n]+?)(?=$|\n|[.,;]\s)",
+    re.IGNORECASE,
+)
+_ANSWER_IS = re.compile(r"\banswer\b[\s*_]*(?:is|are|be|:|=)[\s:]*([^\n]*)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"-?\\[dt]?frac\s*\{\d+\}\s*\{\d+\}|(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?(?!\d)"
+    r"|(?<![\w.])-?\.\d+"
+)
+_OPERAND = r"[-(\s]*+\d++[)\s]*+"
+_EXPRESSION = re.compile(rf"(?<!\d){_OPERAND}(?:(?:[-+*/×÷−·]|\\times|\\cdot|\\div){_OPERAND})+")
+_WORD = re.compile(r"[^\W\d_]+")
+_LETTER = re.compile(r"(?<![^\W_])\(?[a-z]\)?(?![^\W_])")
+_CAPITAL = re.compile(r"(?<![^\W_])(?!I(?:['’]|\s+[a-z]))\(?[A-Z]\)?(?![^\W_])")
+_PARTED = re.compile(r"(?<!\d)\d++(?:[-/.:–]\d++)+")
+"""A date or a time."""
+_QUOTED = re.compile(r"""\s*(?:\*\*|["“'‘`])(.+?)(?:\*\*|["”'’`])[.!]?\s*""", re.DOTALL)
+_MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
+
+
+def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
+    """Return answers by the kind of place they stand in, the more telling place first, none twice.
+
+    `kind` is what the task's answers are, which decides what of a place is the answer; `like` is one of them, by whose
+    form a word is told from the letter of a choice and from a date. Of few possible answers (a letter, yes or no) only
+    the most telling place counts.
+    """
+    text = visible_text(text)[-END:]
+    stated = [*(_ANSWER_IS if kind in (*_TEXTS, Kind.EXPRESSION, Kind.WORD) else _STATED).finditer(text)]
+    statement = next(filter(None, stated[-1].groups()), None) if stated else None
+    answers: dict[str, str] = {}
+    for name, place in {"tag": _tagged(text), "box": _BOX.parse(text), "statement": statement}.items():
+        if place and len(place) <= LONGEST:
+            place = place.rpartition("=")[2] if kind is Kind.NUMBER else place
+            if len(there := set(_answers(place, kind, like))) == 1:
+                answers[name] = there.pop()
+    lines = [line for line in text.splitlines() if line.strip()]
+    end = "".join(lines[-1:]) if kind in (*_TEXTS, Kind.MATH) else text
+    answers["end"] = (_answers(end, kind, like) or [""])[-1]
+    letter = like.strip("()").lower()
+    few = kind is Kind.WORD and ((len(letter) == 1 and letter.isalpha()) or any(letter in pair for pair in OPPOSITES))
+    found: dict[str, str] = {}
+    for name, answer in answers.items():
+        if 0 < len(answer) <= LONGEST and answer not in found.values() and not (few and found):
+            found[name] = answer
+    return found
+
+
+def _tagged(text: str) -> str | None:
+    """Return what stands behind the last opening tag that anything does, else before a closing one that comes first."""
+    tags = [*_TAG.finditer(text)]
+    ends = [tag.start() for tag in tags[1:]] + [len(text)]
+    inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
+    before = text[: tags[0].start()] if tags and tags[0][1] else None
+    return next(filter(None, reversed(inside)), before)
+
+
+def _answers(place: str, kind: Kind, like: str) -> list[str]:
+    """Return the answers of this kind in a text, in order."""
+    if kind in _TEXTS and (quoted := _QUOTED.fullmatch(place)):
+        return [quoted[1]]
+    place = re.sub(r"</?[A-Za-z]\w*>?", " ", place).replace("**", "").strip()
+    if kind in _TEXTS:
+        return [place]
+    if kind is Kind.MATH:
+        return [match[1] or match[2] for match in _MATH.finditer(place)] or [place.strip(" $.")]
+    letter = like.strip("()")
+    if kind in (Kind.NUMBER, Kind.EXPRESSION):
+        pattern = _NUMBER if kind is Kind.NUMBER else _EXPRESSION
+    elif len(letter) == 1 and letter.isalpha():
+        pattern = _CAPITAL if letter.isupper() else _LETTER
+    else:
+        pattern = _PARTED if _PARTED.search(like) else _WORD
+    return [_balanced(match.group()) for match in pattern.finditer(place)]
+
+
+def _balanced(expression: str) -> str:
+    """Return arithmetic without brackets at its ends that belong to the text around it."""
+    text = expression.strip()
+    while text.count(")") > text.count("(") and text.endswith(")"):
+        text = text[:-1].rstrip()
+    while text.count("(") > text.count(")") and text.startswith("("):
+        text = text[1:].lstrip()
+    return text

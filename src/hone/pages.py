@@ -1,0 +1,32 @@
+"""What pages share: templates that escape all values, and text of a model as it can be shown anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import BaseLoader, Environment
+
+
+def environment(loader: BaseLoader | None = None) -> Environment:
+    """Make a Jinja environment that escapes all values but Markup; an undefined name is an error.
+
+    Filters are `num` (0.123, a dash for None) and `visible`.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["num"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
+    made.filters["visible"] = visible
+    return made
+
+
+def visible(text: str, limit: int | None = None) -> str:
+    """Return text of a model as it can be shown anywhere: control characters, but for line ends and tabs, as escapes.
+
+    A longer one than `limit` loses its middle.
+    """
+    if limit is not None and len(text) > limit:
+        head = (limit + 1) // 2
+        text = f"{text[:head]} […{len(text) - limit:,} characters…] {text[len(text) - (limit - head) :]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

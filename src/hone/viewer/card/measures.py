@@ -1,0 +1,184 @@
+"""What evaluations measured, and what changed from one to another on the same examples.
+
+Rows are those of results.jsonl (`hone.evaluation.result.EvalSample.row`), one for each completion. Both evaluations
+meet the same examples, so that what makes one hard is in both and leaves their difference. Examples are the independent
+draws: what several completions of one say is averaged first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hone.errors import UserError
+from hone.evaluation.intervals import Interval, bounded_interval, mean_interval, wilson
+from hone.evaluation.passk import pass_at_k
+from hone.types import Outcome
+
+FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
+"""Outcomes of rows without a reward."""
+LEAST = 6
+"""Examples that have to change to show a difference: if all of five get better, a sign test has p = 2 / 2**5 > 0.05."""
+Row = Mapping[str, Any]
+Values = Mapping[int, float]
+"""A measured value by example."""
+_NEEDED = {
+    **{"example": int, "rollout": int, "example_id": str, "prompt": list, "completion": list, "answer": str},
+    **{"reward": int | float | None, "components": dict, "outcome": str, "detail": str, "stop_reason": str | None},
+}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The rows of one evaluation; `step` is the version that it was of, None for a run of `hone eval`."""
+
+    step: int | None
+    rows: Sequence[Row]
+
+    @property
+    def key(self) -> str:
+        """Its name in a record."""
+        return "results" if self.step is None else str(self.step)
+
+    @cached_property
+    def by_example(self) -> dict[int, list[Row]]:
+        """The graded rows of each example that has any, by rollout."""
+        found: dict[int, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: (row["example"], row["rollout"])):
+            if row["outcome"] not in FAILED:
+                found.setdefault(row["example"], []).append(row)
+        return found
+
+    @cached_property
+    def rollouts(self) -> int:
+        """Most completions of an example."""
+        return max(map(len, self.by_example.values()), default=0)
+
+    @property
+    def measures(self) -> dict[str, Values]:
+        """By example: the mean reward, the share of correct completions (`correct`), and the unbiased estimate of pass@k
+        for k = 2, 4, … of each example that has k graded completions.
+        """
+        counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
+        rewards = {e: sum(row["reward"] for row in rows) / len(rows) for e, rows in self.by_example.items()}
+        measured: dict[str, Values] = {"reward": rewards}
+        for k in (2**i for i in range(self.rollouts.bit_length())):
+            name = "correct" if k == 1 else f"pass@{k}"
+            measured[name] = {e: pass_at_k(n, right, k) for e, (n, right) in counts.items() if n >= k}
+        return measured
+
+
+@dataclass(frozen=True)
+class Level:
+    """A mean over examples, with its 95 % interval: None where nothing tells how sure it is."""
+
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A mean before and after, over the `count` examples that were measured both times, and what it changed by; `moved`
+    of them have another value than before.
+    """
+
+    before: Level
+    after: Level
+    difference: Level
+    count: int
+    moved: int
+
+    @property
+    def sure(self) -> bool:
+        """True if the interval of the difference leaves out 0, and at least `LEAST` examples changed. If all examples
+        changed by the same there is no interval, and no doubt.
+        """
+        interval = self.difference.interval
+        return self.moved >= LEAST and (interval is None or not interval.low <= 0.0 <= interval.high)
+
+
+Measures = Mapping[str, Change | Level]
+"""By name: `reward`, `correct`, `pass@2`, …, or those of `hone.viewer.card.lenient`."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An evaluation against a later one. By their first completions, `right` examples are correct now and were not,
+    `wrong` ones the reverse. `apart` examples are not the same in both, or not graded in both: they are left out.
+    """
+
+    measures: Mapping[str, Change]
+    right: int
+    wrong: int
+    apart: int
+
+
+def compare(first: Evaluated, last: Evaluated) -> Comparison | None:
+    """Return what changed from one evaluation to the other, example by example; None without a common example."""
+    ids = [{row["example"]: row["example_id"] for row in one.rows} for one in (first, last)]
+    same = {example for example in ids[0].keys() & ids[1].keys() if ids[0][example] == ids[1][example]}
+    before, after = (Evaluated(one.step, [row for row in one.rows if row["example"] in same]) for one in (first, last))
+    both = before.by_example.keys() & after.by_example.keys()
+    if not both:
+        return None
+    hits = [(is_correct(before.by_example[e][0]), is_correct(after.by_example[e][0])) for e in both]
+    apart = len(ids[0].keys() | ids[1].keys()) - len(both)
+    found = changes(before.measures, after.measures)
+    return Comparison(found, hits.count((False, True)), hits.count((True, False)), apart)
+
+
+def changes(before: Mapping[str, Values], after: Mapping[str, Values]) -> dict[str, Change]:
+    """Return the change of each measure, over the examples that are in both; one without such an example is absent."""
+    found: dict[str, Change] = {}
+    for name in before:
+        if both := sorted(before[name].keys() & after.get(name, {}).keys()):
+            was_E, is_E = (np.array([values[name][e] for e in both], dtype=np.float64) for values in (before, after))
+            moved = int(np.count_nonzero(np.abs(is_E - was_E) > 1e-12))
+            share = "reward" not in name
+            found[name] = Change(_level(was_E, share), _level(is_E, share), _level(is_E - was_E), len(both), moved)
+    return found
+
+
+def levels(measured: Mapping[str, Values]) -> dict[str, Level]:
+    """Return the mean of each measure with its interval. One without an example is absent."""
+    return {name: change.after for name, change in changes(measured, measured).items()}
+
+
+def _level(values_E: np.ndarray, share: bool = False) -> Level:
+    """Return the mean with Student's t interval; of a share it is cut at 0 and 1, or Wilson's if all are 0 or 1."""
+    columns = list(values_E[:, None])
+    interval = bounded_interval(columns, 0.0, 1.0) if share else mean_interval(columns)
+    if interval is None or interval.high - interval.low < 1e-9:  # one example, or all agree
+        interval = wilson(float(values_E.sum()), len(values_E)) if share else None
+    return Level(float(values_E.mean()), interval)
+
+
+def is_correct(row: Row) -> bool:
+    """Return True if the task called this completion correct."""
+    return row["outcome"] == Outcome.CORRECT
+
+
+def usable(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows; UserError if one lacks what a card needs."""
+    for number, row in enumerate(rows, 1):
+        wrong = [name for name, kind in _NEEDED.items() if not isinstance(row.get(name, ...), kind)]
+        if not wrong and row["outcome"] not in FAILED:
+            values = {"reward": row["reward"]} | row["components"]
+            wrong = [n for n, v in values.items() if not (isinstance(v, int | float) and math.isfinite(v))]
+        if wrong:
+            raise UserError(f"line {number} of an evaluation's samples is damaged ({wrong[0]} is missing, or wrong)")
+    return list(rows)
+
+
+def mcnemar(right: int, wrong: int) -> float:
+    """McNemar's exact test, two-sided: the binomial test of `right` among those that turned, p = 1/2 (McNemar, 1947).
+
+    Computed in whole numbers, so that small ones don't vanish.
+    """
+    count = right + wrong
+    return min(1.0, 2 * sum(math.comb(count, i) for i in range(min(right, wrong) + 1)) / 2**count)

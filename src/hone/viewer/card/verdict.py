@@ -1,0 +1,145 @@
+"""What a run card says first: what came of the run, and what to be careful about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hone.evaluation.intervals import Interval
+from hone.runs.progress import percent
+from hone.runs.summary import KILLED, alarms_in
+from hone.viewer.card.measures import LEAST, Change, Comparison, Level, mcnemar
+from hone.viewer.card.tables import difference_words, level_words
+
+if TYPE_CHECKING:
+    from hone.viewer.card.facts import Card
+
+FEW = 100
+"""An evaluation of fewer examples than this sees only large differences."""
+TRUNCATED = 0.1
+"""A larger share of completions that were cut off is worth a word."""
+
+
+def verdict(card: Card) -> list[str]:
+    """Return what came of the run, in a few sentences."""
+    if card.run.kind == "sft":
+        return list(_losses(card))
+    if card.comparison is not None:
+        return [*_change(card, card.comparison), *_skill(card)]
+    return list(_level(card) if card.measures else _recorded(card))
+
+
+def _losses(card: Card) -> Iterator[str]:
+    for name, label, many in (("loss", "Training loss", 10), ("val/loss", "Validation loss", 1)):
+        values = [line[name] for line in card.lines if line.get(name) is not None]
+        if size := min(many, len(values) // 2):
+            first, last = sum(values[:size]) / size, sum(values[-size:]) / size
+            steps = f", mean of {size} steps" if size > 1 else ""
+            yield f"{label}{steps}: {first:.4f} → {last:.4f} nats per token ({last - first:+.4f})."
+    if not any("val/loss" in line for line in card.lines):
+        yield "Nothing was held out: --val.interval 50 measures a validation loss."
+
+
+def _change(card: Card, found: Comparison) -> Iterator[str]:
+    reward, correct = found.measures["reward"], found.measures["correct"]
+    mean, examples = reward.difference.mean, counted(reward.count, "held-out example")
+    few = f"; only {reward.moved} of them changed" if 0 < reward.moved < LEAST < reward.count else ""
+    sure = (
+        f"{'Better' if mean > 0 else 'Worse'} by {abs(mean):.{2 if abs(mean) >= 0.01 else 3}f} on the same {examples}"
+    )
+    yield (
+        f"{sure if reward.sure else f'No difference that {examples} can show'}: mean reward {reward.before.mean:.3f} → "
+        f"{reward.after.mean:.3f} from version {card.evaluated[0].step} to {card.evaluated[1].step}, "
+        f"{difference_words(reward.difference, label='95 % interval ')}{few}."
+    )
+    first = "" if card.evaluated[-1].rollouts == 1 else ", by the first completion of each"
+    points = difference_words(correct.difference, True, "95 % interval ")
+    yield (
+        f"Correct: {percent(correct.before.mean)} → {percent(correct.after.mean)}, {points}; "
+        f"{counted(found.right, 'example')} turned right and {found.wrong:,} wrong{first} "
+        f"(McNemar's exact test: p = {mcnemar(found.right, found.wrong):.2g})."
+    )
+
+
+def _skill(card: Card) -> Iterator[str]:
+    """Say `Of +0.53 reward, +0.32 (+0.30 to +0.36) is skill and +0.21 (+0.17 to +0.25) is format`."""
+    lenient, gap_change = card.lenient.get("lenient reward"), card.lenient.get("reward gap")
+    if isinstance(lenient, Change) and isinstance(gap_change, Change):
+        skill, gap = lenient.difference, gap_change.difference
+        format = Level(-gap.mean, gap.interval and Interval(-gap.interval.high, -gap.interval.low))
+        parts = f"{difference_words(skill, digits=2)} is skill and {difference_words(format, digits=2)} is format"
+        yield f"Of {skill.mean - gap.mean:+.2f} reward, {parts}."
+
+
+def _level(card: Card) -> Iterator[str]:
+    """Say what a single evaluation says."""
+    levels = {name: one for name, one in {**card.measures, **card.lenient}.items() if isinstance(one, Level)}
+    last, mean = card.evaluated[-1], level_words(levels["reward"], False)
+    examples = counted(len(last.by_example), "held-out example")
+    yield f"Mean reward {mean}, {level_words(levels['correct'], True)} correct, on {examples}."
+    if "lenient" in levels:
+        right = level_words(levels["lenient"], True)
+        yield f"Read leniently {right} are right: {percent(levels['gap'].mean)} lose only by their form."
+    if last.step is not None:
+        yield f"It is of version {last.step}; there is no other of the same examples to compare it with."
+
+
+def _recorded(card: Card) -> Iterator[str]:
+    """Say what metrics.jsonl has of a run whose evaluations left no samples."""
+    name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
+    known = [f"{line[name]:.3f} at step {line['step']}" for line in card.lines if line.get(name) is not None]
+    if known:
+        ends = " → ".join(dict.fromkeys([known[0], known[-1]]))
+        yield f"{'Held-out' if card.env else 'Training'} mean reward: {ends}."
+    if card.run.kind == "rl" and not card.env:
+        yield "No evaluation was recorded: --orchestrator.eval.interval 25 adds them, before training and at its end."
+
+
+def caveats(card: Card) -> list[str]:
+    """Return what keeps the numbers from meaning more than they do."""
+    about_run = [] if card.run.kind == "eval" else _about_run(card)
+    return [*about_run, *(_about_evaluation(card) if card.evaluated else []), *card.run.damage]
+
+
+def _about_run(card: Card) -> Iterator[str]:
+    run, info = card.run, card.run.info
+    if run.status in ("running", "paused", KILLED, "failed", "interrupted", "copying"):
+        yield f"The run is not at its end: {card.status}. This card is of what is there."
+    elif run.status in ("stopped", "budget"):
+        yield f"The run ended before its last step: {card.status}."
+    if not info.get("exact", True):
+        yield "The run is not reproducible: another one of the same config may give other numbers."
+    if raised := [alarm.name for alarm in alarms_in(card.events) if alarm.over is None]:
+        yield f"Alarms at the end: {', '.join(dict.fromkeys(raised))}."
+    if (git := info.get("git")) and git["dirty"]:
+        yield "The code had changes that are in no revision."
+    if info.get("drift"):
+        yield "It was resumed with other settings, or another task, than it began with."
+    for event in [event for event in card.events if event.get("kind") == "overlap" and not event.get("dropped")][:1]:
+        checked, rows = event["checked"], event["rows"]
+        yield f"Of {checked:,} training prompts, {rows:,} are held-out ones too: evaluation looks better than it is."
+    yield f"This is one seed ({info['seed']}). Rerun with other seeds (--seed) to see the spread."
+
+
+def _about_evaluation(card: Card) -> Iterator[str]:
+    last, reading = card.evaluated[-1], card.leniency
+    truncated = sum(row["stop_reason"] == "length" for row in last.rows) / max(1, len(last.rows))
+    if len(last.by_example) < FEW:
+        yield f"The evaluation has only {counted(len(last.by_example), 'example')}: small differences can't be seen."
+    if truncated > TRUNCATED:
+        yield f"{percent(truncated)} of the evaluated completions were cut off by the length limit."
+    if ungraded := len(last.rows) - sum(map(len, last.by_example.values())):
+        yield f"{ungraded:,} of {len(last.rows):,} evaluated completions could not be graded, and are left out."
+    if card.comparison is not None and card.comparison.apart:
+        apart = counted(card.comparison.apart, "example")
+        yield f"{apart} could not be compared (not the same in both evaluations, or not graded in both)."
+    if last.step is not None and last.step < card.run.progress.done:
+        yield f"The last evaluation is of version {last.step}, and the run has come to {card.run.progress.done}."
+    if len(reading.examples) < reading.asked:
+        read = f"{len(reading.examples):,} of {reading.asked:,} examples"
+        yield f"{read}, chosen at random, were read leniently: the others were left out to save time."
+
+
+def counted(count: int, what: str) -> str:
+    """Return `1 example`, `1,024 examples`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

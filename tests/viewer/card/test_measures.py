@@ -1,0 +1,79 @@
+"""Before and after on the same examples: intervals with the coverage they claim, and differences that are there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples_made import LOST, RIGHT, WRONG, evaluation
+
+from hone.evaluation.intervals import mean_interval, wilson
+from hone.viewer.card.measures import Evaluated, changes, compare, levels, mcnemar
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (1, 0), (5, 5), (30, 12), (12, 30), (246, 3), (1, 17)])
+def test_mcnemar_is_the_exact_binomial_test(right: int, wrong: int) -> None:
+    from scipy.stats import binomtest
+
+    expected = binomtest(right, right + wrong).pvalue if right + wrong else 1.0
+    assert mcnemar(right, wrong) == pytest.approx(expected, rel=1e-12)
+    assert mcnemar(900, 0) == pytest.approx(2.0**-899, rel=1e-12)
+
+
+def test_the_interval_of_a_difference_is_students_over_examples() -> None:
+    """What makes an example hard is in both, and leaves the difference."""
+    generator = np.random.default_rng(3)
+    before = dict(enumerate(generator.random(200)))
+    after = {i: value + 0.05 + generator.normal(0, 0.01) for i, value in before.items()}
+    change = changes({"reward": before}, {"reward": after | {999: 1.0}})["reward"]
+    assert change.sure and (change.count, change.moved) == (200, 200)
+    assert change.difference.mean == pytest.approx(0.05, abs=0.003)
+    assert change.difference.interval == mean_interval([np.array([after[i] - before[i]]) for i in before])
+    assert levels({"reward": before, "none": {}}) == {"reward": change.before}
+
+
+def test_where_examples_agree_a_share_has_wilsons_interval_and_a_difference_none() -> None:
+    zeros, ones = dict.fromkeys(range(20), 0.0), dict.fromkeys(range(20), 1.0)
+    found = changes({"correct": zeros, "reward": ones}, {"correct": ones, "reward": ones})
+    assert found["correct"].after.interval == wilson(20, 20) and found["correct"].difference.interval is None
+    assert found["correct"].sure and found["correct"].moved == 20
+    assert found["reward"].after.interval is None and not found["reward"].sure
+
+
+def test_few_examples_that_change_show_nothing() -> None:
+    """Of 256 examples five turned right: the interval leaves out 0, McNemar's test has p = 0.06."""
+    before = dict.fromkeys(range(256), 0.0)
+    for right, sure in ((5, False), (6, True)):
+        found = changes({"correct": before}, {"correct": {e: float(e < right) for e in before}})["correct"]
+        assert found.difference.interval is not None and found.moved == right
+        assert found.sure is sure is (mcnemar(right, 0) < 0.05)
+
+
+def test_a_difference_is_found_where_there_is_none_in_at_most_8_of_100_cases() -> None:
+    """Of evaluations in which as many examples turn right as wrong by chance, from one of 256 on average to 26."""
+    generator, before = np.random.default_rng(3), dict.fromkeys(range(256), 0.0)
+    for rate in (0.004, 0.01, 0.02, 0.05):
+        drawn = generator.random((200, 256))
+        after = np.where(drawn < rate, 1.0, np.where(drawn < 2 * rate, -1.0, 0.0))
+        runs = {f"reward {i}": dict(enumerate(values.tolist())) for i, values in enumerate(after)}
+        assert np.mean([change.sure for change in changes(dict.fromkeys(runs, before), runs).values()]) <= 0.08, rate
+
+
+def test_pass_at_k_of_examples() -> None:
+    """Four completions of an example: one right of four is pass@1 1/4, pass@2 1/2, pass@4 1."""
+    first, last = (
+        Evaluated(step, evaluation([RIGHT] * right + [WRONG] * (4 - right), rollouts=4))
+        for step, right in ((0, 1), (4, 2))
+    )
+    assert {name: round(values[0], 9) for name, values in first.measures.items()} == {
+        "reward": 0.325, "correct": 0.25, "pass@2": 0.5, "pass@4": 1.0,
+    }  # fmt: skip
+    assert last.measures["pass@2"][0] == pytest.approx(5 / 6)
+
+
+def test_other_examples_and_ungraded_ones_are_left_out_and_counted() -> None:
+    before, after = evaluation([WRONG] * 3 + [RIGHT] * 2 + [LOST]), evaluation([RIGHT] * 4 + [WRONG] * 2)
+    after[0]["example_id"] = "another"
+    after[1] |= {"outcome": "grader_error", "reward": None}
+    found = compare(Evaluated(0, before), Evaluated(4, after))
+    assert found and (found.apart, found.right, found.wrong, found.measures["reward"].count) == (2, 1, 1, 4)
+    assert compare(Evaluated(0, before[:1]), Evaluated(4, after)) is None
