@@ -61,7 +61,7 @@ class Evaluated:
 
     @property
     def measures(self) -> dict[str, Values]:
-        """By example: the mean reward, the share of correct completions (`correct`), and the unbiased estimate of pass@k
+        """By example: the mean reward, the share of completions that are `correct`, and the unbiased estimate of pass@k
         for k = 2, 4, … of each example that has k graded completions.
         """
         counts = {e: (len(rows), sum(map(is_correct, rows))) for e, rows in self.by_example.items()}
