@@ -15,7 +15,7 @@ from hone.errors import UserError
 from hone.evaluation.result import EvalResult
 from hone.runs import provenance
 from hone.runs.files import write_file, write_json
-from hone.runs.outputs import CARD, FORMAT, check, run_info
+from hone.runs.outputs import CARD, FORMAT, check_output, run_info
 from hone.runs.rollouts import RESULTS, plain, to_lines
 
 
@@ -26,7 +26,7 @@ def results_folder(config: EvalConfig) -> Path:
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
     info = run_info(config.output_dir)
     if info is None:
-        check(config.output_dir, [Path(config.model)])
+        check_output(config.output_dir, [Path(config.model)])
     elif info["kind"] != "eval":
         raise UserError(
             f"{config.output_dir} holds a run of `hone {info['kind']}`, which an evaluation must not overwrite: choose "

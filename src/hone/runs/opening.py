@@ -17,7 +17,7 @@ from hone.runs import predictions, provenance, settings
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import read_lines, verify, whole_lines, write_json
-from hone.runs.outputs import FORMAT, clear, run_info
+from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
 from hone.runs.provenance import larger_budget, most_ranks, ranks_of, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.rollouts import evals_file, rollouts_file
@@ -68,13 +68,27 @@ class Opened:
     spent: Spent = field(default_factory=Spent)
 
 
+def check(config: RunConfig, protect: list[Path]) -> bool:
+    """Return True if the config asks to go on with a run. UserError, with nothing touched, if the run can't be put into
+    its directory: what would be moved is foreign, or one of `protect` (paths that the run reads).
+    """
+    folder, source = config.output_dir, _other_source(config)
+    if config.resume is not None and source is None:
+        if existing_run(folder, "mend it, or choose another --output-dir") is not None:
+            return True
+        if config.resume.step:
+            raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
+    check_output(folder, [*protect, *([source] if source else [])])
+    return source is not None
+
+
 def open_run(config: RunConfig, start: Start) -> Opened:
     """Start a new run, resume, or go on from the checkpoint of another run, as the config says.
 
     UserError, with nothing moved, if the run to go on from is of another kind, one of its files is damaged, something
     changed that decides its numbers, or the checkpoint is missing, damaged, past `max_steps` or of another model.
     """
-    folder, source = config.output_dir, other_source(config)
+    folder, source = config.output_dir, _other_source(config)
     if source is not None:
         if run_info(source) is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
@@ -89,7 +103,7 @@ def open_run(config: RunConfig, start: Start) -> Opened:
     return Opened(info)
 
 
-def other_source(config: RunConfig) -> Path | None:
+def _other_source(config: RunConfig) -> Path | None:
     """Return the directory of another run to go on from, if the config names one. UserError if it is its own."""
     source = config.resume.dir if config.resume else None
     if source is not None and source.resolve() == config.output_dir.resolve():

@@ -201,7 +201,7 @@ def check_target(path: Path, flag: str) -> None:
         raise UserError(f"{flag} {path}: there is no folder {path.parent}")
 
 
-def check(folder: Path, protect: list[Path]) -> None:
+def check_output(folder: Path, protect: list[Path]) -> None:
     """Raise UserError if a new run in `folder` would touch what it must not: foreign files, or the run's own sources.
 
     Foreign are files beside folders that hone did not make, and without a run.json whatever has a name that the run

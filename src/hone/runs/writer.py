@@ -33,7 +33,7 @@ from hone.runs.display import Display, make_display
 from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
-from hone.runs.outputs import CARD, PAUSED, Lock, check, check_kept, existing_run, writable
+from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
 from hone.runs.provenance import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_path, write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _DISK_RATE = 5e8
 """Bytes a second that a disk may be expected to write."""
-_DAMAGED = "mend it, or choose another --output-dir"
 
 
 class RunWriter:
@@ -62,6 +61,7 @@ class RunWriter:
         self.start_step = opened.start_step
         self.restored = opened.restored
         self.nothing_left = opened.nothing_left
+        self._differs = opened.differs
         self.display, self.observers = split_display(observers)
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
@@ -69,7 +69,7 @@ class RunWriter:
         shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
         self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
         self._started: list[Observer] = []
-        """Observers that were told that the run starts, and so are told how it ends."""
+        """Observers whose `before_start` was called: their `at_end` is due."""
         self._lock = lock
         (folder / "logs").mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
@@ -77,7 +77,7 @@ class RunWriter:
         ]
         self._rollouts_digest: str | None = None
         self._evaluations: dict[int, str] = {}
-        self._log_file = LogFile(folder / "logs" / f"{self.info['kind']}.log")
+        self._log_file = _log_warnings(folder / "logs" / f"{self.info['kind']}.log")
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
@@ -99,7 +99,7 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A fresh start moves an earlier run of hone to `.previous/<its id>`. UserError, with nothing touched, if the
+        A new run moves an earlier one of hone to `.previous/<its id>`. UserError, with nothing touched, if the
         directory can't be written, holds foreign files or any of `protect` (paths that the run reads), if the
         checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
         (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
@@ -110,43 +110,23 @@ class RunWriter:
         """
         if observers is None:
             observers = watching(config, kind, out)
-            for observer in observers:  # a missing package is told before anything is moved
+            for observer in observers:  # a missing package is named before anything is moved
                 observer.check(None)
         folder = config.output_dir
         check_kept(folder, keep)
-        with writable(folder):
-            other = opening.other_source(config)
-            resuming = config.resume is not None and other is None and existing_run(folder, _DAMAGED) is not None
-            if not resuming:
-                if config.resume is not None and config.resume.step and other is None:
-                    raise UserError(f"--resume.step {config.resume.step}: there is no run in {folder} to resume")
-                check(folder, [*(protect or []), *([other] if other else [])])
+        with writable(folder), ExitStack() as undo:
+            resuming = opening.check(config, protect or [])
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
-            try:
-                display, _ = split_display(observers)
-                start = opening.Start(kind, command, display.message, parameters, sources or {}, with_tensors, ranks)
-                opened = opening.open_run(config, start)
-                run = cls(config, opened, observers, lock)
-                if run.nothing_left:
-                    return run
-                run.event("resume" if resuming or other else "start", run.start_step)
-                if opened.differs:
-                    run.mark_inexact(run.start_step, f"resumed with other {', '.join(opened.differs)}")
-                if digest := predictions.unwritten(run.info, folder):
-                    run.event(predictions.MADE, run.start_step, sha256=digest)
-                write_file(folder / "config.toml", settings.run_toml(predictions.kept(config, run.info), kind))
-                if keep:
-                    run.note(kept=sorted(keep))
-                for name, text in keep.items():
-                    if not (folder / name).exists() or (folder / name).read_text(encoding="utf-8") != text:
-                        write_file(folder / name, text)
-                run._prune()  # what a process that was killed had not got to
-                for name in (PAUSED, *CARD):  # of the state that it goes on from
-                    (folder / name).unlink(missing_ok=True)
-            except BaseException:
-                lock.release()
-                raise
+            undo.callback(lock.release)
+            say = split_display(observers)[0].message
+            start = opening.Start(kind, command, say, parameters, sources or {}, with_tensors, ranks)
+            run = cls(config, opening.open_run(config, start), observers, lock)
+            if not run.nothing_left:
+                run._begin(config, resuming, keep)
+            undo.pop_all()
+        if run.nothing_left:
+            return run
         try:
             for observer in (*run.observers, run.display):
                 run._started.append(observer)
@@ -159,6 +139,24 @@ class RunWriter:
             run.budget.expect("checkpoint", saved / _DISK_RATE)
         run._step_began = time.perf_counter()
         return run
+
+    def _begin(self, config: RunConfig, resuming: bool, keep: Mapping[str, str]) -> None:
+        """Write what a directory has from its start on, and take away what is of another state."""
+        step, folder = self.start_step, self.folder
+        self.event("resume" if resuming else "start", step)
+        if self._differs:
+            self.mark_inexact(step, f"resumed with other {', '.join(self._differs)}")
+        if digest := predictions.unwritten(self.info, folder):
+            self.event(predictions.MADE, step, sha256=digest)
+        toml = settings.run_toml(predictions.kept(config, self.info), self.info["kind"])
+        write_file(folder / "config.toml", toml)
+        if keep:
+            self.note(kept=sorted(keep))
+        for name, text in keep.items():
+            write_file(folder / name, text)
+        self._prune()  # what a process that was killed had not got to
+        for name in (PAUSED, *CARD):
+            (folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -188,34 +186,30 @@ class RunWriter:
         SHA-256 of the metrics line, of the step's rollouts and, if there is one, of the evaluation of that version it
         becomes the step's line of hashes.jsonl. AlarmStop after a step, if an alarm stops the run.
         """
-        lines = self._log_metrics(step, metrics, timings or {}) if metrics else None
-        digest = None if lines is None else hashlib.sha256(lines[0]).hexdigest()
-        hashes = {"step": step, "weights": weights, "metrics": digest, "rollouts": self._rollouts_digest}
-        evaluation = self._evaluations.pop(step, None)
-        self._hashes.append(hashes | ({} if evaluation is None else {"evals": evaluation}))
+        hashes: dict[str, Any] = {"step": step, "weights": weights, "metrics": None, "rollouts": self._rollouts_digest}
+        lines = ()
+        if metrics:
+            seconds = {f"time/{name}": value for name, value in self._phases.items()}
+            seconds |= {"time/step": self.seconds_so_far, "time/total": self.budget.seconds}
+            seconds |= {} if self.budget.usd is None else {"usd/total": self.budget.usd}
+            self._phases, self._step_began = {}, time.perf_counter()
+            self.budget.step(seconds["time/step"], metrics.get("tokens/total"))
+            finite = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
+            timed = {"step": step} | {name: _rounded(value) for name, value in (seconds | (timings or {})).items()}
+            hashes["metrics"] = hashlib.sha256(self._metrics.append(finite)).hexdigest()
+            self._timings.append(timed)
+            lines = (finite, timed)
+        if (evaluation := self._evaluations.pop(step, None)) is not None:
+            hashes["evals"] = evaluation
+        self._hashes.append(hashes)
         self._rollouts_digest = None
-        if lines is not None:  # told when all is written: what an observer raises ends the run, and loses nothing of it
+        if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
             for observer in (self.display, *self.observers):
-                observer.after_step(step, *lines[1:])
+                observer.after_step(step, *lines)
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
             raise AlarmStop(step, cause)
-
-    def _log_metrics(
-        self, step: int, metrics: dict[str, Any], timings: dict[str, Any]
-    ) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
-        """Write both lines; returns that of the metrics as it was written, and what the two say."""
-        seconds = {f"time/{name}": value for name, value in self._phases.items()}
-        seconds |= {"time/step": self.seconds_so_far, "time/total": self.budget.seconds}
-        seconds |= {} if self.budget.usd is None else {"usd/total": self.budget.usd}
-        self._phases, self._step_began = {}, time.perf_counter()
-        self.budget.step(seconds["time/step"], metrics.get("tokens/total"))
-        metrics_line = {"step": step} | {name: self._finite(step, name, value) for name, value in metrics.items()}
-        timings_line = {"step": step} | {name: _rounded(value) for name, value in (seconds | timings).items()}
-        line = self._metrics.append(metrics_line)
-        self._timings.append(timings_line)
-        return line, metrics_line, timings_line
 
     def alarm(self, alarm: Alarm) -> None:
         """Write down an alarm, and tell the observers."""
@@ -238,7 +232,7 @@ class RunWriter:
             return value
         self.event("not_finite", step, metric=name, value=str(value))
         if name not in self._not_finite:
-            self.display.message(f"{name} is {value} at step {step}: written as null (told once; see events.jsonl).")
+            self.display.message(f"{name} is {value} at step {step}: written as null (said once; see events.jsonl).")
         self._not_finite.add(name)
         return None
 
@@ -266,7 +260,7 @@ class RunWriter:
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
-        """Return a directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
+        """Yield a directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
         with new_dir(self.weights_path(step)) as folder:
             yield folder
         self.event("weights", step)
@@ -330,28 +324,31 @@ class RunWriter:
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
         self.info |= {"stopped_by": alarm} if alarm else {}
-        try:
+        with ExitStack() as ends:  # the last of these first, and each whatever the others raise
+            self._close_files(ends)
+            for observer in (self.display, *self.observers):
+                if observer in self._started or observer is self.display:
+                    ends.callback(observer.at_end, status)
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
-        finally:
-            try:
-                with ExitStack() as ends:  # the last observer first, and each whatever the others raise
-                    for observer in (self.display, *self.observers):
-                        if observer in self._started or observer is self.display:
-                            ends.callback(observer.at_end, status)
-                if warnings := self._log_file.close():
-                    self.display.message(f"{warnings} warning{'s' if warnings > 1 else ''} in {self._log_file.path}.")
-            finally:
-                self._close_files()
 
-    def _close_files(self) -> None:
-        try:
-            for log in self._logs:
-                log.sync()
-                log.close()
-        finally:
-            self._lock.release()
+    def _close_files(self, ends: ExitStack) -> None:
+        ends.callback(self._lock.release)
+        for log in self._logs:
+            ends.callback(log.close)
+            ends.callback(log.sync)
+        ends.callback(self._close_log_file)
+
+    def _close_log_file(self) -> None:
+        written = self._log_file.stream is not None
+        logging.captureWarnings(False)
+        logging.getLogger().removeHandler(self._log_file)
+        self._log_file.close()
+        if written:
+            self.display.message(
+                f"There are warnings in {self.folder / 'logs' / Path(self._log_file.baseFilename).name}."
+            )
 
     def __enter__(self) -> RunWriter:
         return self
@@ -364,8 +361,8 @@ class RunWriter:
         UserError for what the machine refused, a full disk for example, saying what is kept.
         """
         if self.nothing_left:
-            self._log_file.close()
-            self._close_files()
+            with ExitStack() as ends:
+                self._close_files(ends)
             return
         fault = explain(error, self.folder) if error is not None else None
         if error is not None and not isinstance(error, KeyboardInterrupt) and self.info["ended"] is None:
@@ -413,26 +410,11 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if math.isfinite(value) else None
 
 
-class LogFile:
-    """Sends warnings and log records of level WARNING and up to a file of at most 1 MiB (and one older one)."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._count = 0
-        self._handler = RotatingFileHandler(path, maxBytes=2**20, backupCount=1, delay=True, encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self._handler.setLevel(logging.WARNING)
-        self._handler.addFilter(self._counted)
-        logging.getLogger().addHandler(self._handler)
-        logging.captureWarnings(True)
-
-    def _counted(self, _record: logging.LogRecord) -> bool:
-        self._count += 1
-        return True
-
-    def close(self) -> int:
-        """Detach, and return how many records were written."""
-        logging.captureWarnings(False)
-        logging.getLogger().removeHandler(self._handler)
-        self._handler.close()
-        return self._count
+def _log_warnings(path: Path) -> RotatingFileHandler:
+    """Send warnings and log records of level WARNING and up to a file of at most 1 MiB (and one older one)."""
+    handler = RotatingFileHandler(path, maxBytes=2**20, backupCount=1, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
+    return handler
