@@ -1,7 +1,27 @@
-"""Checkpoints come back as they were, or are said to be damaged."""
+"""Checkpoints come back as they were, or are called damaged; an index that somebody else made runs no code.
 
+Of several ranks the index of the tensors is a pickle.
+"""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
+from hone.errors import UserError
+from hone.runs import shards
 from hone.runs.checkpoint import Checkpoints, misfit
 
 STATE = {"step": 4, "ledger": [[1, "trained"]], "position": 2**63 + 5, "lr": 0.1, "none": None}
@@ -16,25 +36,14 @@ def tensors():
     }
 
 
-def equal(left, right):
-    assert left.keys() == right.keys()
-    for group in left:
-        assert left[group].keys() == right[group].keys()
-        for name, tensor in left[group].items():
-            assert tensor.dtype == right[group][name].dtype and torch.equal(tensor, right[group][name]), name
-
-
-def test_round_trip(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(4, tensors(), STATE)
-    loaded, state = checkpoints.load(4)
-    equal(loaded, tensors())
-    assert state == STATE and list(state) == list(STATE)
-    assert checkpoints.steps() == [4]
-
-
-def test_equal_content_gives_equal_bytes_and_a_step_can_be_saved_again(tmp_path):
+def test_round_trip_and_equal_content_gives_equal_bytes(tmp_path):
     first = Checkpoints(tmp_path / "a").save(4, tensors(), STATE)
+    loaded, state = Checkpoints(tmp_path / "a").load(4)
+    assert state == STATE and list(state) == list(STATE) and loaded.keys() == tensors().keys()
+    for group, named in tensors().items():
+        assert loaded[group].keys() == named.keys()
+        for name, tensor in named.items():
+            assert tensor.dtype == loaded[group][name].dtype and torch.equal(tensor, loaded[group][name]), name
     before = {p.name: p.read_bytes() for p in first.iterdir()}
     other = Checkpoints(tmp_path / "b").save(4, dict(reversed(tensors().items())), STATE)
     assert before.keys() == {"model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"}
@@ -73,10 +82,51 @@ def test_surplus_leaves_the_newest_complete_ones(tmp_path):
 
 
 def test_misfit_names_the_first_difference():
-    saved = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
     a, b = torch.ones(2, 3), torch.ones(4)
+    saved = {"a": a, "b": b}
     assert misfit(saved, {"a": a, "b": b}) == ""
     assert misfit(saved, {"a": a, "b": b, "layers.2.q_norm": b}) == "layers.2.q_norm is missing"
     assert misfit(saved, {"a": a.T, "b": b}) == "a has shape [2, 3], not [3, 2]"
     assert misfit(saved, {"a": a, "b": b.bfloat16()}) == "b is torch.float32, not torch.bfloat16"
     assert misfit(saved, {"a": a}) == "it has b as well"
+
+
+class Call:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.called = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.called
+
+
+def index(file: str = "__0_0.distcp") -> Metadata:
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
+    tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([2]), [chunk])
+    stored = {MetadataIndex("model/embed", torch.Size([0])): _StorageInfo(file, 0, 8)}
+    return Metadata({"model/embed": tensor}, storage_data=stored)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (Call(os.mkdir, "made"), r"names posix\.mkdir"),
+        (Call(torch.load, "made"), r"names torch\.serialization\.load"),
+        (Call(getattr, "a", "b"), r"names builtins\.getattr"),
+        (index("/etc/hostname"), "no file beside it"),
+        (index("../model"), "no file beside it"),
+        (index(".."), "no file beside it"),
+        (Metadata({"model/embed": BytesStorageMetadata()}), "model/embed is no tensor"),
+        (index(), None),
+    ],
+)
+def test_an_index_reads_tensors_of_its_own_files_only(tmp_path: Path, monkeypatch, content: Any, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / shards.FOLDER).mkdir()
+    (tmp_path / shards.FOLDER / ".metadata").write_bytes(pickle.dumps(content))
+    if message is None:
+        (shape,) = shards.shapes(tmp_path)["model"].values()
+        assert shape.shape == (2,) and shape.dtype == torch.float32
+        return
+    with pytest.raises(UserError, match=f"{message}.*do not use it"):
+        shards.shapes(tmp_path)
+    assert not (tmp_path / "made").exists()

@@ -49,13 +49,23 @@ def make_dir(path, **contents):
             (folder / name).write_text(text)
 
 
+def make_log(path, steps: int) -> JsonlLog:
+    log = JsonlLog(path)
+    for step in range(steps):
+        log.append({"step": step, "x": step / 3})
+    return log
+
+
+def steps(path) -> list[int]:
+    return [record["step"] for record in read_lines(path)]
+
+
 def test_write_file_replaces_or_leaves_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     write_file(path, "old")
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, "replace")
         write_file(path, "new")
-    assert path.read_text() == "old"
     assert listing(tmp_path).keys() == {"run.json", ".tmp-hone-new-run.json"}
     sweep(tmp_path)
     assert listing(tmp_path) == {"run.json": b"old"}
@@ -80,17 +90,28 @@ def test_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
     assert order == ["file", "file", "dir", "file", "-> COMPLETE", "dir", "-> d", "dir"]
 
 
-def test_new_dir_lists_sizes_and_hashes(tmp_path):
-    with new_dir(tmp_path / "step_3") as folder:
-        (folder / "a.txt").write_text("hello")
-        (folder / "sub").mkdir()
-        (folder / "sub" / "b.txt").write_text("")
-    marker = json.loads((tmp_path / "step_3" / "COMPLETE").read_text())
-    assert marker["files"] == {
-        "a.txt": {"bytes": 5, "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"},
-        "sub/b.txt": {"bytes": 0, "sha256": sha256(tmp_path / "step_3" / "sub" / "b.txt")},
-    }
-    assert is_complete(tmp_path / "step_3") and verify(tmp_path / "step_3") == []
+def test_new_dir_lists_sizes_and_hashes_and_verify_names_what_is_wrong(tmp_path):
+    folder = tmp_path / "d"
+    with new_dir(folder) as new:
+        (new / "sub").mkdir()
+        for name, text in {"a": "hello", "b": "bbb", "c": "ccc", "sub/d": ""}.items():
+            (new / name).write_text(text)
+    listed = json.loads((folder / "COMPLETE").read_text())["files"]
+    assert listed.keys() == {"a", "b", "c", "sub/d"}
+    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert listed["a"] == {"bytes": 5, "sha256": digest} and sha256(folder / "a") == digest
+    assert is_complete(folder) and verify(folder) == []
+    (folder / "a").write_text("heLLo")
+    assert is_complete(folder)  # same size: only reading finds it
+    assert verify(folder) == ["a has changed since it was written (SHA-256 differs)"]
+    (folder / "b").write_text("b")
+    (folder / "c").unlink()
+    (folder / "e").write_text("")
+    assert verify(folder)[1:3] == ["b has 1 bytes instead of 3", "c is missing"]
+    assert verify(folder)[3:] == ["e was added: the completion marker does not list it"]
+    assert not is_complete(folder)
+    (folder / "COMPLETE").write_text("{")
+    assert verify(folder) == ["d has no readable completion marker"]
 
 
 def test_new_dir_that_fails_leaves_the_old_one(tmp_path):
@@ -114,107 +135,65 @@ def test_killed_while_replacing_a_dir_leaves_one_of_the_two(tmp_path, monkeypatc
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
 
-def test_a_dir_without_its_marker_does_not_count(tmp_path):
+def test_a_dir_that_was_half_made_or_half_removed_goes(tmp_path, monkeypatch):
     half = tmp_path / ".tmp-hone-new-step_4"
     half.mkdir()
     (half / "model.safetensors").write_text("half")
-    assert not is_complete(half)
-    sweep(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_verify_names_what_is_wrong(tmp_path):
-    make_dir(tmp_path / "d", a="aaa", b="bbb", c="ccc")
-    (tmp_path / "d" / "a").write_text("aXa")
-    assert is_complete(tmp_path / "d")  # same size: only reading finds it
-    assert verify(tmp_path / "d") == ["a has changed since it was written (SHA-256 differs)"]
-    (tmp_path / "d" / "b").write_text("b")
-    (tmp_path / "d" / "c").unlink()
-    assert verify(tmp_path / "d")[1:] == ["b has 1 bytes instead of 3", "c is missing"]
-    assert not is_complete(tmp_path / "d")
-    (tmp_path / "d" / "COMPLETE").write_text("{")
-    assert verify(tmp_path / "d") == ["d has no readable completion marker"]
-
-
-def test_remove_dir_killed_midway_leaves_only_a_leftover(tmp_path, monkeypatch):
     make_dir(tmp_path / "d", a="1")
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, "rmtree", 2, files.shutil)  # the first clears an older leftover
         remove_dir(tmp_path / "d")
-    assert not (tmp_path / "d").exists()
+    assert not is_complete(half) and not (tmp_path / "d").exists()
     sweep(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_log_drops_a_torn_last_line_on_open(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = JsonlLog(path)
-    log.append({"step": 0, "loss": 1.5})
-    log.append({"step": 1, "loss": None})
-    log.close()
+    make_log(path, 2).close()
     whole = path.read_bytes()
-    assert whole == b'{"step": 0, "loss": 1.5}\n{"step": 1, "loss": null}\n'
+    assert whole == b'{"step": 0, "x": 0.0}\n{"step": 1, "x": 0.3333333333333333}\n'
     path.write_bytes(whole + b'{"step": 2, "lo')
-    assert [r["step"] for r in read_lines(path)] == [0, 1]
+    assert steps(path) == [0, 1]
     assert path.read_bytes() != whole, "reading must not write"
     log = JsonlLog(path)
     assert path.read_bytes() == whole
     log.append({"step": 2})
-    assert path.read_bytes() == whole + b'{"step": 2}\n'
+    assert path.read_bytes() == whole + b'{"step": 2}\n' and (log.bytes, log.sha256) == (len(whole) + 12, sha256(path))
 
 
-def test_each_line_is_one_write(tmp_path, monkeypatch):
+def test_each_line_is_one_write_and_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     written, original = [], os.write
     monkeypatch.setattr(os, "write", lambda fd, data: written.append(data) or original(fd, data))
-    JsonlLog(tmp_path / "log").append({"step": 7, "text": "é"})
-    assert written == ['{"step": 7, "text": "é"}\n'.encode()]
-
-
-def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     log = JsonlLog(tmp_path / "log")
-    log.append({"step": 0})
-    original = os.write
+    log.append({"step": 7, "text": "é"})
+    assert written == ['{"step": 7, "text": "é"}\n'.encode()]
     monkeypatch.setattr(os, "write", lambda fd, data: original(fd, data[:5]))
     with pytest.raises(OSError, match="No space left on device"):
         log.append({"step": 1})
-    assert (tmp_path / "log").read_bytes() == b'{"step": 0}\n'
+    assert (tmp_path / "log").read_bytes() == written[0]
 
 
-def from_step(first: int):
-    return lambda record: record["step"] >= first
-
-
-def test_lines_move_byte_for_byte(tmp_path):
-    log = JsonlLog(tmp_path / "log")
-    for step in range(4):
-        log.append({"step": step, "x": step / 3})
-    lines = (tmp_path / "log").read_bytes().splitlines(keepends=True)
-    move_lines(tmp_path / "log", from_step(2), tmp_path / "old")
-    assert (tmp_path / "log").read_bytes() == b"".join(lines[:2])
-    assert (tmp_path / "old").read_bytes() == b"".join(lines[2:])
-    move_lines(tmp_path / "log", from_step(3), tmp_path / "none")
+def test_lines_move_byte_for_byte_and_killed_midway_none_is_lost(tmp_path, monkeypatch):
+    log, old = tmp_path / "log", tmp_path / "old"
+    make_log(log, 4).close()
+    lines = log.read_bytes().splitlines(keepends=True)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, "replace", 2)
+        move_lines(log, lambda record: record["step"] >= 2, old)
+    assert steps(log) == [0, 1, 2, 3]
+    move_lines(log, lambda record: record["step"] >= 2, old)
+    assert log.read_bytes() == b"".join(lines[:2]) and old.read_bytes() == b"".join(lines[2:])
+    move_lines(log, lambda record: False, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
-def test_move_lines_killed_midway_loses_nothing_and_can_be_repeated(tmp_path, monkeypatch):
-    log = JsonlLog(tmp_path / "log")
-    for step in range(4):
-        log.append({"step": step})
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_at(patch, "replace", 2)
-        move_lines(tmp_path / "log", from_step(2), tmp_path / "old")
-    assert len(read_lines(tmp_path / "log")) == 4
-    move_lines(tmp_path / "log", from_step(2), tmp_path / "old")
-    assert [r["step"] for r in read_lines(tmp_path / "log")] == [0, 1]
-    assert [r["step"] for r in read_lines(tmp_path / "old")] == [2, 3]
-
-
-@pytest.mark.parametrize("bad", [b"{garbage}\n", b"[1]\n", b"\x00\xff\n", b'{"step": "two"}\n'])
+@pytest.mark.parametrize("bad", [b"{garbage}\n", b"[1]\n", b"\x00\xff\n", b'{"step": "two"}\n', b"{}\n"])
 def test_a_damaged_line_is_named(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + bad + b'{"step": 2}\n')
     before = path.read_bytes()
-    for read in (lambda: read_lines(path), lambda: move_lines(path, from_step(0), path.with_name("old"))):
+    for read in (lambda: read_lines(path), lambda: move_lines(path, lambda record: True, path.with_name("old"))):
         with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is damaged \(.*\): mend or delete that line"):
             read()
     assert path.read_bytes() == before

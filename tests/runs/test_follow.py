@@ -25,33 +25,27 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     with open(path, "a") as file:
         file.write('ep": 2}\n')
     assert tail.new() == [{"step": 2}]
+    with open(path, "a") as file:
+        file.write("garbage\n")
+    with pytest.raises(UserError, match=r"log\.jsonl, line 4, is damaged \(.+\): mend or delete that line"):
+        tail.new()
 
 
-def test_a_tail_notices_a_log_that_was_rewound_or_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: write_file(path, '{"step": 0}\n{"step": 1}\n{"step": 1}\n'),  # another file of that name
+        lambda path: path.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n'),  # the same file, and longer
+        lambda path: path.write_text(""),
+        lambda path: path.unlink(),
+    ],
+)
+def test_a_tail_notices_a_log_that_was_rewound(tmp_path: Path, change) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 0}\n{"step": 1}\n')
     tail = Tail(path)
     tail.new()
-    write_file(path, '{"step": 0}\n{"step": 1}\n{"step": 1}\n')  # another file of that name
-    with pytest.raises(Rewound):
-        tail.new()
-    tail = Tail(path)
-    tail.new()
-    path.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n')  # the same file, and longer
-    with pytest.raises(Rewound):
-        tail.new()
-    tail = Tail(path)
-    tail.new()
-    path.write_text("")
-    with pytest.raises(Rewound):
-        tail.new()
-    path.write_text("garbage\n")
-    with pytest.raises(UserError, match=r"log\.jsonl, line 1, is damaged \(.+\): mend or delete that line"):
-        Tail(path).new()
-    tail = Tail(tmp_path / "log.jsonl")
-    path.write_text("{}\n")
-    tail.new()
-    path.unlink()
+    change(path)
     with pytest.raises(Rewound):
         tail.new()
 
@@ -69,23 +63,24 @@ def test_a_step_counts_when_both_its_lines_are_there(tmp_path: Path) -> None:
 def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(tmp_path / "run", "running", steps=2, max_steps=4)
-    out = io.StringIO()
+    run, out = make_run(tmp_path / "run", "running", steps=2, max_steps=4), io.StringIO()
     monkeypatch.setattr(module, "POLL", 0.02)
     monkeypatch.setattr("sys.stdout", out)
     with held(run) as process:
         watcher = threading.Thread(target=follow, args=(summarize(run), "auto"))
         watcher.start()
-        while "step 2/4" not in out.getvalue():
-            assert watcher.is_alive()
-            time.sleep(0.01)
+
+        def wait_for(text: str) -> None:
+            while text not in out.getvalue():
+                assert watcher.is_alive()
+                time.sleep(0.01)
+
+        wait_for("step 2/4")
         event = {"kind": "checkpoint", "step": 2, "time": "2026-01-02T03:04:05+00:00"}
         write_lines(run / "events.jsonl", [event, event | {"kind": "weights"}], "a")
         write_lines(run / "metrics.jsonl", [metrics("rl", 2), metrics("rl", 3)], "a")
         write_lines(run / "timings.jsonl", [{"step": 2, "time/step": 0.5}, {"step": 3, "time/step": 0.25}], "a")
-        while "step 4/4" not in out.getvalue():
-            assert watcher.is_alive()
-            time.sleep(0.01)
+        wait_for("step 4/4")
         process.kill()
         process.wait()
         watcher.join(300)

@@ -21,8 +21,7 @@ class Loop:
         config = RLConfig(output_dir=folder, display="none", ckpt=ckpt, **settings)
         self.run = RunWriter.start(config, "rl", ["hone", "rl"])
         self.stop = StopRequest(lambda text: None)
-        self.weights = torch.zeros(3)
-        self.log: list[int] = []
+        self.weights, self.log = torch.zeros(3), []
         self.exported: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -41,12 +40,11 @@ class Loop:
         self.weights += 1
         self.log.append(step)
 
-    def saved(self, step: int) -> tuple[list[float], list[int]]:
-        tensors, state = Run(self.run.folder).checkpoints.load(step)
-        return tensors["model"]["w"].tolist(), state["ledger"]
+    def saved(self) -> tuple[list[int], list[int]]:
+        return self.run.checkpoints.steps(), list(Run(self.run.folder).weights())
 
 
-def test_a_checkpoint_holds_the_moment_it_was_asked_for(tmp_path):
+def test_a_checkpoint_holds_the_moment_it_was_asked_for_and_the_last_is_written_when_save_returns(tmp_path):
     loop = Loop(tmp_path, CkptConfig(interval=2))
     loop.advance(0)
     loop.advance(1)
@@ -56,24 +54,15 @@ def test_a_checkpoint_holds_the_moment_it_was_asked_for(tmp_path):
     loop.gate.set()
     loop.saver.save(3)
     loop.saver.save(3, last=True)
-    assert loop.saved(2) == ([2.0] * 3, [0, 1]) and loop.saved(3) == ([3.0] * 3, [0, 1, 2])
-    assert loop.exported == [2, 3] and Run(tmp_path).weights().keys() == {2, 3}
-    loop.run.finish("done")
-
-
-def test_one_version_is_written_at_a_time_and_the_last_before_it_returns(tmp_path):
-    loop = Loop(tmp_path, CkptConfig(interval=1))
-    for step in range(1, 6):
-        loop.advance(step)
-        loop.saver.save(step)
-    loop.saver.save(5, last=True)
-    assert loop.exported == [1, 2, 3, 4, 5] and loop.run.checkpoints.steps() == [1, 2, 3, 4, 5]
+    for step in (2, 3):
+        tensors, state = loop.run.checkpoints.load(step)
+        assert tensors["model"]["w"].tolist() == [float(step)] * 3 and state["ledger"] == [*range(step)]
+    assert loop.exported == [2, 3] and loop.saved() == ([2, 3], [2, 3])
     loop.run.finish("done")
 
 
 def test_an_error_of_the_thread_reaches_the_loop(tmp_path):
     loop = Loop(tmp_path, CkptConfig(interval=1))
-    loop.advance(0)
     loop.saver.save(1, last=True)
 
     def full(folder, step, parameters) -> None:
@@ -83,7 +72,7 @@ def test_an_error_of_the_thread_reaches_the_loop(tmp_path):
     loop.saver.save(2)
     with pytest.raises(OSError, match="No space left"):
         loop.saver.save(2, last=True)
-    assert loop.run.checkpoints.steps() == [1] and not (tmp_path / "weights" / "step_2").exists()
+    assert loop.saved() == ([1], [1])
     loop.run.finish("failed")
 
 
@@ -91,28 +80,30 @@ def test_without_ckpt_the_end_writes_weights_only_unless_the_run_is_stopped(tmp_
     loop = Loop(tmp_path / "a", None)
     loop.saver.save(1)
     loop.saver.save(2, last=True)
-    assert Run(tmp_path / "a").weights().keys() == {2} and loop.run.checkpoints.steps() == []
+    assert loop.saved() == ([], [2])
     loop.stop.signum = 15
     loop.saver.save(2, last=True)
-    assert loop.run.checkpoints.steps() == [2]
+    assert loop.saved() == ([2], [2])
     loop.run.finish("stopped")
     spent = Loop(tmp_path / "b", None, budget=BudgetConfig(tokens=10))
     spent.run.budget.step(0.1, 10)
     assert spent.saver.stopping and spent.saver.ending(2, 8) == "budget" and spent.saver.ending(8, 8) == "done"
     spent.saver.save(2, last=True)
-    assert spent.run.checkpoints.steps() == [2]
+    assert spent.saved() == ([2], [2])
     spent.run.finish("budget")
 
 
-def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_version_that_was_promised_or_at_the_end(tmp_path):
-    for name, versions in (("promised", [3]), ("end", [4])):
-        loop = Loop(tmp_path / name, None, alarms={"action": "checkpoint"})
-        loop.saver.planned = True
-        loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/training.md"))
-        loop.saver.save(2)
-        if name == "promised":
-            assert loop.saver.wants_checkpoint(3) and not loop.saver.wants_checkpoint(4)
-        loop.saver.save(3)
-        loop.saver.save(4, last=True)
-        assert Run(tmp_path / name).checkpoints.steps() == versions and loop.run.alarms.asked == "off"
-        loop.run.finish("done")
+@pytest.mark.parametrize(("promised", "version"), [(True, 3), (False, 4)])
+def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_promised_version_or_at_the_end(
+    tmp_path, promised, version
+):
+    loop = Loop(tmp_path, None, alarms={"action": "checkpoint"})
+    loop.saver.planned = True
+    loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/training.md"))
+    loop.saver.save(2)
+    if promised:
+        assert loop.saver.wants_checkpoint(3) and not loop.saver.wants_checkpoint(4)
+    loop.saver.save(3)
+    loop.saver.save(4, last=True)
+    assert loop.run.checkpoints.steps() == [version] and loop.run.alarms.asked == "off"
+    loop.run.finish("done")

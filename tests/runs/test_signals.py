@@ -1,50 +1,50 @@
-"""The first signal asks, the second Ctrl-C insists."""
+"""The first signal asks, the second Ctrl-C insists; and what the machine refuses is explained."""
 
+import errno
 import os
 import signal
 import threading
 
 import pytest
+import torch
 
-from hone.runs.signals import StepAbandoned, StopRequest
+from hone.errors import UserError
+from hone.runs.signals import StepAbandoned, StopRequest, explain
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_first_signal_only_asks(signum, code):
-    before = signal.getsignal(signum)
-    said = []
-    with StopRequest(said.append) as stop:
+    before, lines = signal.getsignal(signum), []
+    with StopRequest(lines.append) as stop:
         assert not stop and stop.exit_code == 0
         os.kill(os.getpid(), signum)
         assert stop and stop.signum == signum and stop.exit_code == code
-    assert len(said) == 1 and "finishing this step and saving a checkpoint" in said[0]
+    assert len(lines) == 1 and "finishing this step and saving a checkpoint" in lines[0]
     assert signal.getsignal(signum) is before
 
 
-def test_a_second_ctrl_c_stops_at_once():
+@pytest.mark.parametrize(
+    ("first", "saved"), [(signal.SIGINT, False), (signal.SIGTERM, True)], ids=["second Ctrl-C", "all is saved"]
+)
+def test_ctrl_c_ends_at_once_what_was_asked_to_end(first, saved):
     before = signal.getsignal(signal.SIGINT)  # a shell's background job starts with SIGINT ignored
     with pytest.raises(KeyboardInterrupt), StopRequest(lambda text: None) as stop:
-        os.kill(os.getpid(), signal.SIGINT)
+        if saved:
+            stop.release()
+        os.kill(os.getpid(), first)
         assert stop
         os.kill(os.getpid(), signal.SIGINT)
-    assert stop.exit_code == 130
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def within(stop: StopRequest, seconds: float) -> None:
-    """Sends SIGTERM and waits in the block that may be given up."""
-    with stop.abandonable():
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(seconds)
+    assert stop.signum == first and signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_step_that_does_not_fit_into_the_grace_period_is_given_up():
     before = signal.getsignal(signal.SIGALRM)
     with StopRequest(lambda text: None, grace_seconds=1.2) as stop:
         stop.save_seconds = 1.0
-        with pytest.raises(StepAbandoned):
-            within(stop, 10)
-        assert stop.exit_code == 143
+        with pytest.raises(StepAbandoned), stop.abandonable():
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(300)
+        assert stop.exit_code == 143 and not stop.time_left
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -58,11 +58,34 @@ def test_no_grader_can_swallow_it():
         together([attempt(grader)])
 
 
-def test_once_all_is_saved_ctrl_c_ends_what_is_waited_for():
-    before = signal.getsignal(signal.SIGINT)
-    said = []
-    with pytest.raises(KeyboardInterrupt), StopRequest(said.append) as stop:
-        stop.release()
-        os.kill(os.getpid(), signal.SIGTERM)  # still waits for the end
-        os.kill(os.getpid(), signal.SIGINT)
-    assert stop.signum == signal.SIGTERM and signal.getsignal(signal.SIGINT) is before
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EIO, "the disk reports an I/O error"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "writing is not permitted"),
+    ],
+)
+def test_errors_of_the_system_are_explained_with_the_file(tmp_path, number, cause):
+    words, file = os.strerror(number), tmp_path / "checkpoints" / "step_2"
+    assert (explain(OSError(number, words, str(file)), tmp_path) or "")[0] == f"{cause} ({file})"
+    assert (explain(OSError(number, words), tmp_path) or "")[0] == f"{cause} ({tmp_path})"
+    assert explain(OSError(number, words, "/elsewhere/rows.jsonl"), tmp_path) is None
+
+
+def test_no_memory_is_explained(tmp_path):
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60)
+    no_memory = OSError(errno.ENOMEM, "Cannot allocate memory")
+    for error in (MemoryError(), no_memory, torch.OutOfMemoryError("CUDA"), raised.value):
+        cause, remedy = explain(error, tmp_path) or ("", "")
+        assert cause == "out of memory" and "micro-batch-tokens" in remedy
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), UserError("a typo"), FileNotFoundError(2, "no", "x"), KeyboardInterrupt()]
+)
+def test_what_is_not_the_machines_fault(tmp_path, error):
+    assert explain(error, tmp_path) is None

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import hone.runs.rollouts
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer
 from hone.runs.files import write_json
-from hone.runs.rollouts import rollouts_path, write_rollouts
+from hone.runs.rollouts import rollouts_file, write_rollouts
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
 from hone.viewer.site import Site
@@ -76,7 +76,7 @@ def write_run(folder: Path, steps: Mapping[int, Sequence[dict[str, Any]]], with_
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward/mean": 0.5}}\n' for step in steps))
     for step, rows in steps.items():
         named = [one | {"step": step, "sample_id": f"{step}-{one['draw']}-{i}"} for i, one in enumerate(rows)]
-        write_rollouts(rollouts_path(folder, step), named)
+        write_rollouts(folder / rollouts_file(step), named)
     if with_tokenizer:
         (folder / "checkpoints" / "step_1").mkdir(parents=True, exist_ok=True)
         tokenizer().save(str(folder / "checkpoints" / "step_1" / "tokenizer.json"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.runs import shards
 from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, remove_dir, verify, write_file
-from hone.runs.rollouts import step_of
+from hone.runs.rollouts import steps_in
 
 if TYPE_CHECKING:
     import torch
@@ -102,8 +102,7 @@ class Checkpoints:
         remove_dir(self.path(step))
 
     def _all(self) -> list[int]:
-        found = [step_of(path) for path in self.folder.glob("step_*") if path.is_dir()]
-        return sorted(step for step in found if step is not None)
+        return [step for step, path in steps_in(self.folder).items() if path.is_dir()]
 
 
 def save_groups(folder: Path, tensors: Tensors) -> None:

@@ -141,8 +141,8 @@ class RunFacts(_Facts):
     drift: list[_Change] = []
     predictions: dict[str, Any] = {}
     pool: int | None = None
-    failure: str | None = None
-    stopped_by: str | None = None
+    failure: str = ""
+    stopped_by: str = ""
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:

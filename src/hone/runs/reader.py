@@ -13,7 +13,7 @@ from hone.errors import UserError
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
-from hone.runs.rollouts import RESULTS, evals_file, evals_in, read_rollouts, read_tokens, rollouts_path, step_of
+from hone.runs.rollouts import RESULTS, evals_file, evals_in, read_rollouts, read_tokens, rollouts_file, steps_in
 from hone.runs.settings import moved, read_toml
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ class Run:
 
     def rollout_steps(self) -> list[int]:
         """Return steps whose rollouts are there, ascending."""
-        steps = [step_of(path) for path in (self.path / "rollouts").glob("step_*.parquet")]
-        return sorted(step for step in steps if step is not None)
+        return list(steps_in(self.path / "rollouts", ".parquet"))
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """Return the completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
-        path = rollouts_path(self.path, step)
+        path = self.path / rollouts_file(step)
         if not path.exists():
             steps = self.rollout_steps()
             has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
@@ -103,9 +102,11 @@ class Run:
 
     def evaluations(self) -> pyarrow.Table:
         """Return the held-out evaluations of an RL run, a row each: int64 `step` (the version), and `eval/…`."""
-        lines = read_lines(self.path / "metrics.jsonl")
-        held_out = [{name: value for name, value in line.items() if name.startswith("eval/")} for line in lines]
-        return to_table([{"step": line["step"]} | of for line, of in zip(lines, held_out, strict=True) if of])
+        lines = [
+            {name: value for name, value in line.items() if name == "step" or name.startswith("eval/")}
+            for line in read_lines(self.path / "metrics.jsonl")
+        ]
+        return to_table([line for line in lines if line.keys() != {"step"}])
 
     def plot(self, *metrics: str) -> Figure:
         """Return a Plotly figure of metrics by step; by default of reward, or loss, and what was measured held out."""
@@ -146,8 +147,7 @@ class Run:
 
     def weights(self) -> dict[int, Path]:
         """Return complete exports by step, ascending."""
-        found = {step_of(path): path for path in (self.path / "weights").glob("step_*") if is_complete(path)}
-        return {step: found[step] for step in sorted(s for s in found if s is not None)}
+        return {step: path for step, path in steps_in(self.path / "weights").items() if is_complete(path)}
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -160,24 +160,17 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
-    """Return records as an Arrow table, columns in order of appearance: integers, else floats, else text (JSON)."""
+    """Return records of numbers as an Arrow table, columns in order of appearance: integers, else floats."""
     import pyarrow as pa
 
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return pa.table({name: _column([record.get(name) for record in records]) for name in names})
-
-
-def _column(values: list[Any]) -> Any:
-    import pyarrow as pa
-
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {int}:
-        return pa.array(values, pa.int64())
-    if kinds <= {int, float}:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    if kinds <= {bool} or kinds <= {str}:
-        return pa.array(values)
-    return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+    columns = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record.get(name) for record in records]
+        if {type(value) for value in values if value is not None} == {int}:
+            columns[name] = pa.array(values, pa.int64())
+        else:
+            columns[name] = pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.table(columns)
 
 
 def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
@@ -188,33 +181,30 @@ def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
     import plotly.graph_objects as go
 
     table = run.metrics()
-    known = [name for name in table.column_names if name != "step"]
-    usual = [name for name in known if name in ("reward/mean", "loss", "val/loss") or _HELD_OUT.fullmatch(name)]
-    usual = [name for name in usual if name != "loss" or "reward/mean" not in known]
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    steps = columns.pop("step", [])
     for name in metrics:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none yet'}"
+        if name not in columns:
+            close = get_close_matches(name, columns, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(columns) or 'none yet'}"
             raise UserError(f"{run.path} has no metric {name!r}: {hint}")
-    steps = table["step"].to_pylist() if "step" in table.column_names else []
-    shown = go.Figure()
+    main = "reward/mean" if "reward/mean" in columns else "loss"
+    usual = [name for name in columns if name in (main, "val/loss") or _HELD_OUT.fullmatch(name)]
+    drawn = go.Figure()
     for name in metrics or usual:
-        points = [i for i, value in enumerate(table[name].to_pylist()) if value is not None]
+        points = [i for i, value in enumerate(columns[name]) if value is not None]
         held_out = _HELD_OUT.fullmatch(name)
-        bars = _interval(table, held_out[1], points) if held_out else None
-        x, y = ([column[i] for i in points] for column in (steps, table[name].to_pylist()))
-        few = name.startswith(("eval/", "val/"))
-        label = f"{held_out[1]}, held out" if held_out else name
-        shown.add_scatter(x=x, y=y, name=label, error_y=bars, mode="lines+markers" if few else "lines")
-    shown.update_layout(title=str(run.path), xaxis_title="step", template="plotly_white")
-    return shown
-
-
-def _interval(table, env: str, points: Sequence[int]) -> dict | None:
-    """Return error bars of the 95 % interval, above and below the mean."""
-    names = [f"eval/{env}/{name}" for name in ("reward/mean", "ci95/low", "ci95/high")]
-    if any(name not in table.column_names for name in names):
-        return None
-    mean, low, high = (table[name].to_pylist() for name in names)
-    above, below = [high[i] - mean[i] for i in points], [mean[i] - low[i] for i in points]
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        ends = [name.replace("reward/mean", f"ci95/{end}") for end in ("low", "high")]
+        bars = None
+        if held_out and columns.keys() >= {*ends}:
+            low, high = ([abs(columns[end][i] - columns[name][i]) for i in points] for end in ends)
+            bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
+        drawn.add_scatter(
+            x=[steps[i] for i in points],
+            y=[columns[name][i] for i in points],
+            name=f"{held_out[1]}, held out" if held_out else name,
+            error_y=bars,
+            mode="lines+markers" if name.startswith(("eval/", "val/")) else "lines",
+        )
+    drawn.update_layout(title=str(run.path), xaxis_title="step", template="plotly_white")
+    return drawn

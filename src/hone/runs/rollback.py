@@ -25,7 +25,7 @@ from hone.runs.files import (
     write_file,
 )
 from hone.runs.outputs import AUDIT, sweep_run
-from hone.runs.rollouts import EVALS, TOKENS, step_of
+from hone.runs.rollouts import EVALS, TOKENS, steps_in
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 _HISTORY = frozenset(
@@ -76,7 +76,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
         stays = (line for record, line in pairs if not _goes(name, record, step) and record.get("kind") != "predicted")
         write_file(target / name, b"".join(stays))
     copied = [source / AUDIT] if (source / AUDIT).exists() else []
-    copied += [path for name in _OF_STEPS for path, at in _steps(source / name) if at < step]
+    copied += [path for name in _OF_STEPS for at, path in steps_in(source / name).items() if at < step]
     for path in copied:
         (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
         write_file(target / path.relative_to(source), path.read_bytes())
@@ -93,11 +93,6 @@ def _places(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def _steps(folder: Path) -> list[tuple[Path, int]]:
-    """Return (path, step) of what is named after a step in a folder of a run."""
-    return [(path, at) for path in sorted(folder.glob("step_*")) if (at := step_of(path)) is not None]
-
-
 def _goes(log: str, record: dict[str, Any], step: int) -> bool:
     """Return True if a line of `log` belongs to what a roll-back to `step` takes away."""
     at = record.get("step")
@@ -108,8 +103,8 @@ def _goes(log: str, record: dict[str, Any], step: int) -> bool:
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Return what is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
-    gone = [path for name in ("checkpoints", "weights") for path, at in _steps(folder / name) if at > step]
-    gone += [path for name in _OF_STEPS for path, at in _steps(folder / name) if at >= step]
+    gone = [path for name in ("checkpoints", "weights") for at, path in steps_in(folder / name).items() if at > step]
+    gone += [path for name in _OF_STEPS for at, path in steps_in(folder / name).items() if at >= step]
     weights = folder / "weights" / f"step_{step}"
     return [*gone, weights] if weights.exists() and verify(weights) else gone  # a resume from there writes it anew
 

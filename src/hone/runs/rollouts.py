@@ -22,7 +22,6 @@ from hone.errors import UserError
 from hone.runs.files import dumps, open_file, write_file
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow
 
     from hone.types import Group
@@ -45,10 +44,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-TOKEN_COLUMNS = ("token_ids", "sampled_mask", "logprobs", "versions")
-"""Columns with a value for each token of prompt and completion."""
-ADDED = ("completion",)
-"""Columns that the files of older runs lack."""
+_ADDED = "completion"
+"""The column that the files of older runs lack."""
 
 
 def step_of(path: Path) -> int | None:
@@ -57,14 +54,25 @@ def step_of(path: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
+    """Return what is named after a step in a folder of a run, and has this ending, by step, ascending."""
+    found = {step_of(path): path for path in folder.glob(f"step_*{ending}")}
+    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+
+
 def rollouts_file(step: int) -> str:
     """Return where the rollouts of a step lie, relative to the run."""
     return f"rollouts/step_{step:06d}.parquet"
 
 
-def rollouts_path(folder: Path, step: int) -> Path:
-    """Return where the rollouts of a step of the run in `folder` lie."""
-    return folder / rollouts_file(step)
+def evals_file(version: int) -> str:
+    """Return where the samples of the evaluation of a version lie, relative to the run."""
+    return f"{EVALS}/step_{version:06d}.jsonl"
+
+
+def evals_in(folder: Path) -> dict[int, Path]:
+    """Return the evaluations of the run in `folder`, by version, ascending."""
+    return steps_in(folder / EVALS, ".jsonl")
 
 
 def schema() -> pyarrow.Schema:
@@ -151,49 +159,52 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     `OPTIONS` are a third less than the defaults.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     names = schema().names
     for row in rows:
         assert row.keys() <= set(names), f"unknown rollout columns {sorted(row.keys() - set(names))}"
-    columns = [pa.array([_plain(row.get(field.name)) for row in rows], field.type) for field in schema()]
+    as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
+    columns = [pa.array([as_pairs(row.get(field.name)) for row in rows], field.type) for field in schema()]
+    return _write_table(path, pa.Table.from_arrays(columns, schema=schema()), OPTIONS)
+
+
+def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema()), sink, **OPTIONS)
+    pq.write_table(table, sink, **options)
     content = sink.getvalue().to_pybytes()
+    path.parent.mkdir(exist_ok=True)
     write_file(path, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
-
-
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return the Arrow table of one step, or some columns of it; a column of `ADDED` that the file lacks is null.
+    """Return the Arrow table of one step, or some columns of it; null where the file of an older run lacks one.
 
     UserError if it is damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    open_file(path).close()  # or a pipe would be waited for
-    try:
-        there = None if columns is None else set(pq.read_schema(path).names)
-        table = pq.read_table(
-            path, columns=None if there is None else [name for name in columns or () if name in there]
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
-    for field in schema():
-        wanted = columns is None or field.name in columns
-        if wanted and field.name in ADDED and field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(len(table), field.type))
+    columns = schema().names if columns is None else list(columns)
+    table = _read_table(path, columns, "restore it from a copy")
+    if _ADDED in columns and _ADDED not in table.column_names:
+        table = table.append_column(_ADDED, pa.nulls(len(table), pa.string()))
     return table
 
 
-def tokens_path(folder: Path, step: int) -> Path:
-    """Return where the tokens of a step of the run in `folder` lie."""
-    return folder / TOKENS / f"step_{step:06d}.parquet"
+def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.Table:
+    """Read a Parquet file, of `columns` those that it has."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_file(path) as file:
+        try:
+            stored = pq.ParquetFile(file)
+            return stored.read(columns and [name for name in columns if name in stored.schema_arrow.names])
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): {remedy}") from None
 
 
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -202,56 +213,26 @@ def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> Non
     Rows have `sample_id`, and `entropies` (written as float16) and `trainer_logprobs` (float32), natural log, with a
     value for each token that was sampled, in order; None where the completion was not trained on.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {"sample_id": pa.array([row["sample_id"] for row in rows], pa.string())}
-    kinds = {"entropies": "float16", "trainer_logprobs": "float32"}
-    columns |= {name: _lists([row[name] for row in rows], kind) for name, kind in kinds.items()}
-    # As for rollouts the exponents compress, if they lie together. DuckDB can't read float16 so.
-    options: dict[str, Any] = OPTIONS | {"column_encoding": {"trainer_logprobs.list.element": "BYTE_STREAM_SPLIT"}}
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, **options)
-    (folder / TOKENS).mkdir(exist_ok=True)
-    write_file(tokens_path(folder, step), sink.getvalue().to_pybytes())
-
-
-def _lists(values: Sequence[np.ndarray | None], kind: str) -> pyarrow.Array:
-    """Return a list array of a NumPy type; None becomes null."""
     import numpy as np
     import pyarrow as pa
 
-    parts = [np.zeros(0, kind) if part is None else np.asarray(part, kind) for part in values]
-    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
-    flat = pa.array(np.concatenate([np.zeros(0, kind), *parts]))
-    missing = pa.array([part is None for part in values], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=missing)
+    columns = {"sample_id": pa.array([row["sample_id"] for row in rows], pa.string())}
+    for name, kind in (("entropies", "float16"), ("trainer_logprobs", "float32")):
+        lists = [None if row[name] is None else np.asarray(row[name], kind) for row in rows]
+        columns[name] = pa.array(lists, pa.list_(pa.from_numpy_dtype(kind)))
+    # As for rollouts the exponents compress, if they lie together. DuckDB can't read float16 so.
+    options = OPTIONS | {"column_encoding": {"trainer_logprobs.list.element": "BYTE_STREAM_SPLIT"}}
+    _write_table(_tokens_path(folder, step), pa.table(columns), options)
 
 
 def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
     """Return the tokens of a step; None if they were not recorded. UserError if the file is damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = tokens_path(folder, step)
-    if not path.exists():
-        return None
-    open_file(path).close()  # or a pipe would be waited for
-    try:
-        return pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): delete it, nothing needs it") from None
+    path = _tokens_path(folder, step)
+    return _read_table(path, None, "delete it, nothing needs it") if path.exists() else None
 
 
-def evals_file(version: int) -> str:
-    """Return where the samples of the evaluation of a version lie, relative to the run."""
-    return f"{EVALS}/step_{version:06d}.jsonl"
-
-
-def evals_in(folder: Path) -> dict[int, Path]:
-    """Return the evaluations of the run in `folder`, by version, ascending."""
-    found = {step_of(path): path for path in (folder / EVALS).glob("step_*.jsonl")}
-    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+def _tokens_path(folder: Path, step: int) -> Path:
+    return folder / TOKENS / f"step_{step:06d}.parquet"
 
 
 def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:

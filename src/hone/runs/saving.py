@@ -89,19 +89,18 @@ class Saver:
         """
         if self._writing is not None and self._writing.done():
             self._wait()
-        if last and self.run.alarms.saves:
+        alarms = self.run.alarms
+        if last and alarms.saves:
             self._promised = step  # the last version can always become one
-        asked = self._is_asked_for(step)
-        if self._is_due(step, last) and not self._is_saved(step, last):
+        asked, due = self._is_asked_for(step), self._is_due(step, last)
+        if due or last or asked:
             with self.run.phase("checkpoint"):
                 self._wait()
-                self._start(step, in_background=not last and self.ckpt is not None and self.ckpt.background)
-        if last or asked:
-            with self.run.phase("checkpoint"):
-                self._wait()
+                if due:
+                    self._start(step, self.ckpt is not None and self.ckpt.background and not (last or asked))
         if asked:
-            alarms, self._promised = self.run.alarms, None
             pauses, cause = alarms.asked == "pause", alarms.cause
+            self._promised = None
             alarms.done()
             if pauses and not last and not self.stopping:
                 pause(self.run, step, cause, lambda: self.stopping)
@@ -118,18 +117,23 @@ class Saver:
         """Return True if `save(step)` will make a checkpoint, as far as that is known before."""
         if self.run.alarms.saves and self._promised is None:
             self._promised = step
-        if step == self._promised:
-            return True
-        return self.ckpt is not None and self._is_due(step, last=False) and not self._is_saved(step, last=False)
+        return step == self._promised or (self.ckpt is not None and self._is_due(step, last=False))
 
     def close(self) -> None:
         """Wait for what is being written; errors of that are left aside."""
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool) -> bool:
+        """Return True if version `step` is to be saved, and is not yet."""
         interval = self.ckpt.interval if self.ckpt else None
         regular = interval is not None and step % interval == 0
-        return last or regular or self._is_resumed(step) or self._is_asked_for(step)
+        if not (last or regular or self._is_resumed(step) or self._is_asked_for(step)):
+            return False
+        if self._saved is not None and self._saved[0] == step:
+            return self._with_checkpoint(step) and not self._saved[1]
+        if step == self.run.start_step:
+            return (last or self._is_resumed(step)) and not self.run.weights_path(step).exists()
+        return True
 
     def _is_asked_for(self, step: int) -> bool:
         """Return True if an alarm asked for a checkpoint, and it can be of this version."""
@@ -139,20 +143,10 @@ class Saver:
         """Return True if the run went on from this version: it has a checkpoint, but maybe damaged weights."""
         return step == self.run.start_step and self.run.restored is not None
 
-    def _is_saved(self, step: int, last: bool) -> bool:
-        checkpoint = self._with_checkpoint(step)
-        if self._saved is not None and self._saved[0] == step:
-            return self._saved[1] or not checkpoint
-        if step != self.run.start_step:
-            return False
-        needed = last or self._is_resumed(step)
-        return not needed or self.run.weights_path(step).exists()
-
     def _with_checkpoint(self, step: int) -> bool:
         return self.ckpt is not None or self.stopping or self.halted or self._is_asked_for(step)
 
     def _start(self, step: int, in_background: bool) -> None:
-        # A version that the run went on from has a checkpoint that is whole.
         with_checkpoint = self._with_checkpoint(step)
         checkpoint = with_checkpoint and not self._is_resumed(step)
         positions, snapshot = self.run.log_positions(), self.snapshot(checkpoint)

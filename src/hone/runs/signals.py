@@ -90,7 +90,7 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """Return all is saved: from now on Ctrl-C ends at once what is still waited for."""
+        """Let Ctrl-C end at once what is still waited for: all is saved."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

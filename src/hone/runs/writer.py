@@ -35,7 +35,7 @@ from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
 from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
 from hone.runs.provenance import ranks_of, resume_command
-from hone.runs.rollouts import rollouts_path, write_evaluation, write_rollouts, write_tokens
+from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
 
 if TYPE_CHECKING:
@@ -242,9 +242,7 @@ class RunWriter:
 
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
-        folder = self.folder / "rollouts"
-        folder.mkdir(exist_ok=True)
-        self._rollouts_digest = write_rollouts(rollouts_path(self.folder, step), rows)
+        self._rollouts_digest = write_rollouts(self.folder / rollouts_file(step), rows)
         for observer in self.observers:
             observer.rollouts(step, rows)
 
