@@ -17,7 +17,8 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +125,10 @@ class Conversation:
         """The messages before the answer, of a finished conversation."""
         return self.messages[:-1]
 
+    def with_message(self, index: int, message: Message) -> Conversation:
+        """Return the same with another message in one place."""
+        return replace(self, messages=[*self.messages[:index], message, *self.messages[index + 1 :]])
+
     def json(self) -> str:
         record: dict[str, Any] = {"messages": self.messages} | ({"tools": self.tools} if self.tools else {})
         return json.dumps(record, ensure_ascii=False)
@@ -140,10 +145,6 @@ class Problem:
     conversation: Conversation
     difference: str
     verdict: Verdict | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.name, self.what
 
 
 Rule = Callable[["ChatSubject", Conversation], Problem | None]
@@ -184,12 +185,6 @@ class ChatSubject:
     @property
     def takes_tools(self) -> bool:
         return self.rendering.format is not None or not self.by_template
-
-    @property
-    def speaks_beside_calls(self) -> bool:
-        """True if text may stand before a call in one turn."""
-        form = self.rendering.format
-        return form is not None and form.name != "llama"
 
     def answer(self, text: str, thought: str | None = None, calls: Sequence[dict[str, Any]] = ()) -> Message:
         """Return a turn of the assistant. Where the template opens a thought there is one."""
@@ -269,11 +264,9 @@ class ChatSubject:
         return _EMPTY_THOUGHT.sub("", written, count=1).strip() if _EMPTY_THOUGHT.match(written) else written.strip()
 
 
-def first_problem(
-    subject: ChatSubject, conversation: Conversation, rules: Iterable[Rule] | None = None
-) -> Problem | None:
-    """Return the first rule that does not hold; None if all do. Without `rules`, of all."""
-    for rule in RULES if rules is None else rules:
+def first_problem(subject: ChatSubject, conversation: Conversation, rules: Iterable[Rule]) -> Problem | None:
+    """Return what is wrong by the first rule that does not hold; None if all do."""
+    for rule in rules:
         try:
             problem = rule(subject, conversation)
         except UserError as error:
@@ -291,12 +284,14 @@ def keeps_texts(subject: ChatSubject, conversation: Conversation) -> Problem | N
     written, at = subject.text(conversation), 0
     for index, message in enumerate(conversation.messages):
         content = message.get("content")
-        parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
-        earlier = message["role"] == "assistant" and index < len(conversation.messages) - 1
-        for text in parts if not earlier else ():
-            found = subject.find(written, text, at) if text else at
+        if isinstance(content, list):
+            plain = {**message, "content": "".join(part["text"] for part in content)}
+            if written != subject.text(conversation.with_message(index, plain)):
+                return Problem("loses-text", "parts", conversation, "plain text is written otherwise", WARN)
+        elif content and (message["role"] != "assistant" or index == len(conversation.messages) - 1):
+            found = subject.find(written, content, at)
             if found < 0:
-                return _lost_text(subject, conversation, index, str(text), written)
+                return _lost_text(subject, conversation, index, content, written)
             at = found
     return None
 
@@ -306,13 +301,8 @@ def _lost_text(subject: ChatSubject, conversation: Conversation, index: int, tex
     message = conversation.messages[index]
     role = str(message["role"])
     difference = f"{text[:80]!r} of {role} is not in {written[-160:]!r}"
-    if not isinstance(message["content"], str):
-        return Problem("loses-text", "parts", conversation, difference)
-    plain = {**message, "content": "plain words"}
-    instead = replace(
-        conversation, messages=[*conversation.messages[:index], plain, *conversation.messages[index + 1 :]]
-    )
-    if "plain words" not in subject.text(instead):
+    plain = conversation.with_message(index, {**message, "content": "plain words"})
+    if "plain words" not in subject.text(plain):
         return Problem("loses-text", role, conversation, difference)
     if subject.find(written, text) >= 0:
         return Problem("reorders", role, conversation, difference)
@@ -492,7 +482,7 @@ def audit_template(
 ) -> Report:
     """Audit the chat template of a folder, hub id or `hone/tiny`, or `chat_template` (file or Jinja text).
 
-    A problem is reported by the first check that meets it. Raises UserError where there is no template to audit: a
+    Raises UserError where there is no template to audit: a
     model that isn't there, Jinja that can't be parsed.
     """
     start = time.perf_counter()
@@ -500,7 +490,7 @@ def audit_template(
     facts: dict[str, Any] = {
         "renders": "chat template" if isinstance(parts.rendering, TemplateRendering) else "renderers"
     }
-    known: set[tuple[str, str]] = set()
+    split = False
     checks: list[Check] = []
     try:
         subject = ChatSubject(parts)
@@ -509,21 +499,19 @@ def audit_template(
     else:
         facts |= {"digest": subject.renderer.digest(), "opened_by_template": subject.renderer.opened_by_template}
         order: dict[str, Callable[[], Checked]] = {
-            "stop token": lambda: check_stop(subject, known),
-            "renders": lambda: check_renders(subject),
-            "turns": lambda: check_turns(subject),
+            "tokens": lambda: check_tokens(subject),
+            "conversations": lambda: check_conversations(subject),
             "tools": lambda: check_tools(subject),
-            "round trips": lambda: check_round_trips(subject),
-            "injection": lambda: check_injection(subject),
         }
         if not subject.by_template:
             order["agreement"] = lambda: check_agreement(subject, name)
         for title, check in order.items():
             progress(title)
             summary, problems = check()
-            fresh = [problem for problem in problems if problem.key not in known]
-            known |= {problem.key for problem in fresh}
-            checks.append(Check(title, summary, findings_from(fresh)))
+            split = split or any(problem.name == "split-token" for problem in problems)
+            if split:  # the cause of what follows
+                problems = [problem for problem in problems if problem.name not in ("no-stop-token", "stop-inside")]
+            checks.append(Check(title, summary, findings_from(problems)))
     return Report(f"chat template of {name}", tuple(checks), facts, time.perf_counter() - start)
 
 
@@ -573,172 +561,129 @@ def _unusable(parts: RendererParts, error: UserError) -> Problem:
     return Problem("no-stop-token", "answer", Conversation([asked, answer]), str(error))
 
 
-def check_stop(subject: ChatSubject, known: set[tuple[str, str]]) -> Checked:
-    """The token that ends a turn, and whether the special tokens that the template writes are tokens."""
-    written = subject.text(Conversation([ASKED, subject.answer("the sky.")]))
+def check_tokens(subject: ChatSubject) -> Checked:
+    """The token that ends a turn, special tokens that the template writes, that texts forge, and that graders miss."""
     shortest = Conversation([user("a"), subject.answer("b")])
+    written = subject.text(Conversation([ASKED, subject.answer("the sky."), ASKED_ON]))
     found = []
     for text in dict.fromkeys(SPECIAL.findall(written)):
         ids = subject.encode(text)
         if subject.tokenizer.token_to_id(text) is None or len(ids) != 1:
             found.append(Problem("split-token", text, shortest, f"{text!r} becomes {len(ids)} tokens"))
-            known |= {("no-stop-token", "answer"), ("stop-inside", "answer")}  # of the same cause
-    found += _problems(subject, [shortest])
     end = subject.renderer.end_of_turn_id
     token = subject.tokenizer.id_to_token(end) or str(end)
     if end not in subject.declared:
         named = ", ".join(repr(subject.tokenizer.id_to_token(i)) for i in subject.declared) or "none"
         found.append(Problem("eos-differs", token, shortest, f"the files name {named}, the turn ends with {token!r}"))
+    plain = subject.renderer.prompt_ids([user("a")])
+    form = subject.rendering.format
+    for text, i in subject.controls.items():
+        forged = Conversation([user(text)])
+        stands = text in written or i in subject.renderer.stop_ids
+        if stands and subject.renderer.prompt_ids(forged.messages).count(i) > plain.count(i):
+            found.append(Problem("injection", text, forged, f"{text!r} in a text becomes the token of that name"))
+        if text in TAGS and not (form is not None and text in form.tokens):
+            shown = Conversation([user("a"), {"role": "assistant", "content": f"{text}b"}])
+            found.append(Problem("hides-tags", text, shown, f"{text!r} is left out of what is decoded"))
     return f"turns end with {token}", found
 
 
-def check_renders(subject: ChatSubject) -> Checked:
-    """Which shapes of a conversation the template takes, and whether it writes all of them."""
-    answer = subject.answer("the sky.")
-    shapes: dict[str, tuple[list[Message], Verdict]] = {
-        "an answer": ([ASKED, answer], FAIL),
-        "a system message": ([SYSTEM, ASKED], WARN),
-        "a second question": ([ASKED, answer, ASKED_ON], WARN),
-        "two messages of the user in a row": ([ASKED, ASKED_ON], NOTE),
-        "a system message in the middle": ([ASKED, answer, SYSTEM, ASKED_ON], NOTE),
-        "an empty message": ([user("")], NOTE),
-        "a message without content": ([ASKED, {"role": "assistant", "content": None}, ASKED_ON], NOTE),
-        "content in parts": ([user([{"type": "text", "text": ASKED["content"]}])], NOTE),
-    }
-    found: list[Problem] = []
-    for shape, (messages, verdict) in shapes.items():
-        problem = first_problem(subject, Conversation(messages), (keeps_texts,))
-        if problem is not None and problem.name == "refuses":
-            found.append(replace(problem, what=shape, verdict=verdict))
-        elif problem is not None:
-            found.append(replace(problem, verdict=WARN) if shape == "content in parts" else problem)
-        elif shape == "content in parts" and subject.text(Conversation(messages)) != subject.text(
-            Conversation([ASKED])
-        ):
-            found.append(
-                Problem("loses-text", "parts", Conversation(messages), "plain text is written otherwise", WARN)
-            )
-    # A system message that the template writes where there is none.
-    head, _, tail = "".join(_text_or_empty(subject, [SYSTEM, ASKED])).partition(SYSTEM["content"])
-    written = _text_or_empty(subject, [ASKED])
-    own = written[len(head) : len(written) - len(tail)]
-    if tail and written.startswith(head) and written.endswith(tail) and own.strip():
-        found.append(Problem("default-system", "system", Conversation([ASKED]), f"it writes {own[:120]!r}"))
-    refused = sum(problem.name == "refuses" for problem in found)
-    return f"{len(shapes) - refused} of {len(shapes)} shapes of conversations are taken", found
-
-
-def _text_or_empty(subject: ChatSubject, messages: list[Message]) -> str:
-    try:
-        return subject.text(Conversation(messages))
-    except UserError:
-        return ""
-
-
-def check_turns(subject: ChatSubject) -> Checked:
-    """The generation prompt, finished turns that continue it, and earlier turns that stay once others answer."""
+def conversations(subject: ChatSubject) -> Iterator[tuple[str, Conversation, Verdict | None]]:
+    """Yield what is tried: its name, the conversation, and how bad it is if the template refuses it. None: another
+    conversation shows that.
+    """
     answer, thought = subject.answer("the sky."), subject.answer("the sky.", thought="look up")
-    conversations = [
-        Conversation(messages)
-        for messages in (
-            [ASKED],
-            [ASKED, answer],
-            [SYSTEM, ASKED, answer],
-            [ASKED, thought],
-            [ASKED, answer, ASKED_ON],
-            [ASKED, thought, ASKED_ON],
-            [ASKED, answer, ASKED_ON, answer],
-            [ASKED, thought, ASKED_ON, answer, ASKED_ON],
-        )
-    ]
-    conversations += _tool_conversations(subject) if subject.takes_tools else []
-    found = []
-    for problem in _problems(subject, conversations):
-        if problem.name == "refuses":
-            if problem.conversation.tools is None:
-                continue  # `check_renders` has it
-            calls = max(len(message.get("tool_calls", ())) for message in problem.conversation.messages)
-            what, verdict = ("two calls in one turn", NOTE) if calls > 1 else ("calls of tools", WARN)
-            problem = replace(problem, what=what, verdict=verdict)
-        found.append(problem)
-    return f"{len(conversations)} conversations", found
-
-
-def _tool_conversations(subject: ChatSubject) -> list[Conversation]:
+    yield "an answer", Conversation([user("a"), subject.answer("b")]), FAIL
+    plain: dict[str, tuple[Verdict | None, list[Message]]] = {
+        "a question": (FAIL, [ASKED]),
+        "a system message": (WARN, [SYSTEM, ASKED]),
+        "a system message and an answer": (None, [SYSTEM, ASKED, answer]),
+        "a thought": (WARN, [ASKED, thought]),
+        "a second question": (WARN, [ASKED, answer, ASKED_ON]),
+        "a second answer": (None, [ASKED, answer, ASKED_ON, answer]),
+        "a thought before a second question": (None, [ASKED, thought, ASKED_ON]),
+        "a thought before two questions": (None, [ASKED, thought, ASKED_ON, answer, ASKED_ON]),
+        "two messages of the user in a row": (NOTE, [ASKED, ASKED_ON]),
+        "a system message in the middle": (NOTE, [ASKED, answer, SYSTEM, ASKED_ON]),
+        "an empty message": (NOTE, [user("")]),
+        "a message without content": (NOTE, [ASKED, {"role": "assistant", "content": None}, ASKED_ON]),
+        "content in parts": (NOTE, [user([{"type": "text", "text": ASKED["content"]}])]),
+    }
+    for name, (verdict, messages) in plain.items():
+        yield name, Conversation(messages), verdict
+    for text in TEXTS.values():
+        yield "a text", Conversation([user(text)]), None
+        yield "a text", Conversation([{**SYSTEM, "content": text}, ASKED]), None
+        yield "a text", Conversation([ASKED, subject.answer(text)]), None
+    if not subject.takes_tools:
+        return
     call, other = call_of({"word": "blue"}), call_of({"word": "green"}, index=1)
+    awkward = call_of({"word": 'say "a" and \'b\' \\ "\n\n {"a": [1, {}]} }}', "most": 2})
     given, more = _tool_says(call, "a colour."), _tool_says(other, "one more colour.")
     calling = subject.answer("", calls=[call])
     answer, thought = subject.answer("a colour."), subject.answer("a colour.", thought="it said so")
-    conversations = [
+    called = [
+        [ASKED, calling],
+        [ASKED, subject.answer("", calls=[awkward])],
         [ASKED, calling, given],
         [ASKED, calling, given, answer],
         [ASKED, calling, given, subject.answer("", calls=[other]), more],
         [ASKED, calling, given, answer, ASKED_ON],
-        [ASKED, subject.answer("", calls=[call, other]), given, more],
     ]
-    if subject.speaks_beside_calls:
-        conversations += [
+    if subject.rendering.format is not None and subject.rendering.format.name != "llama":
+        thinking = subject.answer("", thought="look it up", calls=[call])
+        called += [
             [ASKED, subject.answer("let me see.", calls=[call]), given],
-            [ASKED, subject.answer("", thought="look it up", calls=[call]), given],
-            [ASKED, subject.answer("", thought="look it up", calls=[call]), given, thought, ASKED_ON],
+            [ASKED, thinking, given],
+            [ASKED, thinking, given, thought, ASKED_ON],
         ]
-    return [Conversation(messages, TOOLS) for messages in conversations]
+    for messages in called:
+        yield "calls of tools", Conversation(messages, TOOLS), WARN
+    two = [ASKED, subject.answer("", calls=[call, other]), given, more]
+    yield "two calls in one turn", Conversation(two, TOOLS), NOTE
 
 
 def _tool_says(call: dict[str, Any], content: str) -> Message:
     return {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": content}
 
 
+def check_conversations(subject: ChatSubject) -> Checked:
+    """Every conversation is taken, written as it is, and continued."""
+    tried, found = list(conversations(subject)), []
+    for what, conversation, verdict in tried:
+        of_text = all(isinstance(message.get("content"), str) for message in conversation.messages)
+        problem = first_problem(subject, conversation, RULES if of_text else (keeps_texts,))
+        if problem is not None and problem.name == "refuses":
+            problem = replace(problem, what=what, verdict=verdict) if verdict else None
+        if problem is not None:
+            found.append(problem)
+    refused = sum(problem.name == "refuses" for problem in found)
+    return f"{len(tried) - refused} of {len(tried)} conversations are taken", found
+
+
 def check_tools(subject: ChatSubject) -> Checked:
-    """Tools are listed, and calls are read as they were written."""
+    """Tools are listed, and no system message is made up."""
+    found = []
+    asked = subject.text(Conversation([ASKED]))
+    with suppress(UserError):
+        head, _, tail = subject.text(Conversation([SYSTEM, ASKED])).partition(SYSTEM["content"])
+        own = asked[len(head) : len(asked) - len(tail)]
+        if tail and asked.startswith(head) and asked.endswith(tail) and own.strip():
+            found.append(Problem("default-system", "system", Conversation([ASKED]), f"it writes {own[:120]!r}"))
     listed = Conversation([ASKED], TOOLS)
     if not subject.takes_tools:
-        found = [Problem("tools-unread", "calls", listed, "hone refuses conversations with tools")]
+        found.append(Problem("tools-unread", "calls", listed, "hone refuses conversations with tools"))
         return "calls are not read", found
     try:
         written = subject.text(listed)
     except UserError as error:
-        return "tools are refused", [Problem("refuses", "tools", listed, in_short(error))]
-    found = []
+        return "tools are refused", [*found, Problem("refuses", "tools", listed, in_short(error))]
     if isinstance(subject.rendering, TemplateRendering) and not subject.rendering.knows_tools:
         found.append(Problem("tools-untaught", "tools", listed, "the template does not read `tools`"))
     parts = {"name": "look_up", "description": "finds a word", "arguments": "most"}
     missing = [name for name, text in parts.items() if text not in written]
     found += [Problem("tool-listing", name, listed, f"{parts[name]!r} is not in the prompt") for name in missing]
-
-    awkward = 'say "a" and \'b\' \\ "\n\n {"a": [1, {}]} }}'
-    for text in ("blue", awkward):
-        call = call_of({"word": text, "most": 2})
-        found += _problems(subject, [Conversation([ASKED, subject.answer("", calls=[call])], TOOLS)])
-    return "tools are listed, and calls are read as written" if not found else "see the findings", found
-
-
-def check_round_trips(subject: ChatSubject) -> Checked:
-    """Texts are written as they are, and come back from their ids as they were."""
-    conversations = []
-    for text in TEXTS.values():
-        conversations += [Conversation([user(text)]), Conversation([{**SYSTEM, "content": text}, ASKED])]
-        conversations.append(Conversation([ASKED, subject.answer(text)]))
-    found = [problem for problem in _problems(subject, conversations) if problem.name != "refuses"]
-    form = subject.rendering.format
-    for tag in TAGS:
-        if tag in subject.controls and not (form is not None and tag in form.tokens):
-            shown = Conversation([user("a"), {"role": "assistant", "content": f"{tag}b"}])
-            found.append(Problem("hides-tags", tag, shown, f"{tag!r} is left out of what is decoded"))
-    return f"{len(TEXTS)} texts in messages of system, user and assistant", found
-
-
-def check_injection(subject: ChatSubject) -> Checked:
-    """Special tokens that a message's text can forge."""
-    skeleton = subject.text(Conversation([ASKED, subject.answer("the sky."), ASKED_ON]))
-    tokens = [t for t, i in subject.controls.items() if t in skeleton or i in subject.renderer.stop_ids]
-    plain = subject.renderer.prompt_ids([user("a")])
-    found = []
-    for token in tokens:
-        i, forged = subject.controls[token], Conversation([user(token)])
-        if subject.renderer.prompt_ids(forged.messages).count(i) > plain.count(i):
-            found.append(Problem("injection", token, forged, f"{token!r} in a text becomes the token of the same name"))
-    return f"{len(found)} of {len(tokens)} control tokens can be written as text", found
+    return f"{len(parts) - len(missing)} of {len(parts)} parts of a tool are listed", found
 
 
 def check_agreement(subject: ChatSubject, name: str) -> Checked:
@@ -770,8 +715,3 @@ def check_agreement(subject: ChatSubject, name: str) -> Checked:
             difference = parting(texts[0], texts[1], "renderers", "the template")
             found.append(Problem("renderer-differs", shape, conversation, difference))
     return f"{len(shapes) - len(found)} of {len(shapes)} shapes are written alike", found
-
-
-def _problems(subject: ChatSubject, conversations: Iterable[Conversation]) -> list[Problem]:
-    problems = [first_problem(subject, conversation) for conversation in conversations]
-    return [problem for problem in problems if problem is not None]
