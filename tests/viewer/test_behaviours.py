@@ -31,7 +31,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_shares_and_where_each_begins(store: Store) -> None:
-    found = {one.marker.name: one for one in behaviours(store, "five").found}
+    every = behaviours(store, "five")
+    assert every.steps.tolist() == [0, 1, 4] and every.completions == 600
+    found = {one.marker.name: one for one in every.found}
     correction = found["correction"]
     assert correction.shares.tolist() == [0, 1 / 200, 3 / 200] and correction.begins == 4
     assert correction.rows == [0, 1, 3] and correction.highest == (4, 0.015)
@@ -39,12 +41,6 @@ def test_shares_and_where_each_begins(store: Store) -> None:
     assert found["mixed"].shares.tolist() == [0, 0, 1 / 200] and found["non_ascii"].shares.tolist() == [0, 0, 2 / 200]
     assert found["non_ascii"].rows == [0, 2]
     assert found["phrase"].shares.tolist() == [0, 0, 1 / 200] and found["phrase"].highest == (4, 0.005)
-
-
-def test_lengths_are_percentiles(store: Store) -> None:
-    found = behaviours(store)
-    assert found.steps.tolist() == [0, 1, 4] and found.completions == 600
-    assert found.lengths.tolist() == [[12, 12, 12]] * 3
 
 
 def test_only_files_that_changed_are_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,6 @@ def test_steps_and_completions_that_are_not_there(root: Path) -> None:
 
 
 def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
-    run = root / "odd 'n' <i>"
-    (run / "hashes.jsonl").write_text('{"step": 0, "weights": "abc123", "metrics": "m", "rollouts": "r"}\n')
     page = client(root).get(f"{RUN}/sample/0/1/").text
     said = text_of(page)
     for expected in (
@@ -112,12 +110,33 @@ def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
         "What is 2 + 2?",
         "<answer>5</answer><|im_end|>",
         "0-0-1",
-        "weights abc123",
         "0 (4 tokens)",
     ):
         assert expected in said, expected
-    assert links_of(f"{RUN}/sample/0/1/", page, "prev") == [f"{RUN}/sample/0/0/"]
-    assert not links_of(f"{RUN}/sample/0/1/", page, "next"), "neighbours are those of its group"
+
+
+def beside(path: str, page: str) -> tuple[list[str], list[str]]:
+    """Where the ways to the completion before and the one after lead, without an empty query."""
+    before, after = ([link.rstrip("?") for link in links_of(path, page, rel)] for rel in ("prev", "next"))
+    return before, after
+
+
+def test_the_completions_beside_one_are_those_of_the_step_that_pass_the_filters(root: Path) -> None:
+    ask = client(root)
+    at = f"{RUN}/sample/0/"
+    for path, before, after, place in (
+        (f"{at}0/", [], [f"{at}1/"], "1 of 4"),
+        (f"{at}2/", [f"{at}1/"], [f"{at}3/"], "3 of 4"),
+        (f"{at}3/", [f"{at}2/"], [], "4 of 4"),
+        (f"{at}0/?stop=stop&color=gap", [], [f"{at}1/?stop=stop&color=gap"], "1 of 3: stop"),
+        (f"{at}2/?stop=stop&all=1", [f"{at}1/?stop=stop"], [], "3 of 3: stop"),
+        (f"{at}1/?advantage=negative&outcome=wrong", [], [], "1 of 1: wrong, negative"),
+    ):
+        page = ask.get(path).text
+        assert beside(path, page) == (before, after) and f" {place} " in text_of(page), path
+    step = ask.get(f"{RUN}/step/0/?state=filtered").text
+    assert f"{at}3/?state=filtered" in links_of(f"{RUN}/step/0/", step), "a list hands its filters on"
+    assert ask.get(f"{at}0/?outcome=good").status_code == 400
 
 
 def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
@@ -144,7 +163,7 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
 def test_hostile_text_is_only_text(root: Path, index: int) -> None:
     ask = client(root)
     pages = [
-        f"step/9/?open={index}",
+        "step/9/",
         f"sample/9/{index}/",
         f"sample/9/{index}/?all=1",
         "search/?q=",

@@ -145,16 +145,14 @@ def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store
 
 
 def test_what_has_gone_since_it_was_found_is_told(store: Store) -> None:
-    query = Query(q="wait")
-    steps, rows, _ = store._search(query)
     (store.folder / "step_000000.parquet").unlink()
-    shown, gone = store._at(steps, rows)
+    shown, gone = store.at(np.array([3, 0, 0]), np.array([1, 0, 1]))
     assert [(one["step"], one["row"]) for one in shown] == [(3, 1)] and "no rollouts of step 0" in gone[0]
 
 
 def test_what_is_left_of_a_file_keeps_its_places(store: Store) -> None:
     write_run(store.run.path, {0: [row("one"), row("two")]})
-    shown, gone = store._at(np.array([0, 0, 0]), np.array([5, 1, 0]))
+    shown, gone = store.at(np.array([0, 0, 0]), np.array([5, 1, 0]))
     assert [(one["row"], one["text"]) for one in shown] == [(1, "two"), (0, "one")] and gone == []
 
 

@@ -69,7 +69,7 @@ def test_tokens_of_other_families(tmp_path: Path) -> None:
     made = Tokenizer(models.WordPiece(vocab={"play": 0, "##ing": 1}, unk_token="play"))
     made.decoder = decoders.WordPiece()
     made.save(str(tmp_path / "b.json"))
-    assert [p.text for p in vocabulary.load(tmp_path / "b.json").pieces([0, 1])] == [" play", "ing"]
+    assert [p.text for p in vocabulary.load(tmp_path / "b.json").pieces([0, 1])] == ["play", "ing"]
 
 
 def test_a_run_without_a_tokenizer_says_so(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ through in seconds. It is a hint where to look, not a judgement: "wait" in a sto
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +36,8 @@ THRESHOLD = 0.01
 EXAMPLES = 5
 _SECONDS = 30.0
 _KEPT = 4
-_counted: OrderedDict[Any, dict[int, tuple[Any, tuple[float, ...]]]] = OrderedDict()
-_lock = threading.Lock()
+_counted: dict[Any, dict[int, tuple[Any, tuple[int, ...]]]] = {}
+"""By folder and phrase: for each step the stamp of its file, and its counts."""
 
 
 @dataclass(frozen=True)
@@ -84,64 +82,51 @@ class Emergence:
 
 @dataclass(frozen=True)
 class Behaviours:
-    """Markers over steps `[S]`; `lengths` `[S, 3]`: 10th, 50th, 90th percentile of characters; what could
-    not be read.
-    """
+    """Markers over steps `[S]`, and what could not be read."""
 
     steps: np.ndarray
     completions: int
     found: list[Emergence]
-    lengths: np.ndarray
     skipped: list[str]
 
 
 def behaviours(store: Store, phrase: str = "") -> Behaviours:
     """Return what emerges in a run, with a phrase (words, or a regular expression in slashes) of the user's, if any.
 
-    Files that did not change since are not read again.
+    Files that did not change since are not read again. UserError if the phrase is no expression.
     """
-    markers = (*MARKERS, *_own_marker(phrase))
+    markers, phrase = MARKERS, phrase.strip()
+    if phrase:
+        is_pattern = len(phrase) > 2 and phrase.startswith("/") and phrase.endswith("/")
+        pattern = phrase[1:-1] if is_pattern else escape(phrase)
+        check_patterns([pattern])
+        markers = (*MARKERS, Marker("phrase", phrase, "regexp_matches(text, $phrase, 'i')", pattern))
     counts, skipped = _counts(store, markers, phrase)
     steps = np.array(sorted(counts), dtype=int)
-    table = np.array([counts[step] for step in steps]).reshape(len(steps), 4 + len(markers))
-    found = [_emergence(store, marker, steps, table[:, 0], table[:, 4 + i]) for i, marker in enumerate(markers)]
-    return Behaviours(steps, int(table[:, 0].sum()), found, table[:, 1:4], skipped)
-
-
-def _own_marker(phrase: str) -> list[Marker]:
-    """Return a marker for the user's phrase. UserError if it is none."""
-    phrase = phrase.strip()
-    if not phrase:
-        return []
-    is_pattern = len(phrase) > 2 and phrase.startswith("/") and phrase.endswith("/")
-    pattern = phrase[1:-1] if is_pattern else escape(phrase)
-    check_patterns([pattern])
-    return [Marker("phrase", phrase, "regexp_matches(text, $phrase, 'i')", pattern)]
+    table = np.array([counts[step] for step in steps]).reshape(len(steps), 1 + len(markers))
+    found = [_emergence(store, marker, steps, table[:, 0], table[:, 1 + i]) for i, marker in enumerate(markers)]
+    return Behaviours(steps, int(table[:, 0].sum()), found, skipped)
 
 
 def _values(markers: Sequence[Marker]) -> dict[str, Any]:
     return {m.name: m.pattern for m in markers if f"${m.name}" in m.condition}
 
 
-def _counts(store: Store, markers: Sequence[Marker], phrase: str) -> tuple[dict[int, tuple[float, ...]], list[str]]:
-    """Count for each step: completions, three percentiles of the length, how many show each marker."""
+def _counts(store: Store, markers: Sequence[Marker], phrase: str) -> tuple[dict[int, tuple[int, ...]], list[str]]:
+    """Count for each step its completions, and how many show each marker."""
     stamps = store.stamps()
-    key = (str(store.folder), phrase.strip())
-    with _lock:
-        known = {step: one for step, one in _counted.get(key, {}).items() if stamps.get(step) == one[0]}
+    before = _counted.get((store.folder, phrase), {})
+    known = {step: one for step, one in before.items() if stamps.get(step) == one[0]}
     shows = ", ".join(f"count(*) FILTER ({marker.condition}) AS {marker.name}" for marker in markers)
-    lengths = ", ".join(f"quantile_cont(length(text), {share}) AS at_{share * 100:.0f}" for share in (0.1, 0.5, 0.9))
-    sql = f"SELECT step, count(*) AS n, {lengths}, {shows} FROM read_parquet($files) GROUP BY step"
+    sql = f"SELECT step, count(*) AS n, {shows} FROM read_parquet($files) GROUP BY step"
     new = {step: stamp for step, stamp in stamps.items() if step not in known}
     columns, skipped = store.scan(sql, _values(markers), new, _SECONDS)
-    for step, *counts in zip(*(np.ma.filled(column, 0).tolist() for column in columns.values()), strict=True):
+    for step, *counts in zip(*(column.tolist() for column in columns.values()), strict=True):
         known[step] = (stamps.get(step), tuple(counts))
-    with _lock:
-        _counted[key] = known
-        _counted.move_to_end(key)
-        while len(_counted) > _KEPT:
-            _counted.popitem(last=False)
-    return {step: values for step, (_, values) in known.items()}, skipped
+    if len(_counted) > _KEPT:
+        _counted.clear()
+    _counted[store.folder, phrase] = known
+    return {step: counts for step, (_, counts) in known.items()}, skipped
 
 
 def _emergence(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.datastructures import QueryParams
+
 from hone.errors import UserError
 from hone.runs import settings
 from hone.runs.metrics import METRICS, unit
@@ -12,7 +14,7 @@ from hone.runs.summary import shortened
 from hone.viewer.charts import environments
 from hone.viewer.runs import differing_settings
 from hone.viewer.series import to_json
-from hone.viewer.site import Query, Site, names_in
+from hone.viewer.site import Site, names_in
 
 CHOSEN = 3
 """Runs that are drawn if the page is asked for none."""
@@ -24,7 +26,7 @@ _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
 """Beginnings of metrics that come later in the list to choose from."""
 
 
-def curves(site: Site, query: Query) -> str:
+def curves(site: Site, query: QueryParams) -> str:
     """Show the page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
     `smooth`, in steps; `log`; `seeds`: runs that differ in their seed only are drawn as their mean.
     """
@@ -101,7 +103,7 @@ def digest_but_seed(config: Mapping[str, Any]) -> str:
     return settings.digest(flat)[:16]
 
 
-def check(query: Query) -> int:
+def check(query: QueryParams) -> int:
     """Return the steps of the moving mean of curves, at most 101. UserError for what can be none, or no axis."""
     axis = query.get("x") or AXES[0]
     if axis not in AXES:

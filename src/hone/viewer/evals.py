@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import QueryParams
+
 from hone.errors import UserError
 from hone.runs.reader import Run
 from hone.viewer import conversation
@@ -15,7 +17,7 @@ from hone.viewer.card.measures import mcnemar
 from hone.viewer.catalog import Entry, NotFound
 from hone.viewer.diff import word_diff
 from hone.viewer.query import PAGE
-from hone.viewer.site import Links, Site, whole
+from hone.viewer.site import Site, whole
 from hone.viewer.store import Row
 from hone.viewer.tokens import plain
 
@@ -79,21 +81,19 @@ def _filled(place: int, row: dict[str, Any], weights: Mapping[str, float]) -> Ro
     return made
 
 
-def evaluation(site: Site, query: Mapping[str, str], slug: str, version: str | None = None) -> str:
+def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
     """Show the samples of an evaluation: of a version of a run, or of a run of `hone eval`."""
     entry = site.catalog.entry(slug)
     run = Run(entry.path)
-    versions, number = run.evals(), None if version is None else whole("version", version)
+    number = None if version is None else whole("version", version)
     if number is not None:
-        _check_version(entry, number, versions)
+        _check_version(entry, number, run.evals())
     elif not entry.is_evaluation:
-        raise NotFound(f"{entry.name} is no evaluation: choose one of its versions' {versions or ''}".rstrip())
+        raise NotFound(f"{entry.name} is no evaluation: choose one of its versions' {run.evals() or ''}".rstrip())
     elif query.get("against"):
         return _against(site, query, entry)
     rows = read_eval(run, number)
     outcome, one = query.get("outcome", ""), query.get("one", "")
-    shown = [row for row in rows if outcome in ("", row["outcome"]) and one in ("", str(row["place"]))]
-    page = max(1, whole("page", query.get("page") or "1"))
     others = [] if number is not None else [e for e in site.catalog.entries() if e.is_evaluation and e.slug != slug]
     return site.run_page(
         "eval.html",
@@ -101,19 +101,22 @@ def evaluation(site: Site, query: Mapping[str, str], slug: str, version: str | N
         "eval/" if number is None else f"eval/{number}/",
         f"Evaluation {entry.name}" if number is None else f"Evaluation of version {number} of {entry.name}",
         version=number,
-        rows=shown[(page - 1) * PAGE : page * PAGE],
-        page=page,
-        pages=math.ceil(len(shown) / PAGE),
         total=len(rows),
-        outcome=outcome,
         one=one,
-        counts=Counter(row["outcome"] for row in rows),
+        counts=dict(Counter(row["outcome"] for row in rows).most_common()),
         mean=_mean(rows),
-        turns=conversation.turns,
-        asks=conversation.asks,
         plain=plain,
         others=others,
+        **_page(query, [row for row in rows if outcome in ("", row["outcome"]) and one in ("", str(row["place"]))]),
     )
+
+
+def _page(query: QueryParams, found: list[Any]) -> dict[str, Any]:
+    """Return what a template needs of a list of which it shows a page."""
+    page = max(1, whole("page", query.get("page") or "1"))
+    shown = found[(page - 1) * PAGE : page * PAGE]
+    facts = {"query": query, "rows": shown, "page": page, "pages": math.ceil(len(found) / PAGE)}
+    return facts | {"turns": conversation.turns, "asks": conversation.asks}
 
 
 def _mean(rows: list[Row]) -> float | None:
@@ -121,7 +124,7 @@ def _mean(rows: list[Row]) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def change(site: Site, query: Mapping[str, str], slug: str, before: str, after: str) -> str:
+def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -> str:
     """Show two evaluations of a run side by side, the examples that turned right or wrong first."""
     entry = site.catalog.entry(slug)
     run, sides = Run(entry.path), []
@@ -131,7 +134,7 @@ def change(site: Site, query: Mapping[str, str], slug: str, before: str, after: 
     return _changed(site, query, entry, f"change/{sides[0].version}/{sides[1].version}/", sides)
 
 
-def _against(site: Site, query: Mapping[str, str], entry: Entry) -> str:
+def _against(site: Site, query: QueryParams, entry: Entry) -> str:
     """Show two runs of `hone eval` side by side: that of `against`, and this one."""
     other = site.catalog.entry(query["against"])
     if not other.is_evaluation:
@@ -140,45 +143,28 @@ def _against(site: Site, query: Mapping[str, str], entry: Entry) -> str:
     return _changed(site, query, entry, "eval/", sides)
 
 
-def _changed(site: Site, query: Mapping[str, str], entry: Entry, path: str, sides: list[Side]) -> str:
+def _changed(site: Site, query: QueryParams, entry: Entry, path: str, sides: list[Side]) -> str:
     kind = query.get("change", "")
     if kind not in ("", *CHANGES):
         raise UserError(f"change cannot be {kind[:50]!r}: it is one of {', '.join(CHANGES)}")
     pairs, lone = paired(sides[0].rows, sides[1].rows)
-    shown = [pair for pair in pairs if kind in ("", pair.change)]
-    page = max(1, whole("page", query.get("page") or "1"))
-    diff = query.get("diff") == "1"
     counts = Counter(pair.change for pair in pairs)
     common = [[pair.before for pair in pairs], [pair.after for pair in pairs]]
-    links = Links(f"run/{entry.slug}/{path}")
-
-    def address(**asked: Any) -> str:
-        if sides[1].version is None:
-            return links.evaluation(sides[1].slug, None, against=sides[0].slug, **asked)
-        return links.change(sides[1].slug, sides[0].version or 0, sides[1].version, **asked)
-
     return site.run_page(
         "change.html",
         entry,
         path,
         f"{entry.name}: {sides[0].label} and {sides[1].label}",
         sides=sides,
-        address=address,
-        pairs=[(pair, _parts(pair) if diff else None) for pair in shown[(page - 1) * PAGE : page * PAGE]],
-        diff=diff,
-        kind=kind,
         kinds=CHANGES,
-        counts=counts,
+        counts={name: counts[name] for name in CHANGES},
         right=[sum(row["outcome"] == "correct" for row in side) for side in common],
         means=[_mean(side) for side in common],
         odds=_odds(pairs, counts),
         lone=lone,
         total=len(pairs),
-        shown=len(shown),
-        page=page,
-        pages=math.ceil(len(shown) / PAGE),
-        turns=conversation.turns,
-        asks=conversation.asks,
+        parts=_parts if query.get("diff") == "1" else None,
+        **_page(query, [pair for pair in pairs if kind in ("", pair.change)]),
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from starlette.datastructures import QueryParams
+
 from hone.runs import predictions
 from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
@@ -16,7 +18,7 @@ from hone.viewer import curves
 from hone.viewer.catalog import RunState
 from hone.viewer.charts import charts, environments
 from hone.viewer.series import Series, to_json
-from hone.viewer.site import Links, Query, Site, names_in
+from hone.viewer.site import Links, Site, names_in
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
 """Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
@@ -38,7 +40,7 @@ _CHANGES = {
 """What the overview tells of training, before and now, by metric; the loss of SFT only."""
 
 
-def run(site: Site, query: Query, slug: str) -> str:
+def run(site: Site, query: QueryParams, slug: str) -> str:
     """Show a run's overview."""
     entry = site.catalog.entry(slug)
     state, run = entry.state, Run(entry.path)
@@ -80,7 +82,7 @@ def run(site: Site, query: Query, slug: str) -> str:
     )
 
 
-def series_data(site: Site, query: Query, slug: str) -> dict[str, Any]:
+def series_data(site: Site, query: QueryParams, slug: str) -> dict[str, Any]:
     """Return metrics of a run: `names` (several, by default all)."""
     entry = site.catalog.entry(slug)
     series = site.series(entry.path)

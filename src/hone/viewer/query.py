@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from urllib.parse import urlencode
 
 from hone.errors import UserError
 from hone.types import Outcome
@@ -36,7 +35,19 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "state": ("trained", "filtered", "failed"),
     "sort": tuple(SORTS),
 }
-_ADVANTAGE = {"positive": "advantage > 0", "negative": "advantage < 0", "zero": "advantage = 0"}
+FILTERS = ("outcome", "advantage", "stop", "state")
+"""What the completions of a step can be narrowed to."""
+_CONDITIONS = {
+    "outcome": "outcome = $outcome",
+    "advantage": "sign(advantage) = $advantage",
+    "stop": "stop_reason = $stop",
+    "state": "state = $state",
+    "reward_min": "reward >= $reward_min",
+    "reward_max": "reward <= $reward_max",
+    "length_min": "length(text) >= $length_min",
+    "length_max": "length(text) <= $length_max",
+}
+_SIGNS = {"positive": 1, "negative": -1, "zero": 0}
 _LONGEST = 1000
 _TERM = re.compile(r'(?<!\S)"([^"]+)"(?!\S)|(?<!\S)/((?:[^/\\]|\\.)+)/(?!\S)|(\S+)')
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
@@ -71,13 +82,6 @@ class Query:
             raise UserError(f"there is no page {query.page}: pages are counted from 1")
         return query
 
-    def address(self, **changes: Any) -> str:
-        """Return the part of an address behind `?`, with changes, of the first page if they don't name one."""
-        other = replace(self, **{"page": 1, **changes})
-        values = {f.name: value for f in fields(self) if (value := getattr(other, f.name)) not in (f.default, None, "")}
-        texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-        return urlencode(texts, errors="replace")
-
     @property
     def filtered(self) -> bool:
         """Return True if there is a filter beside the words."""
@@ -89,22 +93,24 @@ class Query:
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """Return the condition in SQL, and its parameters. Steps are not in it: they choose files."""
-        parts, values = [], {}
-        for i, pattern in enumerate(self.patterns()):
-            parts.append(f"regexp_matches(text, $word{i}, 'i')")
-            values[f"word{i}"] = pattern
-        for column, name in (("outcome", "outcome"), ("stop_reason", "stop"), ("state", "state")):
-            if getattr(self, name):
-                parts.append(f"{column} = ${name}")
-                values[name] = getattr(self, name)
+        patterns = {f"word{i}": pattern for i, pattern in enumerate(self.patterns())}
+        values = {name: value for name in _CONDITIONS if (value := getattr(self, name)) not in ("", None)}
+        parts = [f"regexp_matches(text, ${name}, 'i')" for name in patterns] + [_CONDITIONS[name] for name in values]
         if self.advantage:
-            parts.append(_ADVANTAGE[self.advantage])
-        for expression, name in (("reward", "reward"), ("length(text)", "length")):
-            for end, sign in (("min", ">="), ("max", "<=")):
-                if (bound := getattr(self, f"{name}_{end}")) is not None:
-                    parts.append(f"{expression} {sign} ${name}_{end}")
-                    values[f"{name}_{end}"] = bound
-        return " AND ".join(parts) or "true", values
+            values["advantage"] = _SIGNS[self.advantage]
+        return " AND ".join(parts) or "true", patterns | values
+
+    def passes(self, row: Mapping[str, Any]) -> bool:
+        """Return True for a completion of a step that passes its filters."""
+        kinds = kinds_of(row)
+        return all(getattr(self, name) in ("", kinds[name]) for name in FILTERS)
+
+
+def kinds_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a completion is by each filter of a step."""
+    advantage = row["advantage"] or 0
+    sign = "zero" if not advantage else "positive" if advantage > 0 else "negative"
+    return {"outcome": row["outcome"], "advantage": sign, "stop": row["stop_reason"], "state": row["state"]}
 
 
 def escape(text: str) -> str:

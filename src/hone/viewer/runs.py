@@ -8,13 +8,14 @@ from shlex import quote
 from typing import Any
 
 from markupsafe import Markup
+from starlette.datastructures import QueryParams
 
 from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.settings import differing
 from hone.runs.summary import exactness, latest, local_time, shortened
 from hone.viewer.catalog import Entry, RunState
 from hone.viewer.charts import environments, sparkline
-from hone.viewer.site import Query, Site, names_in
+from hone.viewer.site import Site, names_in
 
 COLUMNS = {
     "name": "run",
@@ -66,7 +67,7 @@ class Table:
     count: int
 
 
-def runs(site: Site, query: Query) -> str:
+def runs(site: Site, query: QueryParams) -> str:
     """Show all runs: those that trained in a table, evaluations and earlier runs below.
 
     `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
@@ -226,11 +227,11 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def runs_data(site: Site, query: Query) -> list[dict[str, Any]]:
+def runs_data(site: Site, query: QueryParams) -> list[dict[str, Any]]:
     """Return the states of all runs, for scripts."""
     return [_facts(entry) for entry in site.catalog.entries()]
 
 
-def state_data(site: Site, query: Query, slug: str) -> dict[str, Any]:
+def state_data(site: Site, query: QueryParams, slug: str) -> dict[str, Any]:
     """Return the state of a run, for scripts."""
     return _facts(site.catalog.entry(slug))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
 from hone.viewer import behaviours as emergence
@@ -23,7 +22,7 @@ _AROUND = 130
 """Characters before and after what was found."""
 
 
-def search(site: Site, query: Mapping[str, str], slug: str) -> str:
+def search(site: Site, query: QueryParams, slug: str) -> str:
     """Show completions that hold words and pass filters."""
     entry = site.catalog.entry(slug)
     wrong, asked, hits = "", Query(), Hits()
@@ -38,7 +37,7 @@ def search(site: Site, query: Mapping[str, str], slug: str) -> str:
         "search/",
         f"Search in {entry.name}",
         asked=asked,
-        given={field.name: query.get(field.name, "") for field in fields(Query)},
+        query=query,
         wrong=wrong,
         hits=hits,
         excerpts=[_excerpt(row["text"], found) for row, found in zip(hits.rows, hits.found, strict=True)],
@@ -57,7 +56,7 @@ def _excerpt(text: str, found: str) -> tuple[str, str, str]:
     return ("…" if at > _AROUND else "") + before, found[:1000], rest if len(found) <= 1000 else "…"
 
 
-def compare(site: Site, query: Mapping[str, str], slug: str, example: str, before: str, after: str) -> str:
+def compare(site: Site, query: QueryParams, slug: str, example: str, before: str, after: str) -> str:
     """Show the completions of an example at two steps, side by side."""
     entry = site.catalog.entry(slug)
     store = Store(entry.path)
@@ -72,7 +71,6 @@ def compare(site: Site, query: Mapping[str, str], slug: str, example: str, befor
         sides[1]["row"] = next(row for row in rows if row["row"] != sides[0]["row"]["row"])
     turns = [conversation.turns_of_row(side["row"]) for side in sides]
     texts = ["\n\n".join(t.text if t.policy is not None else f"[{t.role}] {t.text}" for t in side) for side in turns]
-    marked = query.get("diff") == "1"
     return site.run_page(
         "compare.html",
         entry,
@@ -83,8 +81,8 @@ def compare(site: Site, query: Mapping[str, str], slug: str, example: str, befor
         seen=seen,
         sides=sides,
         turns=turns,
-        parts=word_diff(*texts) if marked else None,
-        diff=marked,
+        query=query,
+        parts=word_diff(*texts) if query.get("diff") == "1" else None,
         skipped=skipped,
         prompt=conversation.turns(conversation.messages_of(sides[0]["row"]["prompt"]), sampled=False),
         plain=plain,
@@ -104,7 +102,7 @@ def _side(store: Store, seen: list[Seen], example: str, step: int, which: str) -
     return {"step": step, "rows": rows, "row": chosen, "seen": at_step}
 
 
-def behaviours(site: Site, query: Mapping[str, str], slug: str) -> str:
+def behaviours(site: Site, query: QueryParams, slug: str) -> str:
     """Show markers of behaviours over the steps, and the first step that has each in 1 % or more."""
     entry = site.catalog.entry(slug)
     phrase = query.get("phrase", "")[:200]
@@ -133,5 +131,5 @@ def behaviours(site: Site, query: Mapping[str, str], slug: str) -> str:
         line=line,
         phrases=emergence.PHRASES,
         threshold=emergence.THRESHOLD,
-        search=lambda marker, first=None: Query(q=as_term(marker.pattern), sort="oldest", first=first).address(),
+        as_term=as_term,
     )

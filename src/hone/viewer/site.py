@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 from markupsafe import Markup, escape
-from starlette.datastructures import QueryParams as Query
+from starlette.datastructures import QueryParams
 
 from hone import __version__
 from hone.pages import environment, visible
@@ -88,7 +88,7 @@ class Links:
 
     def _to(self, path: str, query: dict[str, Any] | None = None) -> str:
         given = {name: value for name, value in (query or {}).items() if value not in (None, "", [], ())}
-        return (self._up + path or "./") + (f"?{urlencode(given, doseq=True)}" if given else "")
+        return (self._up + path or "./") + (f"?{urlencode(given, doseq=True, errors='replace')}" if given else "")
 
 
 def _quoted(name: str) -> str:
@@ -155,14 +155,14 @@ def json_block(value: Any) -> Markup:
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
-def again(query: Query, **changes: Any) -> str:
+def again(query: QueryParams, **changes: Any) -> str:
     """Return the address of the same page with these parameters changed; those that are empty are left out."""
     kept = [(name, value) for name, value in query.multi_items() if name not in changes]
     given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
     return f"?{urlencode(kept + given, errors='replace')}"
 
 
-def names_in(query: Query, key: str, known: Iterable[str] = ()) -> list[str]:
+def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
     """Return the values of a key that may be given several times, or with commas between them."""
     there = set(known)
     names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))

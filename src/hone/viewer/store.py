@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +36,7 @@ LIGHT = (
     "advantage", "state", "stop_reason", "prompt", "text", "answer", "completion", "sampled_mask",
 )  # fmt: skip
 """What lists of completions show: no ids of tokens, no logprobs."""
+_TEXTS = ("text", "outcome", "detail", "stop_reason", "state", "answer", "sample_id", "example_id")
 _FACTS = ("step", "sample_id", "reward", "outcome", "advantage", "state", "stop_reason", "text", "sampled_mask")
 _SECONDS = 10.0
 """What a question may take."""
@@ -48,7 +48,6 @@ _CONFIG = {
     "autoload_known_extensions": "false",
 }
 _MOST_DAMAGED = 20
-_KEPT_SEARCHES = 8
 
 
 class TooSlow(UserError):
@@ -80,9 +79,7 @@ class Duck:
             try:
                 return cursor.execute(sql, dict(parameters)).fetchnumpy()
             except duckdb.InterruptException:
-                raise TooSlow(
-                    f"this took more than {seconds:g} s: narrow it down to fewer steps, or to rarer words"
-                ) from None
+                raise TooSlow(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
             except duckdb.OutOfMemoryException:
                 raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
             finally:
@@ -109,13 +106,12 @@ class Hits:
     """
 
     total: int = 0
-    rows: list[Row] = field(default_factory=list)
-    found: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    rows: Sequence[Row] = ()
+    found: Sequence[str] = ()
+    skipped: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A step at which an example was seen: the row of its first completion there, their number, rewards."""
 
     step: int
@@ -123,10 +119,6 @@ class Seen:
     completions: int
     reward: float | None
     solved: int
-
-
-_searches: OrderedDict[Any, tuple[np.ndarray, np.ndarray, list[str]]] = OrderedDict()
-_searches_lock = threading.Lock()
 
 
 class Store:
@@ -139,20 +131,16 @@ class Store:
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
         """Return the files that are there, of a range of steps or all."""
         found: Stamps = {}
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    step = step_of(Path(entry.name)) if entry.name.endswith(".parquet") else None
-                    if step is None or not (first or 0) <= step <= (step if last is None else last):
-                        continue
-                    try:
-                        stat = entry.stat()
-                    except FileNotFoundError:
-                        continue
-                    if entry.is_file():
-                        found[step] = (entry.name, stat.st_mtime_ns, stat.st_size)
-        except FileNotFoundError:
-            return {}
+        for entry in os.scandir(self.folder) if self.folder.is_dir() else ():
+            step = step_of(Path(entry.name)) if entry.name.endswith(".parquet") else None
+            if step is None or not (first or 0) <= step <= (step if last is None else last):
+                continue
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:
+                continue
+            if entry.is_file():
+                found[step] = (entry.name, stat.st_mtime_ns, stat.st_size)
         return dict(sorted(found.items()))
 
     def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
@@ -164,7 +152,7 @@ class Store:
         table = self._table(step, None)
         if not 0 <= row < len(table):
             raise UserError(f"step {step} has no completion {row}: they are numbered from 0 to {len(table) - 1}")
-        return _rows(table.slice(row, 1), row)[0]
+        return _rows(table.slice(row, 1))[0] | {"row": row}
 
     def _table(self, step: int, columns: Sequence[str] | None) -> pyarrow.Table:
         try:
@@ -176,36 +164,21 @@ class Store:
 
     def search(self, query: Query) -> Hits:
         """Return the page of completions that `query` asks for. UserError for an expression that is none; TooSlow."""
-        check_patterns(query.patterns())
-        steps, rows, skipped = self._search(query)
+        patterns = query.patterns()
+        check_patterns(patterns)
+        files = tuple(self.stamps(query.first, query.last).items())
+        steps, rows, skipped = _search(self.run.path, files, replace(query, page=1))
         page = slice((query.page - 1) * PAGE, query.page * PAGE)
-        shown, gone = self._at(steps[page], rows[page])
-        return Hits(len(steps), shown, _first_matches(query, [row["text"] for row in shown]), skipped + gone)
+        shown, gone = self.at(steps[page], rows[page])
+        found = [""] * len(shown)
+        if patterns and shown:
+            sql = "SELECT regexp_extract(one, $pattern, 0, 'i') AS found FROM (SELECT unnest($texts) AS one)"
+            parameters = {"pattern": patterns[0], "texts": [row["text"] for row in shown]}
+            found = duck().columns(sql, parameters)["found"].tolist()
+        return Hits(len(steps), shown, found, [*skipped, *gone])
 
-    def _search(self, query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Return steps and rows of all that is found, in order. Turning a page costs nothing."""
-        stamps = self.stamps(query.first, query.last)
-        key = (str(self.folder), tuple(stamps.values()), query.address(page=1))
-        with _searches_lock:
-            if key in _searches:
-                _searches.move_to_end(key)
-                return _searches[key]
-        condition, values = query.where()
-        sql = (
-            "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
-            f"WHERE {condition} ORDER BY {SORTS[query.sort][1]}"
-        )
-        columns, skipped = self.scan(sql, values, stamps)
-        steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
-        hits = steps, rows, skipped
-        with _searches_lock:
-            _searches[key] = hits
-            while len(_searches) > _KEPT_SEARCHES:
-                _searches.popitem(last=False)
-        return hits
-
-    def _at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
-        """Return the completions at these places, and what has gone."""
+    def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
+        """Return the completions at these places, and sentences about what has gone."""
         places = list(zip(steps.tolist(), rows.tolist(), strict=True))
         found: dict[tuple[int, int], Row] = {}
         gone = []
@@ -238,52 +211,43 @@ class Store:
         """
         import duckdb
 
-        skipped: list[str] = []
-        while stamps:
-            try:
-                return duck().columns(sql, {**values, "files": self._files(stamps)}, seconds), skipped
-            except duckdb.Error as error:
-                bad = self._damaged(stamps, sql, values)
-                if not bad:
-                    raise UserError(f"this cannot be looked up ({str(error).splitlines()[0]})") from None
-                if len(bad) > _MOST_DAMAGED:
-                    raise UserError(f"many files of {self.folder} cannot be read: restore them from a copy") from None
-                skipped += [f"{self.folder / stamps[step][0]} is left out: {why}" for step, why in sorted(bad.items())]
-                stamps = {step: stamp for step, stamp in stamps.items() if step not in bad}
-        return {}, skipped
+        def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
+            files = [literal_path(str(self.folder / stamps[step][0])) for step in steps]
+            return duck().columns(sql, {**values, "files": files}, seconds)
 
-    def _files(self, stamps: Stamps) -> list[str]:
-        return [literal_path(str(self.folder / name)) for name, _, _ in stamps.values()]
-
-    def _damaged(self, stamps: Stamps, sql: str, values: Mapping[str, Any]) -> dict[int, str]:
-        """Return the steps whose files stand in the way of a statement, and why, by halving the files."""
-        import duckdb
-
+        if not stamps:
+            return {}, []
         try:
-            duck().columns(sql, {**values, "files": self._files(stamps)})
-            return {}
-        except TooSlow:
-            raise
+            return ask([*stamps]), []
         except duckdb.Error as error:
-            if len(stamps) == 1:
-                ((step, (name, _, _)),) = stamps.items()
+            problem = str(error).splitlines()[0]
+        bad: dict[int, str] = {}
+        for step, (name, _, _) in stamps.items():
+            try:
+                ask([step])
+            except duckdb.Error as error:
                 gone = not (self.folder / name).exists()
-                return {
-                    step: "it has gone meanwhile" if gone else f"it is damaged ({str(error).splitlines()[0][:200]})"
-                }
-        steps = list(stamps.items())
-        halves = dict(steps[: len(steps) // 2]), dict(steps[len(steps) // 2 :])
-        found = self._damaged(halves[0], sql, values)
-        return found if len(found) > _MOST_DAMAGED else found | self._damaged(halves[1], sql, values)
+                why = "it has gone meanwhile" if gone else f"it is damaged ({str(error).splitlines()[0][:200]})"
+                bad[step] = f"{self.folder / name} is left out: {why}"
+            if len(bad) > _MOST_DAMAGED:
+                raise UserError(f"many files of {self.folder} cannot be read: restore them from a copy")
+        if not bad:
+            raise UserError(f"this cannot be looked up ({problem})")
+        columns, more = self.scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
+        return columns, [*bad.values(), *more]
 
 
-def _first_matches(query: Query, texts: Sequence[str]) -> list[str]:
-    """Return what the first word of the query found in each text, as it stands there; empty texts without words."""
-    patterns = query.patterns()
-    if not patterns or not texts:
-        return [""] * len(texts)
-    sql = "SELECT regexp_extract(one, $pattern, 0, 'i') AS found FROM (SELECT unnest($texts) AS one)"
-    return duck().columns(sql, {"pattern": patterns[0], "texts": list(texts)})["found"].tolist()
+@lru_cache(maxsize=8)
+def _search(folder: Path, files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return steps and rows of all that is found in these files, in order. Turning a page costs nothing."""
+    condition, values = query.where()
+    sql = (
+        "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
+        f"WHERE {condition} ORDER BY {SORTS[query.sort][1]}"
+    )
+    columns, skipped = Store(folder).scan(sql, values, dict(files))
+    steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
+    return steps, rows, skipped
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
@@ -305,30 +269,21 @@ def literal_path(path: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
-def _rows(table: pyarrow.Table, first: int = 0) -> list[Row]:
+def _rows(table: pyarrow.Table) -> list[Row]:
     """Return rows as Python values: maps as dicts, `tokens` in place of the mask if no ids of tokens are asked for."""
-    tokens = [0] * len(table)
-    if "sampled_mask" in table.column_names:
-        tokens = _counts(table["sampled_mask"]).tolist()
-        if "token_ids" not in table.column_names:
-            table = table.drop_columns(["sampled_mask"])
+    tokens = _count_true(table["sampled_mask"]) if "sampled_mask" in table.column_names else [0] * len(table)
+    if "sampled_mask" in table.column_names and "token_ids" not in table.column_names:
+        table = table.drop_columns(["sampled_mask"])
     rows = [dict.fromkeys(LIGHT) | row for row in table.to_pylist()]  # a file of others may lack any column
     for i, row in enumerate(rows):
-        row |= {"row": first + i, "tokens": tokens[i]}
+        row |= {"row": i, "tokens": tokens[i]} | {name: row[name] or "" for name in _TEXTS}
         for name in ("components", "weights"):
             row[name] = {key: value for key, value in row[name] or () if value is not None}
-        for name in ("text", "outcome", "detail", "stop_reason", "state", "answer", "sample_id", "example_id"):
-            row[name] = row[name] or ""
     return rows
 
 
-def _counts(mask: pyarrow.ChunkedArray) -> np.ndarray:
+def _count_true(mask: pyarrow.ChunkedArray) -> list[int]:
     """Count how many are True in each list."""
-    import pyarrow as pa
-
-    one: Any = mask.combine_chunks()
-    if isinstance(one, pa.ChunkedArray):
-        one = pa.concat_arrays(one.chunks) if one.num_chunks else pa.array([], mask.type)
-    ends = np.concatenate([[0], np.cumsum(one.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
-    offsets = one.offsets.to_numpy()
-    return ends[offsets[1:]] - ends[offsets[:-1]]
+    lists: Any = mask.combine_chunks()
+    true = lists.flatten().to_numpy(zero_copy_only=False).astype(bool)
+    return np.bincount(lists.value_parent_indices().to_numpy()[true], minlength=len(mask)).tolist()

@@ -1,25 +1,16 @@
-"""What the ids of tokens stand for, as text.
-
-The bytes of each token are known here, because the text of a token alone often is none: a character outside of ASCII is
-several tokens of one byte each. `tokenizers` has a token's spelling and the decoder of its family; its own `decode`
-gives the text of a list, not what each token gives to it.
-"""
+"""The text that each token of a list gives, and where the tokenizer of a run lies."""
 
 from __future__ import annotations
 
-import codecs
-import json
-import re
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hone.errors import UserError
 from hone.runs.reader import Run
 
 FILE = "tokenizer.json"
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Piece(NamedTuple):
@@ -41,61 +32,27 @@ class Vocabulary:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
             raise UserError(f"{path} cannot be read ({error})") from None
-        decoder: Any = self._tokenizer.decoder
-        self._kind = _kind(json.loads(decoder.__getstate__()) if decoder is not None else {})
         added = self._tokenizer.get_added_tokens_decoder()
-        self._bytes = {i: token.content.encode("utf-8", "replace") for i, token in added.items()}
         self._special = {i for i, token in added.items() if token.special}
 
-    def bytes_of(self, token: int) -> bytes:
-        """Return what a token adds to the text, as UTF-8; of an id that the tokenizer lacks, `<id 99>`."""
-        if token not in self._bytes:
-            spelling = self._tokenizer.id_to_token(token) if token >= 0 else None
-            self._bytes[token] = f"<id {token}>".encode() if spelling is None else self._spelled(spelling)
-        return self._bytes[token]
-
-    def _spelled(self, spelling: str) -> bytes:
-        if self._kind == "bytes" and all(c in _byte_table() for c in spelling):
-            return bytes(_byte_table()[c] for c in spelling)
-        if self._kind == "metaspace":
-            if found := _BYTE.fullmatch(spelling):
-                return bytes([int(found[1], 16)])
-            spelling = spelling.replace("▁", " ")
-        if self._kind == "wordpiece":
-            spelling = spelling[2:] if spelling.startswith("##") else f" {spelling}"
-        return spelling.encode("utf-8", "replace")
-
     def pieces(self, ids: Sequence[int]) -> list[Piece]:
-        """Return the texts of a list of ids, end to end. Bytes that are no UTF-8 are shown as U+FFFD."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        """Return the texts of a list of ids, end to end. Bytes that are no UTF-8 are shown as U+FFFD, an id that the
+        tokenizer lacks as `<id 99>`.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
         made: list[Piece] = []
-        text, start = "", 0
+        start = 0
         for i, token in enumerate(ids):
-            text += decoder.decode(self.bytes_of(token), i == len(ids) - 1)
-            if not decoder.getstate()[0]:
+            known = token >= 0 and self._tokenizer.id_to_token(token) is not None
+            text = stream.step(self._tokenizer, token) if known else f"<id {token}>"
+            if text is None and i == len(ids) - 1:
+                text = self._tokenizer.decode(ids[start:], skip_special_tokens=False)
+            if text is not None:
                 made.append(Piece(text, start, i + 1 - start, start == i and token in self._special))
-                text, start = "", i + 1
+                start = i + 1
         return made
-
-
-@cache
-def _byte_table() -> dict[str, int]:
-    """Return the byte that each character of byte-level BPE stands for (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-def _kind(decoder: dict[str, Any]) -> str:
-    """Return how spellings become text, by the decoder of the tokenizer: its own, or one of a sequence."""
-    parts = (decoder, *decoder.get("decoders", ()))
-    types = {part.get("type") for part in parts}
-    if "ByteLevel" in types:
-        return "bytes"
-    if "WordPiece" in types:
-        return "wordpiece"
-    replaces = any(part.get("pattern", {}).get("String") == "▁" for part in parts)
-    return "metaspace" if types & {"Metaspace", "ByteFallback"} or replaces else "plain"
 
 
 @lru_cache(maxsize=2)
@@ -128,10 +85,10 @@ def _places(run: Run) -> list[Path]:
     except (UserError, OSError):
         model = ""
     name = model.get("name") if isinstance(model, dict) else model
-    if isinstance(name, str) and name:
-        folders += [Path(name), run.path.parent / name]
-    places = [folder / FILE for folder in folders]
-    if isinstance(name, str) and name.count("/") == 1:
+    if not isinstance(name, str) or not name:
+        return [folder / FILE for folder in folders]
+    places = [folder / FILE for folder in (*folders, Path(name), run.path.parent / name)]
+    if name.count("/") == 1:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 
