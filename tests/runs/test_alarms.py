@@ -61,13 +61,6 @@ def test_the_strongest_action_is_asked_for_once():
     assert alarms.asked == "off" and alarms.active == ["truncation", "no_signal"]
 
 
-def test_off_is_off():
-    alarms = Alarms(AlarmsConfig(window=2, action="off"))
-    assert look(alarms, 0.8, 0.8, 0.8) == [] and alarms.active == []
-    only = Alarms(AlarmsConfig(window=2, action="stop", truncation={"action": "off"}))
-    assert look(only, 0.8, 0.8, 0.8) == [] and only.asked == "off"
-
-
 def test_what_was_raised_before_a_resume_is_not_told_again():
     alarms = Alarms(AlarmsConfig(window=2, action="stop"))
     alarms.restore(lines(0.8, 0.8, 0.8))
@@ -119,14 +112,6 @@ def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):
         log(run, 0, 0.8, 0.8)
     hashed = [json.loads(line)["step"] for line in (tmp_path / "hashes.jsonl").read_text().splitlines()]
     assert hashed == [0, 1] and [line["step"] for line in Run(tmp_path).metrics().to_pylist()] == [0, 1]
-
-
-def test_the_log_is_the_same_with_and_without_alarms(tmp_path):
-    for name, action in (("on", "warn"), ("off", "off")):
-        with RunWriter.start(config(tmp_path / name, alarms=AlarmsConfig(window=2, action=action)), "rl", []) as run:
-            log(run, 0, 0.8, 0.8, 0.8)
-    for name in ("metrics.jsonl", "hashes.jsonl"):
-        assert (tmp_path / "on" / name).read_bytes() == (tmp_path / "off" / name).read_bytes()
 
 
 def test_a_pause_that_was_killed_is_over_when_the_run_is_resumed(tmp_path):

