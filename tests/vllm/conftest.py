@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import torch
 
 from hone.config.shared import InitConfig
-from hone.inference.vllm import update_weights
+from hone.errors import UserError
+from hone.inference.client import reason_in
 from hone.inference.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
@@ -48,7 +50,15 @@ class Served:
         return openai.OpenAI(base_url=self.url, api_key="sesame", max_retries=0)
 
     def update(self, path: Path, version: int) -> None:
-        update_weights(self.url, path, version, "sesame")
+        headers, body = {"Authorization": "Bearer sesame"}, {"path": str(path.resolve()), "version": version}
+        answer = httpx.post(self.url.removesuffix("/v1") + "/update_weights", json=body, headers=headers, timeout=600)
+        if not answer.is_success:
+            raise UserError(reason_in(answer.text))
+
+    @property
+    def version(self) -> int:
+        (model,) = self.client.models.list()
+        return model.policy_version
 
 
 def make_versions(family: str, folder: Path) -> None:

@@ -22,11 +22,11 @@ CONNECT = 10.0
 
 
 class Refused(Halt):
-    """The server's answer is that it won't: its status, and its words."""
+    """The server's answer is that it won't: its status, and its reason."""
 
-    def __init__(self, url: str, status: int, said: str) -> None:
-        super().__init__(f"{url} answers {status}: {said}")
-        self.status, self.said = status, said
+    def __init__(self, url: str, status: int, reason: str) -> None:
+        super().__init__(f"{url} answers {status}: {reason}")
+        self.status, self.reason = status, reason
 
 
 class Gone(Halt):
@@ -127,11 +127,11 @@ class ServerClient:
             else:
                 if response.is_success:
                     return _parsed(response, self.endpoint.url)
-                said = _said(response.text)
+                refusal = reason_in(response.text)
                 status = response.status_code
                 if not may_pass(status):
-                    raise Refused(self._root + path, status, said)
-                reason, wait = f"status {status}: {said}", retry_after(response.headers)
+                    raise Refused(self._root + path, status, refusal)
+                reason, wait = f"status {status}: {refusal}", retry_after(response.headers)
             if attempt < self.endpoint.max_retries:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
@@ -149,8 +149,8 @@ def _parsed(response: Any, url: str) -> Any:
         ) from None
 
 
-def _said(text: str) -> str:
-    """Return the server's own words on a refusal, in one line."""
+def reason_in(text: str) -> str:
+    """Return the reason that a server gives in the body of a refusal, in one line."""
     try:
         body = json.loads(text)
         body = body.get("error", body)

@@ -142,6 +142,6 @@ async def _check_root(client: ServerClient, spool: Path) -> None:
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
     except Refused as error:
-        if error.status == 403 or "weights root" in error.said:
+        if error.status == 403 or "weights root" in error.reason:
             root = spool.resolve().parent
             raise UserError(f"{error}; here it has to be --weights-root {root}, or a folder above that") from None

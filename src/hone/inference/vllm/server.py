@@ -14,15 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from typing import Literal
 
 from hone.errors import UserError
+from hone.inference.client import reason_in
 from hone.inference.vllm import supervisor
 
 GRACE = 10.0
@@ -87,8 +84,6 @@ class VllmServer:
     served_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     progress: Callable[[str], None] | None = None
-    version: int = field(default=0, init=False)
-    """That of the last update."""
 
     def __post_init__(self) -> None:
         self.installed = find_vllm(self.python)
@@ -116,9 +111,21 @@ class VllmServer:
         return f"vLLM {self.installed.version}, dtype {self.dtype}, {device}"
 
     def update(self, path: Path, version: int) -> None:
-        """Sample from the weights in folder `path` from now on: see `update_weights`."""
-        update_weights(self.url, path, version, self.api_key)
-        self.version = version
+        """Sample from the weights in folder `path` (Hugging Face layout, safetensors) from now on, as `version`.
+
+        The server holds the requests in flight meanwhile. UserError with its reason if it refuses, or is gone.
+        """
+        import httpx
+
+        body = {"path": str(path.resolve()), "version": version}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        url = self.url.removesuffix("/v1") + "/update_weights"
+        try:
+            response = httpx.post(url, json=body, headers=headers, timeout=PATIENCE, trust_env=False)
+        except httpx.TransportError as error:
+            raise UserError(f"the vLLM server at {self.url} was lost ({error}): look at its log, {self.log}") from None
+        if not response.is_success:
+            raise UserError(f"the vLLM server at {self.url} refused the weights: {reason_in(response.text)}")
 
     def __enter__(self) -> VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -164,14 +171,8 @@ class VllmServer:
     def arguments(self) -> list[str]:
         """Return the command line; of the module, as the script `vllm` looks for a distribution of just this name."""
         argv = [str(self.installed.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
-        argv += [
-            "--served-model-name",
-            self.served_name or str(self.model),
-            "--host",
-            self.host,
-            "--port",
-            str(self.port),
-        ]
+        argv += ["--served-model-name", self.served_name or str(self.model)]
+        argv += ["--host", self.host, "--port", str(self.port)]
         # Logprobs of the distribution that is sampled from; sampling as the request says, not as the model's card does.
         argv += ["--dtype", self.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
         argv += ["--kv-cache-memory-bytes", str(int((self.kv_gib or 0) * 2**30)), "--enable-prefix-caching"]
@@ -224,10 +225,11 @@ class VllmServer:
             time.sleep(0.2)
 
     def _answers(self) -> bool:
+        import httpx
+
         try:
-            with opener_for(self.url).open(self.url.removesuffix("/v1") + "/health", timeout=5) as response:
-                return response.status == 200
-        except (URLError, OSError):
+            return httpx.get(self.url.removesuffix("/v1") + "/health", timeout=5, trust_env=False).status_code == 200
+        except httpx.TransportError:
             return False
 
     def why(self) -> str:
@@ -309,51 +311,3 @@ def _clean() -> dict[str, str]:
     """Return the environment variables without what is meant for this Python, and what is decided here."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OPENING)
     return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONSAFEPATH": "1"}
-
-
-def update_weights(url: str, path: Path, version: int, api_key: str | None = None) -> None:
-    """Have a server sample from the weights in folder `path` (Hugging Face layout, safetensors).
-
-    One request, `POST /update_weights {"path": ..., "version": ...}`: the server holds the requests in flight, loads
-    the weights into the model it has, forgets what it knew of prompts, and goes on. `url` is the server's, with or
-    without `/v1`. UserError if it is not there or refuses, with its reason.
-    """
-    _ask(url, "POST", "/update_weights", {"path": str(path.resolve()), "version": version}, api_key)
-
-
-def weights_version(url: str, api_key: str | None = None) -> int:
-    """Return the version of the weights that the server samples from: that of the last update, or 0."""
-    return _ask(url, "GET", "/v1/models", None, api_key)["data"][0]["policy_version"]
-
-
-def _ask(url: str, method: str, path: str, body: dict[str, Any] | None, api_key: str | None) -> dict[str, Any]:
-    root = url.rstrip("/").removesuffix("/v1")
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    request = Request(root + path, json.dumps(body).encode() if body else None, headers, method=method)
-    try:
-        with opener_for(url).open(request, timeout=PATIENCE) as response:
-            return json.load(response)
-    except HTTPError as error:
-        if error.code == 404:
-            raise UserError(
-                f"the server at {root} takes no weights: start it with `inference --backend vllm --weights-root DIR`"
-            ) from None
-        raise UserError(f"the vLLM server at {root} refused the weights: {_reason(error)}") from None
-    except (OSError, HTTPException) as error:
-        raise UserError(
-            f"the vLLM server at {root} was lost ({getattr(error, 'reason', error)}): look at its log, start it again"
-        ) from None
-
-
-def opener_for(url: str):
-    """Return what opens URLs; a proxy of the environment's cannot reach a server on this machine."""
-    host = urlsplit(url).hostname or ""
-    return build_opener(ProxyHandler({})) if host == "localhost" or host.startswith("127.") else build_opener()
-
-
-def _reason(error: HTTPError) -> str:
-    text = error.read().decode(errors="replace")
-    try:
-        return json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return f"status {error.code}, {text[:300]}"
