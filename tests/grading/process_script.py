@@ -1,4 +1,4 @@
-"""What a process of `hone.grading.process` may be asked to do in its tests: each function is one way to go wrong."""
+"""What a process of `hone.grading.pool` may be asked to do in its tests: each function is one way to go wrong."""
 
 from __future__ import annotations
 

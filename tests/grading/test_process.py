@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from graders import children
 
-from hone.grading.pool import NoVerdict, Worker
-from hone.grading.process import Ended
+from hone.grading.pool import Ended, NoVerdict, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")

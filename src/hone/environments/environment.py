@@ -23,7 +23,7 @@ from hone.environments.template import Template
 from hone.environments.workers import Limits, Origin, Progress, Sample, Workers
 from hone.errors import UserError
 from hone.grading import Work, together
-from hone.grading.process import inside
+from hone.grading.pool import inside
 from hone.types import Example, Message, Outcome, Reply, Score, Trajectory, content_hash
 
 if TYPE_CHECKING:

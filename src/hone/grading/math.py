@@ -18,8 +18,7 @@ from pathlib import Path
 from hone.errors import UserError
 from hone.grading import math_worker
 from hone.grading.inline import GraderFailure, describe_exception
-from hone.grading.pool import NoVerdict, Worker
-from hone.grading.process import inside
+from hone.grading.pool import NoVerdict, Worker, inside
 from hone.types import Outcome
 
 LONGEST = 512

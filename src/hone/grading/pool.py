@@ -1,19 +1,29 @@
-"""Workers: processes that answer questions side by side, each question at its own risk.
+"""Processes that answer questions side by side, each question at its own risk: JSON in, JSON out, under limits.
 
     with Pool(script, arguments, "grading", workers=4) as pool:
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
 A question that hangs, crashes or takes too much costs itself alone: its process is replaced. If it was killed from
-outside, the question is asked again. Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a
-task had started, takes 4 seconds more for code that ignores signals, limits no memory or processor time, and is no
-faster.
+outside, the question is asked again. The kernel ends the process when a question takes more processor time than it may
+(not time of the clock: a busy machine changes no verdict). With it ends whatever was started there, also in a session
+of its own, also when hone is killed. What runs there is `process_main.py`.
+
+Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
+for code that ignores signals, limits no memory or processor time, and is no faster.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
-import selectors
+import queue
+import select
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -25,8 +35,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hone.errors import Halt, UserError
-from hone.grading.inline import GraderFailure
-from hone.grading.process import Closed, Ended, Garbled, Process, Reply, readable
+from hone.grading.inline import GraderFailure, cut
 from hone.types import Outcome
 
 MEMORY_BYTES = 4 * 2**30
@@ -34,11 +43,29 @@ START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
 Heard = Callable[[int, Any], None]
 """Called with the number of questions answered, and the latest answer."""
+_MAIN = str(Path(__file__).with_name("process_main.py"))
+_LONGEST = 17 * 2**20
+"""Bytes of an answer's line, which `process_main` keeps shorter."""
+_WORDS = 2**16
+"""Bytes of what a process wrote on stderr that are looked at."""
 _CLOSING_SECONDS = 10.0
 """How long a process that has closed its output may live on: one that is ending has closed it too."""
+_END_SECONDS = 10.0
+"""How long the keeper is given to end what it keeps, before it is ended itself."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
 """How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code
 may have killed the keeper."""
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
+_ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
+"""One thread each, for there is a process per core, and threads take address space that is limited."""
+_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+"""Signals that a user or the system (short of memory) ends a process by; others come of what it does itself."""
+_numbers = itertools.count()
+
+
+def inside() -> bool:
+    """Return True if this code runs in such a process already, so that it need not be protected once more."""
+    return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
 class StartFailure(Halt):
@@ -53,16 +80,154 @@ class NoVerdict(Exception):
         self.failure = failure
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process and the index of the question that it is at, with the number under which it was asked."""
+class Garbled(Exception):
+    """What came is no answer: other code wrote to the pipe."""
 
-    process: Process
-    deadline: float
-    ready: bool = False
-    closing: bool = False
-    index: int | None = None
-    number: int = 0
+
+class Closed(Exception):
+    """No more answers come: the process ends, or other code closed the pipe."""
+
+
+class Stopped(Exception):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a process ended of: its exit code, or minus the signal; None if its keeper was killed."""
+
+    code: int | None
+    words: str
+
+    @property
+    def killed(self) -> bool:
+        """True for a signal from outside, which says nothing of the question that the process was at."""
+        return self.code is None or -self.code in _OUTSIDE
+
+    def failure(self, doing: str, seconds: float | None) -> GraderFailure:
+        """In words; `doing` is what it was at, with a limit of `seconds` of processor time."""
+        if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
+            detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
+            return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
+        how = "was killed" if self.code is None else f"ended with {self.code}"
+        if self.code is not None and self.code < 0:
+            names = {one.value: one.name for one in signal.Signals}
+            how = f"was ended by {names.get(-self.code, f'signal {-self.code}')}"
+        detail = f"the process that was {doing} {how}: {self.words}".rstrip(": ")
+        return GraderFailure(Outcome.GRADER_ERROR, detail, killed=self.killed)
+
+
+class Process:
+    """One process, started at once. It ends with this object, and takes what it started along."""
+
+    def __init__(
+        self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
+    ) -> None:
+        self.ready = False
+        self._late = time.monotonic() + START_SECONDS
+        self._status, status = os.pipe()
+        marker = f"HONE_GRADER={os.getpid()}-{next(_numbers)}"
+        name, _, value = marker.partition("=")
+        with tempfile.TemporaryFile() as words:
+            kept = os.dup(words.fileno())
+            try:
+                popen = subprocess.Popen(
+                    # -P: the folder of `process_main.py`, with its `math.py`, stays off the path.
+                    [python, "-P", _MAIN, str(status)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=words,
+                    bufsize=0,
+                    pass_fds=[status],
+                    start_new_session=True,  # Ctrl-C is not for it
+                    env={**os.environ, **_ENVIRONMENT, **environment, name: value},
+                )
+            finally:
+                os.close(status)
+        assert popen.stdin is not None and popen.stdout is not None
+        self._questions, self._answers, self.pid = popen.stdin.fileno(), popen.stdout.fileno(), popen.pid
+        for fd in (self._questions, self._answers):
+            os.set_blocking(fd, False)
+        self.let_go = popen.stdin.close
+        """Makes it end, without waiting for that."""
+        self._end = weakref.finalize(self, _end, os.getpid(), popen, self._status, kept, marker)
+        # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
+        self._number = int.from_bytes(os.urandom(6), "big")
+        self._out, self._in = bytearray(), bytearray()
+        setting = {"script": str(script), "arguments": list(arguments), "memory": memory_bytes, "number": self._number}
+        self._send(setting)
+
+    def get_ready(self, stop: int) -> str | None:
+        """Wait until it can answer. Return what it raised, if it did; errors as in `ask`."""
+        _, error, last = self._receive(self._late, stop)
+        self.ready = not last
+        return error
+
+    def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
+        """Return the answer, what was raised instead, and True if the process ends after it.
+
+        Raises Garbled, Closed, TimeoutError after `clock` seconds, and Stopped when `stop` can be read.
+        """
+        self._number += 1
+        self._send([self._number, cpu, question])
+        return self._receive(time.monotonic() + clock, stop)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it is there, and has nothing to say that nobody asked."""
+        return not self._in and not readable(self._status, 0) and not readable(self._answers, 0)
+
+    def ends(self, seconds: float) -> bool:
+        """Return True if it ends by itself within this time."""
+        return readable(self._status, seconds)
+
+    def finish(self) -> Ended:
+        """End it, and wait until nothing of it is left."""
+        return self._end() or Ended(None, "")
+
+    def _send(self, value: Any) -> None:
+        self._out += json.dumps(value).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                del self._out[: os.write(self._questions, self._out)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._out.clear()  # it has ended, as the answers will tell
+
+    def _receive(self, deadline: float, stop: int) -> tuple[Any, str | None, bool]:
+        fresh = 0
+        while (end := self._in.find(b"\n", len(self._in) - fresh)) < 0:
+            poller = select.poll()
+            for fd in (self._answers, stop):
+                poller.register(fd, select.POLLIN)
+            if self._out:
+                poller.register(self._questions, select.POLLOUT)
+            events = dict(poller.poll(1000 * max(0.0, min(deadline - time.monotonic(), 3600.0))))
+            if stop in events:
+                raise Stopped
+            if not events and time.monotonic() >= deadline:
+                raise TimeoutError
+            self._write()
+            with contextlib.suppress(BlockingIOError):
+                part = os.read(self._answers, 2**18)
+                if not part:
+                    raise Closed
+                self._in += part
+                fresh = len(part)
+            if len(self._in) > _LONGEST:
+                raise Garbled
+        line, self._in = bytes(self._in[:end]), self._in[end + 1 :]
+        try:
+            number, last, answer, error = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            raise Garbled from None
+        if number != self._number or not isinstance(last, bool) or not isinstance(error, str | None):
+            raise Garbled
+        return answer, error, last
 
 
 class Pool:
@@ -86,17 +251,15 @@ class Pool:
         python: str = sys.executable,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._script, self._arguments, self._python = script, list(arguments), python
-        self._environment = dict(environment)
-        self.doing, self.workers, self._memory = doing, workers, memory_bytes
+        self.doing, self.workers = doing, workers
+        self._start = lambda: Process(python, script, arguments, memory_bytes, environment)
         self._forget()
         _pools.add(self)
 
     def _forget(self) -> None:
         """Have no processes, whatever there were."""
         self._lock = threading.RLock()
-        self._workers: list[_Worker] = []
-        self._selector: selectors.BaseSelector | None = None
+        self._processes: list[Process | None] = [None] * self.workers
 
     def __enter__(self) -> Pool:
         return self
@@ -107,13 +270,13 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Ids of the running processes."""
-        return [worker.process.pid for worker in self._workers]
+        return [process.pid for process in self._processes if process is not None]
 
     def start(self, count: int) -> None:
         """Start processes until there are `count`, at most `workers`, without waiting for them to be ready."""
         with self._lock:
-            while len(self._workers) < min(count, self.workers):
-                self._hire()
+            for i in range(min(count, self.workers)):
+                self._processes[i] = self._processes[i] or self._start()
 
     def ask_all(
         self,
@@ -132,7 +295,7 @@ class Pool:
         """
         with self._lock:
             try:
-                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing, heard).run()
+                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing).run(heard)
             except BaseException:
                 self.close()
                 raise
@@ -140,32 +303,13 @@ class Pool:
     def close(self) -> None:
         """End the processes. The next question starts others."""
         with self._lock:
-            workers, self._workers = self._workers, []  # none is known any more if this is interrupted
-            selector, self._selector = self._selector, None
-            if selector is not None:
-                selector.close()
-            for worker in workers:
-                worker.process.let_go()
-            for worker in workers:
-                worker.process.finish()
-
-    def _hire(self) -> None:
-        process = Process(self._python, self._script, self._arguments, self._memory, self._environment)
-        worker = _Worker(process, time.monotonic() + START_SECONDS)
-        self._workers.append(worker)
-        self._selector = self._selector or selectors.DefaultSelector()
-        for fd in (process.answers, process.status):
-            self._selector.register(fd, selectors.EVENT_READ, worker)
-        if process.unsent:
-            self._selector.register(process.questions, selectors.EVENT_WRITE, worker)
-
-    def _remove(self, worker: _Worker) -> None:
-        """Forget a process and no longer listen to it."""
-        assert self._selector is not None
-        self._workers.remove(worker)
-        for fd in (worker.process.answers, worker.process.status, worker.process.questions):
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
+            processes = [process for process in self._processes if process is not None]
+            self._processes = [None] * self.workers  # none is known any more if this is interrupted
+            for process in processes:
+                with contextlib.suppress(OSError):
+                    process.let_go()
+            for process in processes:
+                process.finish()
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -182,145 +326,107 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Round:
-    """One call of `ask_all`."""
+    """One call of `ask_all`: a thread for each process asks it one question after another."""
 
-    def __init__(
-        self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str, heard: Heard
-    ) -> None:
+    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str) -> None:
         self.pool, self.questions, self.cpu, self.clock, self.doing = pool, questions, cpu, clock, doing
-        self.heard = heard
         self.waiting = deque(range(len(questions)))
-        self.answers: dict[int, Any] = {}
+        self.answered: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.again: Counter[int] = Counter()
         self.killed_at_start = 0
-        self.gone: list[Process] = []
+        self.stop, self.stopped = os.pipe()
 
-    def run(self) -> list[Any]:
-        if self.questions and self.pool._workers:
-            self.listen(0.0)  # to those that ended since the last round
+    def run(self, heard: Heard) -> list[Any]:
+        self.pool.start(len(self.questions))
+        places = range(min(self.pool.workers, len(self.questions)))
+        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in places]
+        answers: dict[int, Any] = {}
         try:
-            while len(self.answers) < len(self.questions):
-                self.pool.start(len(self.questions) - len(self.answers))
-                self.give()
-                self.listen()
-                for process in [process for process in self.gone if readable(process.status, 0)]:
-                    process.finish()  # there may be more of them than a process can have files open
-                    self.gone.remove(process)
+            for thread in threads:
+                thread.start()
+            while len(answers) < len(self.questions):
+                index, answer = self.answered.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                answers[index] = answer
+                heard(len(answers), answer)
         finally:
-            for process in self.gone:
-                process.finish()
-        return [self.answers[index] for index in range(len(self.questions))]
+            os.write(self.stopped, b"x")
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            for fd in (self.stop, self.stopped):
+                os.close(fd)
+        return [answers[index] for index in range(len(self.questions))]
 
-    def give(self) -> None:
-        """Give a question to each process that has none."""
-        for worker in self.pool._workers:
-            if self.waiting and worker.ready and not worker.closing and worker.index is None:
-                worker.index = self.waiting.popleft()
-                worker.number = worker.process.ask(self.questions[worker.index], self.cpu)
-                worker.deadline = time.monotonic() + self.clock
-                self.watch_questions(worker)
+    def serve(self, place: int) -> None:
+        """Ask the process at this place until no question waits."""
+        with contextlib.suppress(Stopped):
+            try:
+                while self.waiting:
+                    process = self.ready(place)
+                    try:
+                        index = self.waiting.popleft()
+                    except IndexError:  # another took the last one meanwhile
+                        return
+                    self.ask(place, process, index)
+            except Exception as error:
+                if isinstance(error, Stopped):
+                    raise
+                self.answered.put((-1, error))
 
-    def listen(self, patience: float | None = None) -> None:
-        """Wait until a process has something to say or its time is up, and act on that."""
-        selector = self.pool._selector
-        assert selector is not None
-        if patience is None:
-            soonest = min(worker.deadline for worker in self.pool._workers)
-            patience = max(0.0, soonest - time.monotonic())
-        heard = {key.data for key, _ in selector.select(min(patience, 3600.0))}
-        for worker in list(self.pool._workers):
-            if worker in heard:
-                self.hear(worker)
-            elif time.monotonic() >= worker.deadline:
-                self.too_late(worker)
+    def ready(self, place: int) -> Process:
+        """Return the process at this place, or a new one, when it is ready. StartFailure if it does not become so."""
+        processes = self.pool._processes
+        while True:
+            process = processes[place] = processes[place] or self.pool._start()
+            if process.ready and process.is_idle:
+                return process
+            try:
+                if process.ready:
+                    raise Closed
+                if (error := process.get_ready(self.stop)) is None:
+                    return process
+            except Garbled:
+                error = "it wrote to the pipe of the answers while it started"
+            except TimeoutError:
+                error = f"it was not ready after {START_SECONDS:.0f} seconds"
+            except Closed:
+                error = None if process.ready or process.ends(_CLOSING_SECONDS) else "it closed its output"
+            processes[place] = None
+            ended = process.finish()
+            if not process.ready and error is None:
+                self.killed_at_start += ended.killed
+                if not ended.killed or self.killed_at_start > self.pool.workers:
+                    error = ended.failure("starting", None).detail
+            if error is not None:
+                raise _start_failure(self.doing, error)
 
-    def hear(self, worker: _Worker) -> None:
-        """Take what has come from a process."""
-        process = worker.process
-        process.send()
-        self.watch_questions(worker)
+    def ask(self, place: int, process: Process, index: int) -> None:
+        """Enter the answer to a question; or let it wait again, if its process was killed from outside."""
+        failure, last = None, True
         try:
-            for reply in process.replies() if not worker.closing else ():
-                if not self.take(worker, reply):
-                    return
+            answer, error, last = process.ask(self.questions[index], self.cpu, self.clock, self.stop)
+            self.answered.put((index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error)))
         except Garbled:
-            self.let_go(worker)
-            if not worker.ready:
-                raise _start_failure(self.doing, "it wrote to the pipe of the answers while it started") from None
-            self.fail(worker, _error(f"the process that was {self.doing} wrote what is no answer"))
+            failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
+        except TimeoutError:
+            failure = GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds")
         except Closed:
-            worker.closing, worker.deadline = True, time.monotonic() + _CLOSING_SECONDS
-            self.pool._selector.unregister(process.answers)  # type: ignore[union-attr]
-        if worker.closing and readable(process.status, 0):
-            self.pool._remove(worker)
-            self.ended(worker, process.finish())
-
-    def take(self, worker: _Worker, reply: Reply) -> bool:
-        """Enter an answer. Return False if the process gives no more of them."""
-        if reply.number == worker.process.first and not worker.ready:
-            if reply.error is not None:
-                raise _start_failure(self.doing, reply.error)
-            worker.ready = True
-        elif worker.index is None or reply.number != worker.number:
-            raise Garbled
-        else:
-            self.enter(worker, reply.answer if reply.error is None else _error(reply.error))
-        worker.deadline = float("inf")
-        if reply.last:
-            self.let_go(worker)
-        return not reply.last
-
-    def enter(self, worker: _Worker, answer: Any) -> None:
-        """Note the answer to the question that a process was at."""
-        assert worker.index is not None
-        self.answers[worker.index] = answer
-        worker.index = None
-        self.heard(len(self.answers), answer)
-
-    def ended(self, worker: _Worker, ended: Ended) -> None:
-        """Handle a process that ended by itself: the question that it was at has no answer."""
-        if not worker.ready:
-            self.killed_at_start += ended.killed
-            if not ended.killed or self.killed_at_start > self.pool.workers:
-                raise _start_failure(self.doing, ended.failure("starting", None).detail)
-            return
-        index, most = worker.index, _AGAIN_KEEPER if ended.code is None else _AGAIN
-        if index is not None and ended.killed and self.again[index] < most:
-            self.again[index] += 1
-            self.waiting.appendleft(index)
-        else:
-            self.fail(worker, ended.failure(self.doing, self.cpu))
-
-    def too_late(self, worker: _Worker) -> None:
-        """End a process that has let its time go by."""
-        self.let_go(worker)
-        if not worker.ready:
-            late = f"it was not ready after {START_SECONDS:.0f} seconds"
-            raise _start_failure(self.doing, "it closed its output" if worker.closing else late)
-        if worker.closing:
-            self.fail(worker, _error(f"the process that was {self.doing} closed its output"))
-        else:
-            self.fail(worker, GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds"))
-
-    def fail(self, worker: _Worker, failure: GraderFailure) -> None:
-        if worker.index is not None:
-            self.enter(worker, replace(failure, lost=True))
-
-    def let_go(self, worker: _Worker) -> None:
-        """End a process without waiting for that."""
-        self.pool._remove(worker)
-        worker.process.let_go()
-        self.gone.append(worker.process)
-
-    def watch_questions(self, worker: _Worker) -> None:
-        """Listen for the process to take more, if it has not taken all."""
-        selector, fd = self.pool._selector, worker.process.questions
-        assert selector is not None
-        if worker.process.unsent != (fd in selector.get_map()):
-            if worker.process.unsent:
-                selector.register(fd, selectors.EVENT_WRITE, worker)
+            if not process.ends(_CLOSING_SECONDS):
+                failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
             else:
-                selector.unregister(fd)
+                ended = process.finish()
+                self.again[index] += 1
+                if ended.killed and self.again[index] <= (_AGAIN_KEEPER if ended.code is None else _AGAIN):
+                    self.waiting.appendleft(index)
+                else:
+                    failure = ended.failure(self.doing, self.cpu)
+        if last:
+            self.pool._processes[place] = None
+            process.finish()
+        if failure is not None:
+            self.answered.put((index, replace(failure, lost=True)))
 
 
 class Worker:
@@ -332,6 +438,8 @@ class Worker:
 
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)
+        self.close = self._pool.close
+        """Ends the process, if there is one."""
 
     def ask(self, question: Any, cpu_seconds: float, clock_seconds: float) -> Any:
         """Return the answer. Raises NoVerdict if the function raised, took too long, or could not be asked."""
@@ -343,17 +451,45 @@ class Worker:
             raise NoVerdict(answer)
         return answer
 
-    def close(self) -> None:
-        """End the process, if there is one."""
-        self._pool.close()
-
-
-def _error(detail: str) -> GraderFailure:
-    return GraderFailure(Outcome.GRADER_ERROR, detail)
-
 
 def _start_failure(doing: str, text: str) -> StartFailure:
     """Return the error for a process that did not start. Of a UserError's traceback its own words are enough."""
-    reason = text.strip()
     mark = f"\n{UserError.__module__}.UserError: "
-    return StartFailure(f"the process for {doing} could not start: {reason.rpartition(mark)[2]}")
+    return StartFailure(f"the process for {doing} could not start: {text.strip().rpartition(mark)[2]}")
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Return True if something can be read within this time, be it the end."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(1000 * seconds))
+
+
+def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:
+    """Make the keeper end everything, and itself; kill what it cannot. Do nothing in a forked process."""
+    if os.getpid() != owner:
+        os.close(status)
+        os.close(words)
+        return None
+    assert popen.stdin is not None and popen.stdout is not None
+    with contextlib.suppress(OSError):
+        popen.stdin.close()
+    code = os.read(status, 100) if readable(status, _END_SECONDS) else b""
+    if not code:  # the keeper was killed, or stopped
+        popen.kill()
+        _kill_marked(marker.encode())
+    popen.wait()
+    text = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
+    text = text.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
+    popen.stdout.close()
+    os.close(status)
+    os.close(words)
+    return Ended(json.loads(code or b"null"), cut(text.strip(), 2000))
+
+
+def _kill_marked(marker: bytes) -> None:
+    """Kill the processes that have this environment variable, where the system tells: what a keeper has not kept."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What runs in the processes of `hone.grading.process`; it needs nothing of hone.
+"""What runs in the processes of `hone.grading.pool`; it needs nothing of hone.
 
     python -P process_main.py STATUS_FD
 
@@ -31,7 +31,7 @@ import time
 import traceback
 
 IS_HONE_WORKER = True
-"""What `hone.grading.process.inside` looks for."""
+"""What `hone.grading.pool.inside` looks for."""
 MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)

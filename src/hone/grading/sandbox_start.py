@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
-from hone.grading.process import readable
+from hone.grading.pool import readable
 from hone.grading.sandbox_bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
 from hone.grading.sandbox_watch import Tree
 

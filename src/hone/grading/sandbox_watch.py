@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from hone.grading.process import readable
+from hone.grading.pool import readable
 
 Reason = Literal["timeout", "memory", "output", "processes"]
 INTERVAL = 0.05
