@@ -15,62 +15,38 @@ def read(text: str) -> str | None:
 PARSER = AnswerParser(read)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer>a</answer>", "a"),
-        ("<answer>a</answer> and <answer>b</answer> done", "b"),
-        ("<answer>b</answer> and <answer>4 2</answer>", "b"),
-        ("<answer>b</answer> and <answer>c or d</answer>", None),
-        ("<answer>b</answer> and <answer>c", "b"),
-        ("<answer>\n\n b \t</answer>\n\n", "b"),
-        ("<answer>a<answer>b</answer>", "b"),
-        ("<answer></answer>", None),
-        ("a", None),
-        ("", None),
-        (r"\boxed{a}", "a"),
-        (r"\boxed {a} then \boxed{b}", "b"),
-        (r"\boxed{a} then \boxed{b", "a"),
-        (r"\boxed{1 {2} \boxed{a}}", "a"),
-        (r"\boxed{a\}}", None),
-        (r"} \boxed{a}", "a"),
-        (r"<answer>a</answer> so \boxed{b}", "b"),
-        (r"\boxed{a} so <answer>b</answer>", "b"),
-        (r"<answer>It is \boxed{a}</answer>", "a"),
-        (r"<answer>\boxed{a} or \boxed{b}</answer>", None),
-        ("ANSWER: a", "a"),
-        ("answer:a\nfurther text", "a"),
-        ("Final Answer :  a ", "a"),
-        ("**Answer:** a", "a"),
-        ("**ANSWER**: a", "a"),
-        ("ANSWER:\n\n  a\nb", "a"),
-        ("ANSWER:\n$$\na\n$$", "a"),
-        ("ANSWER: a\nANSWER: 4", "a"),
-        ("ANSWER: a<|im_end|>", "a"),
-        ("<answer>Answer: a</answer>", "a"),
-        ("reanswer: a", None),
-        ("ANSWER: {number}", None),
-    ],
-)
+ANSWERS = {
+    "a": ["<answer>a</answer>", r"\boxed{a}", r"\boxed{a} then \boxed{b", r"\boxed{1 {2} \boxed{a}}",
+        r"} \boxed{a}", r"<answer>It is \boxed{a}</answer>", "ANSWER: a", "answer:a\nfurther text",
+        "Final Answer :  a ", "**Answer:** a", "**ANSWER**: a", "ANSWER:\n\n  a\nb", "ANSWER:\n$$\na\n$$",
+        "ANSWER: a\nANSWER: 4", "ANSWER: a<|im_end|>", "<answer>Answer: a</answer>"],
+    "b": ["<answer>a</answer> and <answer>b</answer> done", "<answer>b</answer> and <answer>4 2</answer>",
+        "<answer>b</answer> and <answer>c", "<answer>\n\n b \t</answer>\n\n", "<answer>a<answer>b</answer>",
+        r"\boxed {a} then \boxed{b}", r"<answer>a</answer> so \boxed{b}", r"\boxed{a} so <answer>b</answer>"],
+    None: ["<answer>b</answer> and <answer>c or d</answer>", "<answer></answer>", "a", "", r"\boxed{a\}}",
+        r"<answer>\boxed{a} or \boxed{b}</answer>", "reanswer: a", "ANSWER: {number}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in ANSWERS.items() for given in texts])
 def test_the_last_well_formed_answer_wins(text: str, answer: str | None):
     assert PARSER.parse(text) == answer
     assert PARSER.parse_answer([{"role": "assistant", "content": text}]) == answer
     assert PARSER.value(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think><answer>a</answer></think><answer>b</answer>", "b"),
-        ("<think><answer>a</answer></think>", None),
-        ("<answer>a</answer><think><answer>b</answer></think>", "a"),
-        ("<think> unfinished <answer>a</answer>", None),
-        ("a draft <answer>a</answer></think><answer>b</answer>", "b"),
-        ("a draft <answer>a</answer></think>\n", None),
-        ("<think>I close <think> tags</think><answer>b</answer>", "b"),
-        ("<think>x</think> <answer>a</answer> </think> <answer>b</answer>", "b"),
-    ],
-)
+DRAFTS = {
+    "b": ["<think><answer>a</answer></think><answer>b</answer>",
+        "a draft <answer>a</answer></think><answer>b</answer>",
+        "<think>I close <think> tags</think><answer>b</answer>",
+        "<think>x</think> <answer>a</answer> </think> <answer>b</answer>"],
+    None: ["<think><answer>a</answer></think>", "<think> unfinished <answer>a</answer>",
+        "a draft <answer>a</answer></think>\n"],
+    "a": ["<answer>a</answer><think><answer>b</answer></think>"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in DRAFTS.items() for given in texts])
 def test_drafts_in_what_was_thought_do_not_count(text: str, answer: str | None):
     assert PARSER.parse(text) == answer
 
@@ -88,27 +64,17 @@ def test_what_is_said():
     assert visible_text("1<think>x</think>2") == "1\n2"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("ANSWER: a (I checked it)", "a"),
-        ("ANSWER: a. I hope it is correct.", "a"),
-        ("ANSWER: a. I checked it", "a"),
-        ("ANSWER: a because it fits", "a"),
-        ("ANSWER: a - I checked it", "a"),
-        ("ANSWER: a — 1 of 2", "a"),
-        ("Final answer: The final answer is a. I hope it is correct.", "a"),
-        ("ANSWER: b. Answer: a", "a"),
-        ("ANSWER: a<br>", "a"),
-        ("ANSWER: a<b c", None),
-        ("ANSWER: a. Or b.", None),
-        ("ANSWER: a. No, b.", None),
-        ("ANSWER: a (or b)", None),
-        ("ANSWER: a or b (I checked it)", None),
-        (r"\boxed{a} ANSWER: b. Or c.", None),
-        ("ANSWER: a. " + "I go on. " * 1000, "a"),
-    ],
-)
+REMARKS = {
+    "a": ["ANSWER: a (I checked it)", "ANSWER: a. I hope it is correct.", "ANSWER: a. I checked it",
+        "ANSWER: a because it fits", "ANSWER: a - I checked it", "ANSWER: a — 1 of 2",
+        "Final answer: The final answer is a. I hope it is correct.", "ANSWER: b. Answer: a", "ANSWER: a<br>",
+        "ANSWER: a. " + "I go on. " * 1000],
+    None: ["ANSWER: a<b c", "ANSWER: a. Or b.", "ANSWER: a. No, b.", "ANSWER: a (or b)",
+        "ANSWER: a or b (I checked it)", r"\boxed{a} ANSWER: b. Or c."],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in REMARKS.items() for given in texts])
 def test_a_remark_behind_an_answer_in_its_line_is_no_part_of_it(text: str, answer: str | None):
     assert PARSER.value(text) == answer
 

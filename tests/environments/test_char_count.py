@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hone import rng
 from hone.environments import load_environment
 from hone.types import Outcome
 
@@ -15,44 +14,22 @@ def env():
     return load_environment("char-count")
 
 
+REWARDS = {
+    1.0: ["<think>s0t0r1</think>\n<answer>3</answer>\n", "<answer>\n3\n</answer>", "There are \\boxed{3}.",
+        "ANSWER: 3", "<answer>2</answer> no, <answer>3</answer>", "<answer>3 times</answer>"],
+    0.1: ["<answer>2</answer>", "<answer>3</answer> no, <answer>2</answer>"],
+    0.0: ["<answer>2 or 3</answer>", "<answer>three</answer>", "<answer>r</answer>", "3",
+        "<think><answer>3</answer>", "<answer>3"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("<think>s0t0r1</think>\n<answer>3</answer>\n", 1.0),
-        ("<answer>\n3\n</answer>", 1.0),
-        ("There are \\boxed{3}.", 1.0),
-        ("ANSWER: 3", 1.0),
-        ("<answer>2</answer> no, <answer>3</answer>", 1.0),
-        ("<answer>3 times</answer>", 1.0),
-        ("<answer>2</answer>", 0.1),
-        ("<answer>3</answer> no, <answer>2</answer>", 0.1),
-        ("<answer>2 or 3</answer>", 0.0),
-        ("<answer>three</answer>", 0.0),
-        ("<answer>r</answer>", 0.0),
-        ("3", 0.0),
-        ("<think><answer>3</answer>", 0.0),
-        ("<answer>3", 0.0),
-    ],
+    ("completion", "reward"), [(given, value) for value, texts in REWARDS.items() for given in texts]
 )
 def test_rewards(env, completion: str, reward: float):
     score = env.grade(env.example(word="strawberry", letter="r"), completion)
     assert score.reward == reward
     assert score.outcome is {1.0: Outcome.CORRECT, 0.1: Outcome.WRONG, 0.0: Outcome.UNPARSABLE}[reward]
-
-
-def test_demonstrations_slip_as_often_as_documented():
-    noisy = load_environment("char-count", demo_noise=1.0)
-    steps = slips = 0
-    for i in range(800):
-        example = noisy.split("train")[i]
-        shown = noisy.demonstrate(example, rng.stream(0, i))
-        scratchpad, answer = shown.removeprefix("<think>").removesuffix("</answer>").split("</think><answer>")
-        word, before = example.info["word"], 0
-        assert scratchpad[::2] == word and scratchpad[-1] == answer
-        for char, count in zip(scratchpad[::2], map(int, scratchpad[1::2]), strict=True):
-            steps, slips = steps + 1, slips + (count - before != (char == example.info["letter"]))
-            before = count
-    assert slips / steps == pytest.approx(0.1, rel=0.12)
 
 
 def test_rows_of_ones_own(tmp_path: Path):

@@ -17,36 +17,26 @@ def env():
     return load_environment("countdown")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1+2", "3"),
-        ("1 +\n 2 ", "3"),
-        ("2+3*4", "14"),
-        ("(2+3)*4", "20"),
-        ("8-3-2", "3"),
-        ("16/4/2", "2"),
-        ("1/3+1/6", "1/2"),
-        ("8/(3-8/3)", "24"),
-        ("6×4÷3·2−1", "15"),
-        (r"6\times4\div3\cdot2", "16"),
-        (r"\frac{1+2}{4}*8", "6"),
-        (r"\frac{\frac{1}{2}}{\frac{3}{4}}", "2/3"),
-        (r"\dfrac {6} {3}", "2"),
-        (r"\left(1+2\right)*3", "9"),
-        ("-3+5", "2"),
-        ("-2*3", "-6"),
-        ("2*-3", "-6"),
-        ("2-(-3)", "5"),
-        ("7", "7"),
-        ("0*5", "0"),
-        (r"\(1+2\)", "3"),
-        ("$1+2$", "3"),
-        (r"\boxed{1+2}", "3"),
-        ("**1+2**", "3"),
-        ("(" * 250 + "7" + ")" * 250, "7"),
-    ],
-)
+EXPRESSIONS = {
+    "3": ["1+2", "1 +\n 2 ", "8-3-2", r"\(1+2\)", "$1+2$", r"\boxed{1+2}", "**1+2**"],
+    "14": ["2+3*4"],
+    "20": ["(2+3)*4"],
+    "2": ["16/4/2", r"\dfrac {6} {3}", "-3+5"],
+    "1/2": ["1/3+1/6"],
+    "24": ["8/(3-8/3)"],
+    "15": ["6×4÷3·2−1"],
+    "16": [r"6\times4\div3\cdot2"],
+    "6": [r"\frac{1+2}{4}*8"],
+    "2/3": [r"\frac{\frac{1}{2}}{\frac{3}{4}}"],
+    "9": [r"\left(1+2\right)*3"],
+    "-6": ["-2*3", "2*-3"],
+    "5": ["2-(-3)"],
+    "7": ["7", "(" * 250 + "7" + ")" * 250],
+    "0": ["0*5"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), [(given, value) for value, texts in EXPRESSIONS.items() for given in texts])
 def test_expressions_are_worth_exact_fractions(text: str, value: str):
     expression = read_expression(text)
     assert expression is not None and expression.value == Fraction(value) and expression.stated is None
@@ -90,28 +80,19 @@ def test_hostile_expressions_return_at_once(env):
     assert env.grade(example, f"<answer>{'1+' * 256}1</answer>").outcome is Outcome.UNPARSABLE, "513 characters"
 
 
+REWARDS = {
+    1.0: ["<answer>44+19+35</answer>\n", "<answer>\n44 + 19 + 35\n</answer>", "<answer>44+19+35 = 98</answer>",
+        "<answer>(44 + 19) + 35</answer><|im_end|>", "thoughts</think>\n\n<answer>35+44+19</answer>",
+        "\\boxed{44+19+35}"],
+    0.1: ["<answer>44+19+35 = 97</answer>", "<answer>44+54</answer>", "<answer>44+19</answer>",
+        "<answer>44+19+35+0</answer>", "<answer>44+19+35+19-19</answer>", "<answer>98</answer>",
+        "<answer>44/0+19+35</answer>", "<answer>44+19+35</answer></think><answer>44-19</answer>"],
+    0.0: ["<answer>any garbage</answer>", "<answer></answer>", "44+19+35", "<think><answer>44+19+35</answer>"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("<answer>44+19+35</answer>\n", 1.0),
-        ("<answer>\n44 + 19 + 35\n</answer>", 1.0),
-        ("<answer>44+19+35 = 98</answer>", 1.0),
-        ("<answer>(44 + 19) + 35</answer><|im_end|>", 1.0),
-        ("thoughts</think>\n\n<answer>35+44+19</answer>", 1.0),
-        ("\\boxed{44+19+35}", 1.0),
-        ("<answer>44+19+35 = 97</answer>", 0.1),
-        ("<answer>44+54</answer>", 0.1),
-        ("<answer>44+19</answer>", 0.1),
-        ("<answer>44+19+35+0</answer>", 0.1),
-        ("<answer>44+19+35+19-19</answer>", 0.1),
-        ("<answer>98</answer>", 0.1),
-        ("<answer>44/0+19+35</answer>", 0.1),
-        ("<answer>any garbage</answer>", 0.0),
-        ("<answer></answer>", 0.0),
-        ("44+19+35", 0.0),
-        ("<think><answer>44+19+35</answer>", 0.0),
-        ("<answer>44+19+35</answer></think><answer>44-19</answer>", 0.1),
-    ],
+    ("completion", "reward"), [(given, value) for value, texts in REWARDS.items() for given in texts]
 )
 def test_the_defects_of_tinyzeros_reward(env, completion: str, reward: float):
     """A newline after the tag or inside it, `= 98`, numbers glued or invented, and garbage in tags."""

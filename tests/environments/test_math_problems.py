@@ -12,25 +12,16 @@ def env():
     return load_environment("math-problems")
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        (r"So \boxed{\frac{5}{12}}.", Outcome.CORRECT),
-        (r"\boxed{\dfrac{10}{24}}", Outcome.CORRECT),
-        (r"\boxed{x = 5/12}", Outcome.CORRECT),
-        ("<answer>\n5/12\n</answer>\n", Outcome.CORRECT),
-        ("**Answer:** $5/12$", Outcome.CORRECT),
-        (r"\boxed{1}, no, \boxed{\frac{5}{12}}", Outcome.CORRECT),
-        (r"\boxed{\frac{5}{12}}, no, \boxed{1}", Outcome.WRONG),
-        (r"\boxed{0.4167}", Outcome.WRONG),
-        (r"\boxed{5/12 or 1/2}", Outcome.WRONG),
-        (r"\boxed{5 12}", Outcome.UNPARSABLE),
-        (r"\boxed{}", Outcome.UNPARSABLE),
-        (r"\boxed{\frac{5}{12}", Outcome.UNPARSABLE),
-        (r"<think>\boxed{\frac{5}{12}}</think> Hm.", Outcome.UNPARSABLE),
-        (r"It is \frac{5}{12}.", Outcome.UNPARSABLE),
-    ],
-)
+OUTCOMES = {
+    Outcome.CORRECT: [r"So \boxed{\frac{5}{12}}.", r"\boxed{\dfrac{10}{24}}", r"\boxed{x = 5/12}",
+        "<answer>\n5/12\n</answer>\n", "**Answer:** $5/12$", r"\boxed{1}, no, \boxed{\frac{5}{12}}"],
+    Outcome.WRONG: [r"\boxed{\frac{5}{12}}, no, \boxed{1}", r"\boxed{0.4167}", r"\boxed{5/12 or 1/2}"],
+    Outcome.UNPARSABLE: [r"\boxed{5 12}", r"\boxed{}", r"\boxed{\frac{5}{12}",
+        r"<think>\boxed{\frac{5}{12}}</think> Hm.", r"It is \frac{5}{12}."],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "outcome"), [(given, value) for value, texts in OUTCOMES.items() for given in texts])
 def test_answers(env, text: str, outcome: Outcome):
     score = env.grade(env.example(problem="3/4 - 1/3?", answer=r"\frac{5}{12}"), text)
     assert score.outcome is outcome, score.detail

@@ -7,26 +7,16 @@ from hone.environments import TagParser
 TAGS = TagParser("t")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<t>abc</t>", "abc"),
-        ("so <t>first</t> no, <t>second</t> done", "second"),
-        ("<t>abc</t> and <t>unclosed", "abc"),
-        ("<t>outer<t>inner</t>", "inner"),
-        ("<t>abc</t>def</t>", "abc"),
-        ("<t>\n  two  words\n</t>\n", "two  words"),
-        ("<t>abc</t><t>  </t>", "abc"),
-        ("<T>abc</T>", None),
-        ("<t>abc", None),
-        ("abc</t>", None),
-        ("</t>abc<t>", None),
-        ("<t></t>", None),
-        ("<t> \n </t>", None),
-        ("abc", None),
-        ("", None),
-    ],
-)
+PAIRS = {
+    "abc": ["<t>abc</t>", "<t>abc</t> and <t>unclosed", "<t>abc</t>def</t>", "<t>abc</t><t>  </t>"],
+    "second": ["so <t>first</t> no, <t>second</t> done"],
+    "inner": ["<t>outer<t>inner</t>"],
+    "two  words": ["<t>\n  two  words\n</t>\n"],
+    None: ["<T>abc</T>", "<t>abc", "abc</t>", "</t>abc<t>", "<t></t>", "<t> \n </t>", "abc", ""],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), [(given, value) for value, texts in PAIRS.items() for given in texts])
 def test_the_last_well_formed_pair_wins(text: str, answer: str | None):
     assert TAGS.parse(text) == answer
     assert TAGS.parse_answer([{"role": "assistant", "content": text}]) == answer

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -34,18 +33,6 @@ def test_phrases_hold_only_words_of_their_split(env, split: str):
     assert set(lengths) == set(range(8, 17))
 
 
-def test_examples(env):
-    assert (len(env.split("train")), len(env.split("eval"))) == (50_000, 1_000)
-    example = env.split("train")[0]
-    text = example.info["text"]
-    instruction = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
-    assert example.prompt == [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
-    assert example.answer == text[::-1]
-    again = load_environment("reverse-text", num_train_examples=10).split("train")
-    assert [again[i] for i in range(10)] == [env.split("train")[i] for i in range(10)]
-    assert load_environment("reverse-text", seed=1).split("train")[0] != example
-
-
 def test_the_reward_is_the_ratcliff_obershelp_ratio_and_correct_means_exact(env):
     example = env.example(text="hello world")
     assert example.answer == "dlrow olleh"
@@ -61,20 +48,6 @@ def test_long_texts_are_compared_without_the_junk_heuristic(env):
     text = "ab" * 150
     score = env.grade(env.example(text=text), f"<reversed_text>{text}</reversed_text>")
     assert score.reward == pytest.approx(2 * 299 / 600)
-
-
-def test_a_named_data_set_with_a_tenth_held_out(tmp_path: Path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": f"line {i}\n"}) + "\n" for i in range(50)))
-    env = load_environment("reverse-text", dataset=str(path))
-    assert (len(env.split("train")), len(env.split("eval"))) == (45, 5)
-    example = env.split("train")[0]
-    assert [m["role"] for m in example.prompt] == ["system", "user"]
-    assert "<reversed_text> tags" in example.prompt[0]["content"]
-    text = example.prompt[1]["content"]
-    assert example.answer == text[::-1] and text == text.strip()
-    train = {e.answer for e in env.split("train")}
-    assert not train & {e.answer for e in env.split("eval")}
 
 
 def test_the_columns_of_the_field(tmp_path: Path):

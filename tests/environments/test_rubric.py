@@ -132,19 +132,6 @@ def test_ctrl_c_is_not_swallowed():
         grade(make(interrupted))
 
 
-def test_state_is_shared_within_a_grading_and_fresh_in_the_next():
-    def first(state):
-        assert "seen" not in state
-        state["seen"] = 0.25
-        return 0.0
-
-    def second(state):
-        return state["seen"]
-
-    env = make(first, second)
-    assert [grade(env).reward, grade(env).reward] == [0.25, 0.25]
-
-
 def noise(rng):
     return rng.random()
 
@@ -168,20 +155,6 @@ def test_a_grader_that_draws_is_decided_by_seed_example_and_sample():
     assert drawn(env.grade_many(reversed(pairs), seed=7)) == drawn(scores)[::-1]
     assert [env.grade(*pair, seed=7).components["noise"] for pair in pairs] == drawn(scores)
     assert env.grade(example, "<t>4</t>").components["noise"] == stream(0, "grader", example.id, "", "noise").random()
-
-
-def test_a_function_that_changes_its_arguments_does_not_change_the_example():
-    def vandal(prompt, info, completion):
-        prompt[0]["content"] = "?"
-        info["n"].pop()
-        completion.clear()
-        return 1.0
-
-    env = make(vandal)
-    example = env.example(question="q", answer="4", info={"n": [1]})
-    messages = [{"role": "assistant", "content": "<t>4</t>"}]
-    env.grade(example, messages)
-    assert (example.prompt[0]["content"], example.info, len(messages)) == ("q", {"n": [1]}, 1)
 
 
 def test_details_are_for_people():

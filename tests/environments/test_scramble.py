@@ -17,26 +17,18 @@ def env():
     return load_environment("scramble")
 
 
+REWARDS = {
+    1.0: ["<answer>stop</answer>", "<answer>\n Stop. \n</answer>\n", '<answer>"**STOP**"</answer>', "\\boxed{stop}",
+        "<answer>post</answer>", "<answer>spot</answer>",
+        "<answer>psto</answer> Let me correct it. <answer>stop</answer>"],
+    0.1: ["<answer>opst</answer>", "<answer>stops</answer>", "<answer>top</answer>", "<answer>table</answer>"],
+    0.0: ["<answer>stop or post</answer>", "<answer>st op</answer>", "<answer>st0p</answer>", "stop",
+        "<think><answer>stop</answer></think>"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("<answer>stop</answer>", 1.0),
-        ("<answer>\n Stop. \n</answer>\n", 1.0),
-        ('<answer>"**STOP**"</answer>', 1.0),
-        ("\\boxed{stop}", 1.0),
-        ("<answer>post</answer>", 1.0),
-        ("<answer>spot</answer>", 1.0),
-        ("<answer>psto</answer> Let me correct it. <answer>stop</answer>", 1.0),
-        ("<answer>opst</answer>", 0.1),
-        ("<answer>stops</answer>", 0.1),
-        ("<answer>top</answer>", 0.1),
-        ("<answer>table</answer>", 0.1),
-        ("<answer>stop or post</answer>", 0.0),
-        ("<answer>st op</answer>", 0.0),
-        ("<answer>st0p</answer>", 0.0),
-        ("stop", 0.0),
-        ("<think><answer>stop</answer></think>", 0.0),
-    ],
+    ("completion", "reward"), [(given, value) for value, texts in REWARDS.items() for given in texts]
 )
 def test_any_anagram_in_the_word_list_is_right(env, completion: str, reward: float):
     score = env.grade(env.example(word="stop", scrambled="opts"), completion)

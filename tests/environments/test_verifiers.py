@@ -97,7 +97,7 @@ def test_tasks_are_loaded_again_after_the_process_was_killed(env: Environment):
     [keeper] = env._served._worker._pool.pids  # type: ignore[attr-defined]
     [process] = map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())
     os.kill(process, signal.SIGKILL)
-    readable = env._served._worker._pool._workers[0].process.status  # type: ignore[attr-defined]
+    readable = env._served._worker._pool._processes[0]._status  # type: ignore[attr-defined]
     assert select.select([readable], [], [], 10)[0]
     assert env.grade(example, "Cairo").outcome is Outcome.CORRECT
 

@@ -66,19 +66,11 @@ class Ways:
     def sleep(self) -> None:
         time.sleep(600)
 
-    def spin_without_heed(self) -> NoReturn:
-        for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        self.spin()
-
     def exit_at_once(self) -> None:
         os._exit(0)
 
     def raise_system_exit(self) -> None:
         sys.exit("enough")
-
-    def raise_interrupt(self) -> None:
-        raise KeyboardInterrupt
 
     def interrupt_itself(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -97,14 +89,6 @@ class Ways:
 
     def be_terminated_once(self) -> None:
         self._end_once(signal.SIGTERM)
-
-    def crash_once(self) -> None:
-        self._end_once(signal.SIGSEGV)
-
-    def exit_once(self) -> None:
-        if not self.pids.read_text():
-            self._tell(0)
-            os._exit(6)
 
     def be_killed(self) -> None:
         self._tell(os.getpid())
@@ -183,9 +167,6 @@ class Ways:
         ]
         return [signal.getitimer(signal.ITIMER_PROF)[0], time.process_time(), *limits]
 
-    def read(self) -> str:
-        return sys.stdin.read() + subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout
-
     def fork_and_spin(self) -> None:
         if self._fork():
             time.sleep(600)
@@ -218,10 +199,6 @@ class Ways:
 
     def run_a_program(self) -> str:
         return subprocess.run(["echo", "hello"], capture_output=True, text=True, check=True).stdout
-
-    def leave_a_dead_child(self) -> None:
-        self.child = subprocess.Popen(["true"])
-        time.sleep(0.1)
 
     def work_in_threads(self) -> int:
         found: list[int] = []

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from hone.grading import GraderFailure, accepted_names, attempt, decide_outcome, run_reward, together
-from hone.types import Outcome
+from hone.grading import GraderFailure, accepted_names, attempt, run_reward, together
 
 
 def result(work):
@@ -22,15 +21,6 @@ def test_accepted_names_are_the_parameters_that_are_offered():
     assert accepted_names(lambda answer, *rest: 0, OFFERED) == ("answer",)
     with pytest.raises(ValueError, match=r"^judge$"):
         accepted_names(lambda completion, judge: 0, OFFERED)
-
-
-def test_run_reward_gives_a_float_none_or_a_failure():
-    assert result(run_reward(lambda answer: int(answer) == 4, {"answer": "4"})) == 1.0
-    assert type(result(run_reward(lambda: True, {}))) is float
-    assert result(run_reward(lambda: None, {})) is None
-    failure = result(run_reward(lambda: 1 / 0, {}))
-    assert isinstance(failure, GraderFailure)
-    assert failure.outcome is Outcome.GRADER_ERROR and "ZeroDivisionError" in failure.detail
 
 
 def test_attempt_awaits_whatever_is_awaitable_and_a_cancelled_task_is_a_failure():
@@ -57,22 +47,6 @@ def test_a_traceback_begins_with_the_function():
         lines = result(attempt(func)).detail.splitlines()
         assert lines[1].endswith(f"in {func.__name__}") and lines[-1] == "ValueError: no such answer"
         assert lines[0] == "Traceback (most recent call last):" and len(lines) == 4
-
-
-def test_whatever_is_raised_is_a_failure_but_for_ctrl_c():
-    def gone():
-        raise GeneratorExit
-
-    async def gone_later():
-        raise GeneratorExit
-
-    async def interrupted():
-        raise KeyboardInterrupt
-
-    for func in (gone, gone_later):
-        assert "GeneratorExit" in result(attempt(func)).detail
-    with pytest.raises(KeyboardInterrupt):
-        result(attempt(interrupted))
 
 
 def test_what_is_waited_for_is_waited_for_together_and_results_keep_their_order():
@@ -159,19 +133,3 @@ def test_after_an_interruption_the_next_is_answered():
     with pytest.raises(KeyboardInterrupt):
         together([run_reward(fine, {}), run_reward(interrupted, {})])
     assert together([run_reward(fine, {})]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("correctness", "well_formed", "truncated", "outcome"),
-    [
-        (1.0, True, False, Outcome.CORRECT),
-        (1.5, False, True, Outcome.CORRECT),
-        (0.99, True, True, Outcome.WRONG),
-        (None, True, False, Outcome.WRONG),
-        (0.0, False, True, Outcome.TRUNCATED),
-        (None, False, True, Outcome.TRUNCATED),
-        (0.0, False, False, Outcome.UNPARSABLE),
-    ],
-)
-def test_decide_outcome(correctness, well_formed, truncated, outcome):
-    assert decide_outcome(correctness, well_formed, truncated) is outcome

@@ -50,10 +50,8 @@ def both_ready(pool: Pool) -> list[tuple[int, int]]:
 FAILURES = [
     ("spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
     ("sleep", TIMEOUT, "testing took 5 seconds"),
-    ("spin without heed", TIMEOUT, "testing took 5 seconds"),
     ("exit at once", ERROR, "the process that was testing ended with 0"),
     ("raise system exit", ERROR, "SystemExit: enough"),
-    ("raise interrupt", ERROR, "KeyboardInterrupt"),
     ("interrupt itself", ERROR, "KeyboardInterrupt"),
     ("crash", ERROR, "the process that was testing was ended by SIGSEGV: Fatal Python error: Segmentation fault"),
     ("take 8 gib", ERROR, "MemoryError"),
@@ -72,13 +70,11 @@ FAILURES = [
 ANSWERED = {
     "print much": "print much",
     "close the streams": "close the streams",
-    "read": "",
     "fork and answer twice": "fork and answer twice",
     "fork and raise": "fork and raise",
     "leave a child": "leave a child",
     "leave a daemon": "leave a daemon",
     "run a program": "hello\n",
-    "leave a dead child": "leave a dead child",
     "work in threads": 6,
 }
 
@@ -130,12 +126,6 @@ def test_a_question_whose_process_is_killed_again_has_a_failure_that_says_so(poo
     failure, other = pool.ask_all(["be killed", 1], 5.0, 60.0)
     assert (failure.outcome, failure.lost, failure.killed, other) == (ERROR, True, True, 1)
     assert len(set(pids.read_text().split())) == 2, "asked twice, of two processes"
-
-
-@pytest.mark.parametrize("question", ["crash once", "exit once"])
-def test_what_a_question_does_to_its_own_process_is_not_tried_again(question, pool):
-    failure, other = pool.ask_all([question, 1], 5.0, 60.0)
-    assert (failure.outcome, failure.lost, failure.killed, other) == (ERROR, True, False, 1)
 
 
 def test_a_process_that_is_killed_while_it_starts_is_replaced(pids):
@@ -190,14 +180,6 @@ def test_the_kernel_holds_the_limits_and_each_question_has_its_own(pids):
             assert 2**30 < memory < 2 * 2**30 and core == 0
         timer, _, cpu, *_ = pool.ask_all(["tell its limits"], None, 60.0)[0]
         assert timer == 0 and cpu == -1
-
-
-def test_answers_come_in_the_order_of_their_questions_whatever_comes_first(pool):
-    questions = [n if n % 7 else "exit at once" for n in range(1, 200)]
-    answers = pool.ask_all(questions, 5.0, 60.0)
-    wrong = [n for n, (question, answer) in enumerate(zip(questions, answers, strict=True)) if question != answer]
-    assert wrong == [n for n, question in enumerate(questions) if question == "exit at once"]
-    assert all(isinstance(answers[n], GraderFailure) for n in wrong)
 
 
 def test_a_process_that_died_between_two_rounds_is_replaced(pool):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from graders import children
 
-from hone.grading.pool import Ended, NoVerdict, Worker
+from hone.grading.pool import Ended, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -22,20 +22,6 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     worker = Worker(SCRIPT, [str(tmp_path / "pids")], "testing")
     yield worker
     worker.close()
-
-
-@pytest.mark.parametrize(
-    ("question", "outcome", "said"),
-    [
-        ("spin", Outcome.GRADER_TIMEOUT, "testing took 0.5 seconds of processor time"),
-        ("fork and die", Outcome.GRADER_ERROR, "the process that was testing ended with 3"),
-    ],
-)
-def test_what_goes_wrong_has_no_verdict_and_ends_the_process(question, outcome, said, worker):
-    with pytest.raises(NoVerdict) as nothing:
-        worker.ask(question, 0.5, 60.0)
-    assert (nothing.value.failure.outcome, nothing.value.failure.detail) == (outcome, said)
-    assert worker._pool.pids == [] and worker.ask("next", 1, 60.0) == "next"
 
 
 def test_the_process_ends_with_its_worker(tmp_path):

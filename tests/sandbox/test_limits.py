@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.grading import Limits, Sandbox, sandbox, sandbox_start, sandbox_watch
+from hone.grading import Limits, Sandbox, sandbox
 
 pytestmark = pytest.mark.sandbox
 PATIENCE = {"cpu_seconds": 60, "clock_seconds": 300}
@@ -199,7 +199,7 @@ def test_memory_that_a_fork_shares_counts_once(patient: Sandbox) -> None:
 
 def test_the_verdict_does_not_depend_on_how_soon_the_tree_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that hears no signal comes to the kernel's last limit then."""
-    monkeypatch.setattr(sandbox_watch, "INTERVAL", 999)
+    monkeypatch.setattr(sandbox, "INTERVAL", 999)
     ran = Sandbox(replace(SMALL, clock_seconds=300)).run(DEAF)
     assert (ran.status, ran.exit_code) == ("timeout", None), ran
 
@@ -208,13 +208,13 @@ def test_the_verdict_does_not_depend_on_how_soon_the_first_process_is_ready(
     small: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = "_thread.start_new_thread(end, (os.read"
-    assert first in sandbox_start._SOURCE
-    late = sandbox_start._SOURCE.replace(first, f"time.sleep(0.3)\n    {first}")
-    monkeypatch.setattr(sandbox_start, "_SOURCE", late)
+    assert first in sandbox._SOURCE
+    late = sandbox._SOURCE.replace(first, f"time.sleep(0.3)\n    {first}")
+    monkeypatch.setattr(sandbox, "_SOURCE", late)
     assert small.run(FORK_BOMB).status == "timeout"
 
 
 def test_it_is_the_first_to_go_where_the_machine_runs_out_of_memory(small: Sandbox) -> None:
-    with sandbox_start.Started(small._place, sandbox._PROBE, 30.0, b"", b"") as started:
+    with sandbox.Started(small._place, sandbox.PROBE, b"", b"") as started:
         assert started.tree is not None
         assert Path(f"/proc/{started.tree.root}/oom_score_adj").read_text() == "1000\n"

@@ -20,9 +20,10 @@ In a list of messages, such a table stands for all its messages.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
@@ -33,11 +34,9 @@ MESSAGE = {"role", "content"}
 """Keys of a message, whose values are always text."""
 _EACH = {"each", "roles", "name", *MESSAGE}
 """Keys of a table that makes messages of turns."""
-_SAID = {"prompt", "question", "completion"}
+_TEXTS = {"prompt", "question", "completion"}
 """Columns that are text or messages."""
 _AS_JSON = (bool, list, tuple, dict)
-Make = Callable[[Row, str], Any]
-"""Makes a value of a row; the second argument names the row in errors."""
 
 
 class Template:
@@ -49,46 +48,39 @@ class Template:
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:
         if not columns:
             raise UserError(f"{name} is empty: give the columns that it should make, such as question and answer")
-        self._columns = {str(column): _compiled(value, f"{name}.{column}", False) for column, value in columns.items()}
+        self._columns = {str(column): (value, f"{name}.{column}") for column, value in columns.items()}
+        for value, path in self._columns.values():
+            _check(value, path)
 
     def row(self, row: Row, where: str) -> Row:
         """Return the new row. UserError, naming the row by `where`, if it lacks a column that the template wants."""
-        made = {column: make(row, where) for column, make in self._columns.items()}
-        return made | {column: str(made[column]) for column in _SAID & made.keys() if _is_number(made[column])}
+        made = {column: _fill(value, name, row, where) for column, (value, name) in self._columns.items()}
+        for column in _TEXTS & made.keys():
+            if isinstance(made[column], numbers.Number) and not isinstance(made[column], bool):
+                made[column] = str(made[column])
+        return made
 
     def rows(self, rows: Rows) -> Rows:
         """Return the same for all rows, each when it is asked for."""
         return rows.map(self.row)
 
 
-def _compiled(value: Any, name: str, as_text: bool) -> Make:
-    """Return the function that makes `value` of a row, with its placeholders filled in."""
+def _check(value: Any, name: str) -> None:
+    """Raise UserError for what no row can be made of."""
     if isinstance(value, str):
-        return _text(value, name, as_text)
-    if _is_each(value):
-        return _turns(value, name)
-    if isinstance(value, Mapping):
-        message = value.keys() >= MESSAGE
-        items = {key: _compiled(item, f"{name}.{key}", message and key in MESSAGE) for key, item in value.items()}
-        return lambda row, where: {key: make(row, where) for key, make in items.items()}
-    if isinstance(value, list | tuple):
-        parts = [_compiled(item, f"{name}[{i}]", as_text) for i, item in enumerate(value)]
-        spliced = [_is_each(item) for item in value]
-
-        def listed(row: Row, where: str) -> list[Any]:
-            made = [make(row, where) for make in parts]
-            return [one for item, many in zip(made, spliced, strict=True) for one in (item if many else [item])]
-
-        return listed
-    return lambda row, where: value
+        _fields(value, name)
+    elif isinstance(value, Mapping):
+        if _is_each(value):
+            _check_each(value, name)
+        for key, item in value.items():
+            if key != "roles" or not _is_each(value):
+                _check(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check(item, f"{name}[{i}]")
 
 
-def _is_each(value: Any) -> bool:
-    return isinstance(value, Mapping) and "each" in value and bool(value.keys() & (MESSAGE | {"roles"}))
-
-
-def _turns(value: Mapping[str, Any], name: str) -> Make:
-    """Return the function that makes a message of each turn in a list; `roles` maps the turns' words for roles."""
+def _check_each(value: Mapping[str, Any], name: str) -> None:
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: say what stands in a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
@@ -99,66 +91,74 @@ def _turns(value: Mapping[str, Any], name: str) -> Make:
         raise UserError(f'{name}.each is {source!r}: give the column that holds the turns, such as "{{conversations}}"')
     if not isinstance(roles, Mapping) or not all(isinstance(role, str) for role in roles.values()):
         raise UserError(f'{name}.roles is {roles!r}: give a table such as {{human = "user", gpt = "assistant"}}')
-    find = _placeholder(fields[0][1], f"{name}.each")
-    make = _compiled({key: item for key, item in value.items() if key not in ("each", "roles")}, name, False)
-
-    def messages(row: Row, where: str) -> list[Any]:
-        turns = find(row, where)
-        if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
-            raise UserError(f"{where}: {source} of {name}.each is {shown(turns)}, not a list of turns")
-        made = [make(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
-        return [message | {"role": roles.get(message["role"], message["role"])} for message in made]
-
-    return messages
 
 
-def _text(text: str, name: str, as_text: bool) -> Make:
-    fields = _fields(text, name)
-    if not as_text and len(fields) == 1 and fields[0][0] == "" and fields[0][1] is not None:
-        return _placeholder(fields[0][1], name)
-    parts = [(literal, None if field is None else _written(field, name)) for literal, field in fields]
-
-    def fill(row: Row, where: str) -> str:
-        return "".join(literal + (write(row, where) if write else "") for literal, write in parts)
-
-    return fill
+def _is_each(value: Any) -> bool:
+    return isinstance(value, Mapping) and "each" in value and bool(value.keys() & (MESSAGE | {"roles"}))
 
 
+def _fill(value: Any, name: str, row: Row, where: str, as_text: bool = False) -> Any:
+    """Return `value` with its placeholders filled in; of one placeholder alone its value, unless `as_text`."""
+    if isinstance(value, str):
+        fields = _fields(value, name)
+        if not as_text and len(fields) == 1 and fields[0][0] == "" and fields[0][1] is not None:
+            return _look_up(fields[0][1], name, row, where)
+        return "".join(text + ("" if field is None else _written(field, name, row, where)) for text, field in fields)
+    if _is_each(value):
+        return _messages(value, name, row, where)
+    if isinstance(value, Mapping):
+        texts = MESSAGE if value.keys() >= MESSAGE else set()
+        return {key: _fill(item, f"{name}.{key}", row, where, key in texts) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        made: list[Any] = []
+        for i, item in enumerate(value):
+            part = _fill(item, f"{name}[{i}]", row, where, as_text)
+            made += part if _is_each(item) else [part]
+        return made
+    return value
+
+
+def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
+    """Return a message for each turn of a list; `roles` maps the turns' words for roles."""
+    turns = _fill(value["each"], f"{name}.each", row, where)
+    if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise UserError(f"{where}: {value['each']} of {name}.each is {shown(turns)}, not a list of turns")
+    message = {key: item for key, item in value.items() if key not in ("each", "roles")}
+    made = [_fill(message, name, dict(turn), f"{where}, turn {i}") for i, turn in enumerate(turns)]
+    roles = value.get("roles", {})
+    return [one | {"role": roles.get(one["role"], one["role"])} for one in made]
+
+
+@functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
     """(text before it, what stands in it) of each placeholder, and what follows the last one."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:
         raise UserError(f"{name}: a single brace in {text!r}; write {{{{ and }}}} for braces") from None
-    found = []
-    for literal, field, form, conversion in parsed:
+    for _, field, form, conversion in parsed:
         if field is not None and (form or conversion or not field.strip() or set(field) & set("[]{}")):
-            shown = "{" + field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
+            written = "{" + field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
             raise UserError(
-                f"{name}: {shown} is no placeholder; write {{column}} or {{column.key}}, and {{{{ and }}}} for braces"
+                f"{name}: {written} is no placeholder; write {{column}} or {{column.key}}, and {{{{ and }}}} for braces"
             )
-        found.append((literal, field))
-    return found
+    return [(literal, field) for literal, field, *_ in parsed]
 
 
-def _placeholder(field: str, name: str) -> Make:
-    """Return the function that looks up `field` in a row, by keys and positions only: no attribute is reached."""
+def _look_up(field: str, name: str, row: Row, where: str) -> Any:
+    """Return what `field` stands for in a row, by keys and positions only: no attribute is reached."""
+    if field in row:
+        return row[field]
+    value: Any = row
     keys = field.split(".")
-
-    def look_up(row: Row, where: str) -> Any:
-        if field in row:
-            return row[field]
-        value: Any = row
-        for depth, key in enumerate(keys):
-            if isinstance(value, Mapping) and key in value:
-                value = value[key]
-            elif isinstance(value, list | tuple) and key.isdecimal() and int(key) < len(value):
-                value = value[int(key)]
-            else:
-                raise _missing(value, keys, depth, name, where)
-        return value
-
-    return look_up
+    for depth, key in enumerate(keys):
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, list | tuple) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise _missing(value, keys, depth, name, where)
+    return value
 
 
 def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> UserError:
@@ -175,18 +175,9 @@ def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> 
     return UserError(f"{where}: {lacks}, which {name} wants{hint}; the {kind} there are {listed}")
 
 
-def _written(field: str, name: str) -> Callable[[Row, str], str]:
-    """Return the function that writes the value of `field` as text. UserError for null: no prompt should say "None"."""
-    look_up = _placeholder(field, name)
-
-    def write(row: Row, where: str) -> str:
-        value = look_up(row, where)
-        if value is None:
-            raise UserError(f"{where}: {field!r}, which {name} writes into a text, is null; fill it in or drop the row")
-        return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, _AS_JSON) else str(value)
-
-    return write
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Number) and not isinstance(value, bool)
+def _written(field: str, name: str, row: Row, where: str) -> str:
+    """Return the value of `field` as text. UserError for null: no prompt should say "None"."""
+    value = _look_up(field, name, row, where)
+    if value is None:
+        raise UserError(f"{where}: {field!r}, which {name} writes into a text, is null; fill it in or drop the row")
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, _AS_JSON) else str(value)

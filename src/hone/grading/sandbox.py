@@ -5,36 +5,71 @@
 
 bubblewrap gives the code its own namespaces, a file system that holds the interpreter and an empty scratch folder, no
 network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes; limits end what
-takes too much. See docs/tasks.md for what it promises.
+takes too much. The kernel's limits hold for one process; a tree's processor time, memory and number are added up here,
+at short intervals, from /proc. What runs inside before the code does is `sandbox_main.py`. See docs/tasks.md for what
+the sandbox promises.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import itertools
+import json
 import math
 import os
+import platform
+import re
+import selectors
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from hone.errors import UserError
 from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading import seccomp
-from hone.grading.sandbox_bubblewrap import package_roots, readable
-from hone.grading.sandbox_start import NO_MEMORY, NOT_STARTED, OWN_TASKS, Place, Started
-from hone.grading.sandbox_watch import Bounds, Watched, watch
+from hone.grading.pool import readable
+from hone.grading.sandbox_bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
 Isolation = Literal["bubblewrap", "none"]
 
+NO_MEMORY = 86
+"""The exit code of code that ended with a MemoryError."""
+NOT_STARTED = "the sandbox did not start: "
+OWN_TASKS = 3
+"""Process and threads of `sandbox_main.py` itself."""
+INTERVAL = 0.05
+"""Seconds between two looks at what a tree uses."""
+GONE_SECONDS = 10.0
+"""How long the kernel is given to end a killed tree, and bubblewrap to end after its child."""
+_START_SECONDS = 60.0
+"""How long a sandbox may take to be made, on a machine that is busy."""
+_BACKSTOP_SECONDS = 5
+"""How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _INODES = 16384
 """Files and folders in the scratch folder: the kernel's memory for them is nobody else's limit."""
-_PROBE = {"cpu": 30, "memory": 2 << 30, "processes": 4, "file": 1 << 20}
+_SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
+_ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
+"""Of personality(2)."""
+_TICK = os.sysconf("SC_CLK_TCK")
+_RESIDENT = (b"RssAnon", b"RssShmem", b"VmSwap")
+_PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+_KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
+"""Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
 """How a sandbox was made here before, by bubblewrap, packages and user."""
 _warned = threading.Event()
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -62,6 +97,10 @@ class Limits:
             raise UserError(f"the sandbox's limit memory_mib is {self.memory_mib}: the interpreter needs 64")
 
 
+PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, scratch_mib=1)
+"""Limits of a sandbox that is made to see if it can be."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """What became of the code.
@@ -77,6 +116,17 @@ class Ran:
     exit_code: int | None
     """As of `subprocess`: -N if signal N ended it; None if it was killed for a limit."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where code runs: how bubblewrap is called, with what filter and files; without a way, as a plain process."""
+
+    way: Way | None
+    bwrap: str = ""
+    filter: bytes = b""
+    shown: Readable | None = None
+    packages: tuple[str, ...] = ()
 
 
 class Sandbox:
@@ -99,10 +149,13 @@ class Sandbox:
         if isolation == "none":
             package_roots(self.packages)
             self._place = Place(None, packages=self.packages)
-            _warn_once()
+            if not _warned.is_set():
+                _warned.set()
+                warning = 'hone: isolation "none": code of the model runs with all your rights on this machine'
+                print(warning, file=sys.stderr)
         else:
             bwrap, program = bubblewrap.executable(), seccomp.program()
-            shown = readable(self.packages)
+            shown = bubblewrap.readable(self.packages)
             self._place = _way_that_works(Place(None, bwrap, program, shown, self.packages))
 
     def run(self, code: str, stdin: str = "") -> Ran:
@@ -114,49 +167,9 @@ class Sandbox:
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):
                 raise UserError(f"{name} is a {type(text).__name__}; the sandbox takes text")
-        return self._run(code, stdin, self._place)
-
-    def _run(self, code: str, stdin: str, place: Place) -> Ran:
-        limits = self.limits
-        settings = {
-            "cpu": math.ceil(limits.cpu_seconds),
-            "memory": limits.memory_mib << 20,
-            "processes": limits.processes,
-            "file": limits.scratch_mib << 20,
-        }
         texts = (text.encode("utf-8", "surrogatepass") for text in (code, stdin))
-        with Started(place, settings, limits.clock_seconds, *texts) as started:
-            return _ran(watch(started, _bounds(limits)))
-
-
-def _bounds(limits: Limits) -> Bounds:
-    """Return what the whole tree may use."""
-    return Bounds(
-        cpu_seconds=limits.cpu_seconds + 0.5,  # the kernel looks at each process, and comes first where there is one
-        clock_seconds=limits.clock_seconds,
-        memory_bytes=limits.memory_mib << 20,
-        tasks=limits.processes + OWN_TASKS,
-        output_bytes=limits.output_bytes,
-        inodes=_INODES,
-    )
-
-
-def _ran(seen: Watched) -> Ran:
-    """Return the verdict, by why it was killed, else by its exit code."""
-    output, errors = (text.decode("utf-8", "replace") for text in (seen.output, seen.errors))
-    exit_code = seen.exit_code
-    if seen.killed is not None:
-        return Ran(output, errors, seen.killed, None, seen.seconds)
-    if exit_code == -signal.SIGXCPU:
-        return Ran(output, errors, "timeout", None, seen.seconds)
-    if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may end with this number by itself
-        return Ran(output, errors, "memory", 1, seen.seconds)
-    if exit_code is None:
-        errors += "\nended from outside\n"
-    elif exit_code < 0:
-        with contextlib.suppress(ValueError):
-            errors += f"\nended by {signal.Signals(-exit_code).name}\n"
-    return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seen.seconds)
+        with Started(self._place, self.limits, *texts) as started:
+            return started.run()
 
 
 def _way_that_works(place: Place) -> Place:
@@ -168,7 +181,7 @@ def _way_that_works(place: Place) -> Place:
     for way in bubblewrap.ways():
         tried = replace(place, way=way)
         try:
-            with Started(tried, _PROBE, 30.0, b"", b""):
+            with Started(tried, PROBE, b"", b""):
                 _works[key] = tried
                 return tried
         except OSError as error:
@@ -176,7 +189,394 @@ def _way_that_works(place: Place) -> Place:
     raise bubblewrap.refusal(reasons)
 
 
-def _warn_once() -> None:
-    if not _warned.is_set():
-        _warned.set()
-        print('hone: isolation "none": code of the model runs with all your rights on this machine', file=sys.stderr)
+class Started:
+    """A process that stands right before the code; `run` lets it begin, and leaving the context ends all of its tree.
+
+    Raises OSError, with its stderr, if it didn't come that far; UserError where no process can be waited for.
+    """
+
+    def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # what is started would do so too, and may not stop it
+            raise UserError(
+                "the sandbox learns how code ended from its parent, which a process that ignores SIGCHLD cannot be: "
+                "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
+            )
+        self._way, self._limits = place.way, limits
+        self._stack = contextlib.ExitStack()
+        self._fds: set[int] = set()
+        self.tree: Tree | None = None
+        self._scratch: int | None = None
+        self._status: int | None = None
+        try:
+            code_fd, stdin_fd = self._file(code, sealed=True), self._file(stdin, sealed=True)
+            self._report, report_inside = self._pipe()
+            go_inside, self._go = self._pipe()
+            inherited = [code_fd, report_inside, go_inside]
+            given = {
+                "code": code_fd,
+                "report": report_inside,
+                "go": go_inside,
+                "clock": math.ceil(limits.clock_seconds) + _BACKSTOP_SECONDS,
+                "cpu": math.ceil(limits.cpu_seconds),
+                "memory": limits.memory_mib << 20,
+                "file": limits.scratch_mib << 20,
+                "no_memory": NO_MEMORY,
+            }
+            if place.way is None:
+                folder = tempfile.mkdtemp(prefix="hone-scratch-")
+                self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                given |= {"uid": 0, "adopt": 1, "processes": _most_tasks(None, os.geteuid(), limits.processes)}
+                beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
+                environment = bubblewrap.environment(folder) | {"PATH": os.defpath}
+                del environment["LD_LIBRARY_PATH"]
+                command = [base_executable(), *_inside(given, folder, "main.py", beside)]
+            else:
+                # A file, not a pipe: bubblewrap would die of a pipe that hone no longer reads, and strand its child.
+                self._status, filter_fd = self._file(b""), self._file(place.filter, sealed=True)
+                inherited += [self._status, filter_fd]
+                uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
+                given |= {"uid": uid, "adopt": 0, "processes": _most_tasks(place.way, uid, limits.processes)}
+                inside = _inside(given, "/scratch", "/scratch/main.py", PACKAGES if place.packages else "")
+                assert place.shown is not None
+                command = bubblewrap.command(
+                    place.bwrap, place.way, place.shown, given["file"], filter_fd, self._status, inside
+                )
+                environment, folder = {}, "/"
+            user = bubblewrap.NOBODY if place.way is not None and place.way.become_nobody else None
+            with _fixed_addresses():
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=stdin_fd,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=inherited,
+                    env=environment,
+                    cwd=folder,
+                    start_new_session=True,  # Ctrl-C is not for it
+                    user=user,
+                    group=user,
+                    extra_groups=None if user is None else [],
+                )
+            self._stack.callback(self._leave)
+            self._ended = os.pidfd_open(self.process.pid)
+            self._fds.add(self._ended)
+            for fd in {*inherited, stdin_fd} - {self._status}:
+                self._drop(fd)
+            self._await()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._stack.close()
+        finally:
+            for fd in tuple(self._fds):
+                self._drop(fd)
+
+    def run(self) -> Ran:
+        """Let the code begin, and collect its outputs until it ends or passes one of the limits; end its tree then."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        kept = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
+        killed: Status | None = None
+        began = looked = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._go, b"g")
+        try:
+            with selectors.DefaultSelector() as ready:
+                for fd in (*kept, self._report, self._ended):
+                    ready.register(fd, selectors.EVENT_READ)
+                running = True
+                while running and killed is None:
+                    for key, _ in ready.select(INTERVAL):
+                        if key.fd not in kept:
+                            running = False
+                        elif not self._read(key.fd, kept[key.fd]):
+                            ready.unregister(key.fd)
+                        elif len(kept[key.fd]) > self._limits.output_bytes:
+                            killed = "output"
+                    now = time.monotonic()
+                    if now - looked >= INTERVAL and running and killed is None:
+                        looked = now
+                        killed = self._passed(now - began)
+            seconds = time.monotonic() - began
+        finally:
+            self.end()
+        line = os.read(self._report, 64) if killed is None and readable(self._report, 0) else b""
+        exit_code = int(line) if line.endswith(b"\n") else None
+        for fd, text in kept.items():
+            os.set_blocking(fd, False)  # someone may have got away with it, and hold it open
+            with contextlib.suppress(BlockingIOError):
+                while len(text) <= self._limits.output_bytes and self._read(fd, text):
+                    pass
+            if len(text) > self._limits.output_bytes:
+                killed = killed or "output"
+                del text[self._limits.output_bytes :]
+        output, errors = (text.decode("utf-8", "replace") for text in kept.values())
+        if killed is None and exit_code == -signal.SIGXCPU:
+            killed = "timeout"
+        if killed is not None:
+            return Ran(output, errors, killed, None, seconds)
+        if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may end with this number by itself
+            return Ran(output, errors, "memory", 1, seconds)
+        if exit_code is None:
+            errors += "\nended from outside\n"
+        elif exit_code < 0:
+            with contextlib.suppress(ValueError):
+                errors += f"\nended by {signal.Signals(-exit_code).name}\n"
+        return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seconds)
+
+    def end(self) -> None:
+        """End the whole tree, and return when it is gone."""
+        if self._way is None and self.tree is not None and self.process.returncode is None:
+            self.tree.kill_below()  # also those that have left the group
+        gone = True
+        if self.tree is not None:
+            gone = self.tree.kill_root()
+            # bubblewrap takes leave of its child, and ends; killed before, it would leave a dead process to this one
+            # where that is the first of a container.
+            readable(self._ended, GONE_SECONDS)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if not gone:
+            raise OSError("the sandbox's processes don't end")
+
+    def _await(self) -> None:
+        """Wait until the process stands before the code, and find its tree."""
+        ready = _line(self._report, time.monotonic() + _START_SECONDS) == b"ready\n"
+        root = self.process.pid
+        if self._status is not None and ready:
+            root = json.loads(os.pread(self._status, 4096, 0).partition(b"\n")[0])["child-pid"]
+        if not ready:
+            self._withdraw()
+            assert self.process.stderr is not None
+            os.set_blocking(self.process.stderr.fileno(), False)
+            text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
+            raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
+        self.tree = Tree(root)
+        with contextlib.suppress(OSError):  # if the machine runs out of memory, the kernel is to end this, not hone
+            Path(f"/proc/{root}/oom_score_adj").write_text("1000")
+        if self._way is not None:
+            with contextlib.suppress(OSError):
+                self._scratch = os.open(f"/proc/{root}/root/scratch", os.O_PATH | os.O_DIRECTORY)
+                self._fds.add(self._scratch)
+
+    def _withdraw(self) -> None:
+        """Let a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
+
+        To kill bubblewrap while it sets up would strand its child.
+        """
+        self._drop(self._go)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_BACKSTOP_SECONDS)
+
+    def _leave(self) -> None:
+        """End what still runs, and close the pipes."""
+        if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
+            self._withdraw()
+        try:
+            self.end()
+        finally:
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if self.tree is not None:
+                self.tree.close()
+
+    def _passed(self, seconds: float) -> Status | None:
+        """Which of the limits the tree has passed, if any."""
+        assert self.tree is not None
+        limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
+        # The kernel looks at the time of each process, and comes first where there is one.
+        if cpu_seconds > limits.cpu_seconds + 0.5 or seconds > limits.clock_seconds:
+            return "timeout"
+        if tasks > limits.processes + OWN_TASKS:
+            return "processes"
+        if memory_bytes > limits.memory_mib << 20:
+            exact = self.tree.memory_bytes()
+            if exact is None or exact > limits.memory_mib << 20:
+                return "memory"
+        if self._scratch is not None:
+            files = os.fstatvfs(self._scratch)
+            if files.f_files - files.f_ffree > _INODES:
+                return "memory"
+        return None
+
+    def _read(self, source: int, kept: bytearray) -> bool:
+        """Add what is there, as long as it is wanted, to `kept`. Return False at the end."""
+        part = os.read(source, 1 << 16)
+        kept += part[: max(0, self._limits.output_bytes + 1 - len(kept))]
+        return bool(part)
+
+    def _file(self, content: bytes, sealed: bool = False) -> int:
+        """Return a file in memory, open at its beginning; nobody can change a sealed one."""
+        fd = os.memfd_create("hone", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds.add(fd)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        if sealed:
+            seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return fd
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._fds.update(ends)
+        return ends
+
+    def _drop(self, fd: int) -> None:
+        self._fds.discard(fd)
+        os.close(fd)
+
+
+class Tree:
+    """The processes that descend from `root`, and it."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self._root: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._root = os.pidfd_open(root)
+
+    def pids(self) -> list[int]:
+        """Return those that are there now, from the root down."""
+        found, i = [self.root], 0
+        family = None if _KERNEL_KNOWS_CHILDREN else _families()
+        while i < len(found):
+            if family is not None:
+                found += family.get(found[i], [])
+            else:
+                with contextlib.suppress(OSError):
+                    for task in os.listdir(f"/proc/{found[i]}/task"):
+                        with open(f"/proc/{found[i]}/task/{task}/children") as file:
+                            found += map(int, file.read().split())
+            i += 1
+        return found
+
+    def usage(self) -> tuple[float, int, int]:
+        """Return seconds of processor time so far, bytes of memory now, processes and threads now.
+
+        Processor time includes that of processes which ended and were waited for. A page that processes share since a
+        fork counts for each of them (see `memory_bytes`).
+        """
+        ticks = kib = tasks = 0
+        for pid in self.pids():
+            with contextlib.suppress(OSError, IndexError):
+                with open(f"/proc/{pid}/stat", "rb") as file:  # bytes: a process gives itself any name it likes
+                    ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+                with open(f"/proc/{pid}/status", "rb") as file:
+                    fields = dict(line.split(b":", 1) for line in file)
+                kib += sum(int(fields[name].split()[0]) for name in _RESIDENT if name in fields)
+                tasks += int(fields[b"Threads"])
+        return ticks / _TICK, kib << 10, tasks
+
+    def memory_bytes(self) -> int | None:
+        """Memory in use, each shared page once; slower. None where the kernel doesn't tell this user."""
+        kib = 0
+        for pid in self.pids():
+            try:
+                with open(f"/proc/{pid}/smaps_rollup") as file:
+                    kib += sum(int(line.split()[1]) for line in file if line.startswith(_PROPORTIONAL))
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            except OSError:
+                return None
+        return kib << 10
+
+    def kill_below(self) -> None:
+        """End all but the root, which must be there to take care of those that lose their parent."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (others := self.pids()[1:]) and time.monotonic() < deadline:
+            for pid in others:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def kill_root(self) -> bool:
+        """End the root, and with the first of a namespace of processes all in it, of which it ends last.
+
+        Return False if it takes too long.
+        """
+        if self._root is None:
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._root, signal.SIGKILL)
+        return readable(self._root, GONE_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the root."""
+        if self._root is not None:
+            os.close(self._root)
+            self._root = None
+
+
+@contextlib.contextmanager
+def _fixed_addresses() -> Iterator[None]:
+    """What this thread starts meanwhile has its memory at the same addresses each time, so `print(object())` is the
+    same text. Code that may call anything is not kept from anything by not knowing addresses.
+    """
+    libc = ctypes.CDLL(None)
+    before = libc.personality(_ASK)
+    if before != -1:
+        libc.personality(before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        if before != -1:
+            libc.personality(before)
+
+
+def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
+    """Return the interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
+    words = [f"{key}={value:016d}" for key, value in given.items()]
+    return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
+
+
+def _line(source: int, deadline: float) -> bytes:
+    """Return the first line of a pipe; what there is of it, if it ends or the time is over."""
+    line = b""
+    while not line.endswith(b"\n") and readable(source, max(0.0, deadline - time.monotonic())):
+        part = os.read(source, 1)
+        if not part:
+            break
+        line += part
+    return line
+
+
+def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
+    """The limit of the kernel (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs, but
+    from Linux 5.14 on only within the user namespace.
+    """
+    if way is None:
+        others = _tasks_of(uid)
+    elif not way.user_namespace:
+        others = _tasks_of(uid) if uid == bubblewrap.NOBODY else 0
+    else:
+        apart = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2]) >= (5, 14)
+        others = 0 if apart else _tasks_of(bubblewrap.NOBODY if way.become_nobody else os.geteuid())
+    return processes + OWN_TASKS + others
+
+
+def _tasks_of(uid: int) -> int:
+    """Processes and threads of a user, on the whole machine."""
+    total = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                total += len(os.listdir(f"/proc/{pid}/task"))
+    return total
+
+
+def _families() -> dict[int, list[int]]:
+    """Return the children of each process of the machine, from every process's parent."""
+    families: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            families.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(pid))
+    return families
