@@ -146,14 +146,9 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
     ])  # fmt: skip
     ask = client(root)
     page = ask.get(f"{RUN}/sample/0/0/?color=gap").text
-    text = "&lt;answer&gt;4&lt;/answer&gt;&lt;|im_end|&gt;"
-    assert f'<pre class="said tokens" data-from="0" data-to="4">{text}</pre>' in page
-    assert '<a class="chip on" data-color="gap"' in page
-    found = re.search(r'<script type="application/json" id="token-data">(.*?)</script>', page)
-    assert found is not None
-    data = json.loads(found[1])
-    assert data["values"]["gap"] == [0.0, -0.01, -0.2, 0.0] and data["values"]["logprob"] == [0.0, -0.05, -0.1, -0.15]
-    assert data["length"] == [len("<answer>"), 1, len("</answer>"), len("<|im_end|>")]
+    assert re.findall(r'<span(?: class="([^"]*)")? title="id', page) == ["", "m2", "m4", "sp"]
+    assert "logprob -0.1\nentropy 2.5 nats, gap -0.2 nats, advantage 1.25" in page
+    assert '<a class="chip on" href="?color=gap">' in page and '<a class="chip" href="?color=entropy">' in page
     assert "Not here: it was not trained on (filtered)" in ask.get(f"{RUN}/sample/0/2/?color=gap").text
     wrong = ask.get(f"{RUN}/sample/0/0/?color=%3Cb%3E")
     assert wrong.status_code == 400 and "<b>" not in wrong.text
@@ -204,7 +199,7 @@ def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None
 def test_without_a_tokenizer_the_text_is_there(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", {0: [row("some text")]}, with_tokenizer=False)
     page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
-    assert '<pre class="said">some text</pre>' in page and "there is no tokenizer" in page and "token-data" not in page
+    assert '<pre class="said">some text</pre>' in page and "there is no tokenizer" in page and "<span title" not in page
 
 
 def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
@@ -236,7 +231,9 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
     said = text_of(page)
     assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60 a call that cannot be read" in said
-    assert '<pre class="said tokens" data-from="0" data-to="10">let me see</pre>' in page
+    assert "sampled by the policy let me see calls" in said and page.count(", logprob -1.5") == len(ids[1]) + len(
+        ids[3]
+    )
     assert (
         '<section class="turn other">\n<h3>tool <code>multiply</code></h3>\n<pre class="said">2760 &lt;script&gt;</pre>'
         in page

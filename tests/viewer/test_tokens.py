@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import html
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hone.errors import UserError
 from hone.runs import Run
 from hone.viewer import vocabulary
 from hone.viewer.store import Store
-from hone.viewer.tokens import QUANTITIES, blocks, for_script, read_tokens
+from hone.viewer.tokens import QUANTITIES, blocks, read_tokens
 from hone.viewer.vocabulary import Vocabulary
 
 
@@ -137,25 +138,51 @@ def test_turns_of_the_policy_are_told_from_the_environment(tmp_path: Path, tiny:
     assert found.values["logprob"][[0, 2]].tolist() == [-1, -2] and math.isnan(found.values["logprob"][1])
 
 
-def test_scripts_get_lengths_as_browsers_count(tmp_path: Path, tiny: Vocabulary) -> None:
-    run, one = sampled(tmp_path, "a🙂\x00 b")
+def spans(markup: str) -> list[tuple[str, str, str]]:
+    """The class, the title and the text of each token, of which the markup consists."""
+    one = r'<span(?: class="([^"]*)")?(?: title="([^"]*)")?>([^<]*)</span>'
+    assert re.fullmatch(f"({one})*", markup)
+    return [(css, title, html.unescape(text)) for css, title, text in re.findall(one, markup)]
+
+
+def test_each_token_has_its_colour_and_what_is_known_of_it(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "a🙂<b", advantage=-0.5)
+    write_tokens(run.path, 0, [("0-0-0", [0.0, *[0.4] * 4, 2.0, 0.5, 1.0], [0.0] * 8)])
     tokens = read_tokens(run, one, tiny)
-    said = for_script(tokens, range(len(tokens.pieces)))
-    assert said["length"] == [1, 2, len("\\x00"), 1, 1, len("<|im_end|>")]
-    assert said["ids"][1] == encode("🙂") and said["values"]["entropy"] == []
-    assert said["values"]["logprob"] == [0.0, -0.5, -0.25, -0.3, -0.35, -0.4] and json.dumps(said, allow_nan=False)
+    every = range(len(tokens.pieces))
+    first, smile, less, *_, end = spans(tokens.painted(every, "logprob"))
+    assert (first[0], smile[0], less[0], end[0]) == ("", "l2", "l1", "l1 sp")
+    assert (smile[2], less[2], end[2]) == ("🙂", "<", "<|im_end|>")
+    ids = " + ".join(map(str, encode("🙂")))
+    assert smile[1] == (
+        f"id {ids}, place {tokens.first + 1}\nprobability 0.607, logprob -0.5\n"
+        "entropy 0.4 nats, gap 0.5 nats, advantage -0.5"
+    )
+    assert [css for css, _, _ in spans(tokens.painted(every, "gap"))[:3]] == ["", "l5", "l4"]
+    assert {css for css, _, _ in spans(tokens.painted(every, "advantage"))} == {"m3", "m3 sp"}
+    assert {css for css, _, _ in spans(tokens.painted(every, "none"))} == {"", "sp"}
+
+
+def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
+    tmp_path: Path, tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hone.viewer.tokens._ELEMENTS", 3)
+    run, one = sampled(tmp_path, "ab<c")
+    tokens = read_tokens(run, one, tiny)
+    assert spans(tokens.painted(range(5), "none")) == [("", "", "ab<c"), ("sp", "", "<|im_end|>")]
 
 
 def test_a_legend_has_the_ranges_of_its_levels() -> None:
-    assert QUANTITIES["logprob"].legend()[1] == (1, "0.1 to 0.5")
+    assert QUANTITIES["logprob"].legend()[:2] == [("", "below 0.1"), ("l1", "0.1 to 0.5")]
     gap = QUANTITIES["gap"].legend()
-    assert gap[0] == (-5, "−0.5 and more") and gap[5] == (0, "below 0.001 either way")
+    assert gap[0] == ("m5", "−0.5 and more") and gap[5] == ("", "below 0.001 either way") and gap[6][0] == "l1"
 
 
 def test_a_long_completion_loses_its_middle(tmp_path: Path, tiny: Vocabulary) -> None:
     run, one = sampled(tmp_path, "".join(f"{i} " for i in range(2000)))
     tokens = read_tokens(run, one, tiny)
-    (((_, text),), shown, why) = blocks(one, tokens, 3000)
-    assert why == "" and text.first == 0 and text.end == len(shown) and text.hidden > 5000
-    assert len(text.head) == pytest.approx(2400, abs=20) and len(text.tail) == pytest.approx(600, abs=20)
-    assert text.head.startswith("0 1 2") and text.tail.endswith("1999 <|im_end|>")
+    ((_, text),), why = blocks(one, tokens, 3000, "none")
+    head, tail = ("".join(token for *_, token in spans(part)) for part in (text.head, text.tail))
+    assert why == "" and len(head) + len(tail) + text.hidden == sum(len(piece.text) for piece in tokens.pieces)
+    assert len(head) == pytest.approx(2400, abs=20) and len(tail) == pytest.approx(600, abs=30)
+    assert head.startswith("0 1 2") and tail.endswith("1999 <|im_end|>")

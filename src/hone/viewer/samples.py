@@ -121,7 +121,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
     except UserError as error:
         why = str(error)
     everything = query.get("all") == "1"
-    blocks, chosen, aside = tokens.blocks(one, read, 10**9 if everything else tokens.FOLD)
+    blocks, aside = tokens.blocks(one, read, 10**9 if everything else tokens.FOLD, color)
     rows, asked = store.rows(number, _MATES), _filter(query)
     shown = [mate["row"] for mate in rows if asked.passes(mate)]
     return site.run_page(
@@ -146,7 +146,6 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         quantities=tokens.QUANTITIES,
         FOLD=tokens.FOLD,
         why=why or aside,
-        script=tokens.for_script(read, chosen) if read else None,
         mates=[mate for mate in rows if mate["group"] == one["group"]],
         info=_pretty(one.get("info")),
         versions=_versions(one),

@@ -1,7 +1,7 @@
 """The text of a completion, token by token, and what the run knows of each: logprob, entropy, gap, advantage.
 
-A page gets the text and columns of numbers, from which its script colours it, not an element a token: a long text stays
-light. What is too long is folded: its middle is left out.
+Each token is an element, coloured by one of them, that says all of them under the pointer. What is too long is folded:
+its middle is left out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from hone.errors import UserError
 from hone.pages import visible
@@ -26,6 +27,8 @@ FOLD = 20_000
 """Characters of a completion that are shown at first."""
 _HEAD = 0.8
 """The part of them from its beginning; the rest is its end."""
+_ELEMENTS = 8000
+"""Tokens of a text up to which each is an element; in a longer one those of a colour are one, and say nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,20 @@ class Quantity:
     edges: tuple[float, ...]
     signed: bool = False
 
-    def legend(self) -> list[tuple[int, str]]:
-        """Return each level with its range in words."""
+    def legend(self) -> list[tuple[str, str]]:
+        """Return the class of each level with its range in words."""
         ends = [f"{edge:g}" for edge in self.edges]
         ranges = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"{ends[-1]} and more"]
         if not self.signed:
-            return list(enumerate(ranges))
-        low = [(-i, f"−{ranges[i]}".replace(" to ", " to −")) for i in range(len(ranges) - 1, 0, -1)]
-        return [*low, (0, f"below {ends[0]} either way"), *((i, f"+{ranges[i]}") for i in range(1, len(ranges)))]
+            return [(f"l{i}" if i else "", words) for i, words in enumerate(ranges)]
+        low = [(f"m{i}", f"−{ranges[i]}".replace(" to ", " to −")) for i in range(len(ranges) - 1, 0, -1)]
+        return [*low, ("", f"{ranges[0]} either way"), *((f"l{i}", f"+{ranges[i]}") for i in range(1, len(ranges)))]
+
+    def classes(self, values: np.ndarray) -> list[str]:
+        """Return the class of each value; "" for one below the first edge, and where there is none."""
+        levels = np.searchsorted(self.edges, np.abs(np.nan_to_num(values)), side="right")
+        signs = ("m" if self.signed and value < 0 else "l" for value in values)
+        return [f"{sign}{level}" if level else "" for sign, level in zip(signs, levels.tolist(), strict=True)]
 
 
 QUANTITIES = {
@@ -52,7 +61,7 @@ QUANTITIES = {
     "gap": Quantity("gap: the trainer's logprob minus the sampler's, in nats", (0.001, 0.005, 0.02, 0.1, 0.5), True),
     "advantage": Quantity("advantage: which way training pushed the token", (0.01, 0.25, 0.5, 1, 2), True),
 }
-"""By name in the address. The surprise is what `logprob` is coloured by; values shown are logprobs."""
+"""By name in the address."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,34 @@ class Tokens:
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.sampled.astype(np.int8), [0]])))
         return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
+    def painted(self, which: Sequence[int], color: str) -> Markup:
+        """Return pieces as HTML, coloured by a quantity, or by none."""
+        plain = [""] * len(self.pieces)
+        classes = QUANTITIES[color].classes(self.values[color]) if color in QUANTITIES else plain
+        classes = [
+            f"{one} sp".strip() if piece.special else one for one, piece in zip(classes, self.pieces, strict=True)
+        ]
+        parts = []
+        for css, group in itertools.groupby(which, lambda i: (classes[i], i if len(which) <= _ELEMENTS else 0)):
+            places = list(group)
+            text = escape("".join(_visible(self.pieces[i].text) for i in places))
+            known = f' title="{self._describe(places[0])}"' if len(which) <= _ELEMENTS else ""
+            kind = f' class="{css[0]}"' if css[0] else ""
+            parts.append(f"<span{kind}{known}>{text}</span>")
+        return Markup("".join(parts))
+
+    def _describe(self, i: int) -> str:
+        """Say all that is known of a piece."""
+        piece = self.pieces[i]
+        ids = " + ".join(map(str, self.ids[piece.start : piece.start + piece.count].tolist()))
+        where = f"id {ids}, place {self.first + piece.start}"
+        if not self.sampled[i]:
+            return f"{where}\nnot sampled: the environment's"
+        logprob, entropy, gap, advantage = (float(self.values[name][i]) for name in QUANTITIES)
+        known = [f"probability {math.exp(logprob):.3g}, logprob {logprob:.4g}"]
+        known += [f"entropy {entropy:.3g} nats, gap {gap:.3g} nats, advantage {advantage:.3g}"]
+        return "\n".join([where, *known]).replace("nan", "–")
+
 
 def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     """Read the tokens of a completion (a row of `Store.sample`). UserError if its columns don't fit each other."""
@@ -85,9 +122,9 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
         raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")
     mask = mask.astype(bool)
     first = int(mask.argmax()) if mask.any() else len(ids)
-    prompt = "".join(piece.text for piece in vocabulary.pieces([int(token) for token in ids[:first]]))
+    prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
     ids, mask = ids[first:], mask[first:]
-    pieces = vocabulary.pieces([int(token) for token in ids])
+    pieces = vocabulary.pieces(ids.tolist())
     measured, missing = _measured(run, row, int(mask.sum()))
     by_token = {"logprob": np.where(mask, logprobs[first:].astype(float), np.nan)}
     for name, column in (("entropy", "entropies"), ("gap", "trainer_logprobs")):
@@ -132,54 +169,44 @@ def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], dict[st
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is shown, of which `hidden` characters between `head` and `tail` are not.
-
-    Of one that the policy sampled these are the pieces `first` to `cut` and `cut` to `end` of those that a page shows.
-    """
+    """A text that is shown, of which `hidden` characters between `head` and `tail` are not."""
 
     head: str
-    tail: str
-    hidden: int
-    first: int = 0
-    cut: int = 0
-    end: int = 0
+    tail: str = ""
+    hidden: int = 0
 
 
 Block = tuple[conversation.Turn, Text]
 """A message of the conversation with its text."""
 
 
-def blocks(one: Row, tokens: Tokens | None, limit: int) -> tuple[list[Block], list[int], str]:
-    """Return the turns of a completion, which pieces of its tokens they show in this order, and why none if so."""
+def blocks(one: Row, tokens: Tokens | None, limit: int, color: str) -> tuple[list[Block], str]:
+    """Return the turns of a completion, tokens coloured, and why they are not if so."""
     turns = conversation.turns_of_row(one)
     runs = tokens.turns() if tokens else []
     if tokens and len(turns) == 1:
         runs = [range(len(tokens.pieces))]
-    fits = tokens is not None and len(runs) == sum(turn.policy is not None for turn in turns)
+    fits = len(runs) == sum(turn.policy is not None for turn in turns)
     each = max(2000, limit // max(1, len(turns)))
-    chosen: list[int] = []
-    made: list[Block] = []
+    made = []
     for turn in turns:
-        if fits and tokens is not None and turn.policy is not None:
-            made.append((turn, _pieces(tokens, runs[turn.policy], each, chosen)))
+        if tokens is not None and fits and turn.policy is not None:
+            made.append((turn, _coloured(tokens, runs[turn.policy], each, color)))
         else:
             made.append((turn, plain(turn.text, each)))
-    why = "" if fits or tokens is None else "tokens are not coloured: its turns are not those that were sampled"
-    return made, chosen, why
+    return made, "" if fits or tokens is None else "tokens are not coloured: its turns are not those that were sampled"
 
 
-def _pieces(tokens: Tokens, which: range, limit: int, chosen: list[int]) -> Text:
-    """Return the text of the pieces `which`, folded to `limit` characters; those shown are added to `chosen`."""
-    texts = [_visible(tokens.pieces[i].text) for i in which]
-    upto = np.cumsum([len(text) for text in texts])
-    total, cut, back = int(upto[-1]) if texts else 0, len(texts), len(texts)
-    if total > limit:
-        cut = max(1, int(np.searchsorted(upto, limit * _HEAD, side="right")))
-        back = max(cut, int(np.searchsorted(upto, total - limit * (1 - _HEAD), side="left")))
-    first = len(chosen)
-    chosen += [*which[:cut], *which[back:]]
-    hidden = sum(map(len, texts[cut:back]))
-    return Text("".join(texts[:cut]), "".join(texts[back:]), hidden, first, first + cut, len(chosen))
+def _coloured(tokens: Tokens, which: range, limit: int, color: str) -> Text:
+    """Return the text of the pieces `which`, folded to `limit` characters."""
+    upto = np.cumsum([len(_visible(tokens.pieces[i].text)) for i in which])
+    total = int(upto[-1]) if len(which) else 0
+    if total <= limit:
+        return Text(tokens.painted(which, color))
+    cut = max(1, int(np.searchsorted(upto, limit * _HEAD, side="right")))
+    back = max(cut, int(np.searchsorted(upto, total - limit * (1 - _HEAD), side="left")))
+    hidden = int(upto[back - 1] - upto[cut - 1])
+    return Text(tokens.painted(which[:cut], color), tokens.painted(which[back:], color), hidden)
 
 
 _visible = lru_cache(maxsize=50_000)(visible)
@@ -189,34 +216,6 @@ _visible = lru_cache(maxsize=50_000)(visible)
 def plain(text: str, limit: int = FOLD) -> Text:
     """Return a text without tokens, folded to `limit` characters."""
     if len(text) <= limit:
-        return Text(visible(text), "", 0)
+        return Text(visible(text))
     head = int(limit * _HEAD)
     return Text(visible(text[:head]), visible(text[head - limit :]), len(text) - limit)
-
-
-def for_script(tokens: Tokens, which: Sequence[int]) -> dict[str, Any]:
-    """Return what the page's script needs of the pieces `which`, as JSON: columns in their order.
-
-    `length` counts UTF-16 units of what is displayed, as a browser does; `ids` has a list for each piece; `values` of
-    a quantity that is not known are empty.
-    """
-    pieces = [tokens.pieces[i] for i in which]
-    found = np.asarray(which, dtype=int)
-    return {
-        "first": tokens.first,
-        "start": [piece.start for piece in pieces],
-        "length": [len(_visible(piece.text).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces],
-        "ids": [tokens.ids[piece.start : piece.start + piece.count].tolist() for piece in pieces],
-        "sampled": tokens.sampled[found].astype(int).tolist(),
-        "special": [int(piece.special) for piece in pieces],
-        "values": {name: _rounded(array[found]) for name, array in tokens.values.items()},
-        "edges": {name: quantity.edges for name, quantity in QUANTITIES.items()},
-        "signed": [name for name, quantity in QUANTITIES.items() if quantity.signed],
-    }
-
-
-def _rounded(values: np.ndarray) -> list[float | None]:
-    """Return values in four digits, None where there is none; an empty list if there is none at all."""
-    if not np.isfinite(values).any():
-        return []
-    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
