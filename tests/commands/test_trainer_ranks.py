@@ -131,4 +131,4 @@ def test_sigterm_ends_all_at_once(rl_run, tmp_path):
             os.kill(pid, signal.SIGTERM)
         process.wait(LIMIT)
         wait_until_gone(set(ranks))
-        assert not (tmp_path / "t" / "hello.json").exists()
+        assert not (tmp_path / "t" / "hello.npz").exists()

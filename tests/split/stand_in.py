@@ -28,7 +28,7 @@ ROLES = ["inference", "trainer", "orchestrator"]
 def launch(folder: Path, plan: dict) -> int:
     from hone import cli
     from hone.orchestrator import launch as launching
-    from hone.orchestrator.launch import Launch, Role, Words
+    from hone.orchestrator.launch import Launch, Role
 
     launching._FOLLOWING = plan.get("following", launching._FOLLOWING)
     names = plan.get("roles", ROLES)
@@ -56,7 +56,9 @@ def launch(folder: Path, plan: dict) -> int:
         [role(name) for name in names],
         folder / "out",
         scratch,
-        Words(say, lambda: "from the last checkpoint, step 4", "hone rl --resume"),
+        say,
+        lambda: "from the last checkpoint, step 4",
+        "hone rl --resume",
         dict(os.environ),
         restarts=plan.get("restarts", 3),
         grace_seconds=plan.get("grace", 1.0),

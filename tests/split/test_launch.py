@@ -111,17 +111,18 @@ def test_the_orchestrators_end_ends_all_with_its_exit_code(launch):
     assert not list((run.folder / "scratch").iterdir()), "the logs are in the run"
 
 
-def test_the_server_is_started_again_alone(launch):
+def test_when_the_server_dies_the_orchestrator_saves_and_all_are_started_again(launch):
     first = {"ready": 1, "after": 0.2, "end": "SIGKILL"}
-    driver = {"starts": {"inference": 2}, "ready": 2, "after": 0.2, "end": 0}
-    run = launch(orchestrator=[driver], inference=[first, {}])
+    driver = {"starts": {"inference": 2, "trainer": 2}, "ready": 2, "after": 0.2, "end": 0}
+    run = launch(orchestrator=[{}, driver], inference=[first, {}])
     code, out, _ = run.ended()
-    (first, _again), (driver,) = run.starts("inference"), run.starts("orchestrator")
-    assert code == 0 and driver["told"] == [] and len(run.starts("trainer")) == 1
-    sentence = (
-        f"The inference server (pid {first['pid']}) was ended by SIGKILL: starting the server again (restart 1 of 3).\n"
-    )
-    assert sentence in out and out.count("The server is ready") == 2
+    (first, _again), (_, driver) = run.starts("inference"), run.starts("orchestrator")
+    assert code == 0 and [(entry["role"], entry["pid"]) for entry in driver["told"]] == [("inference", first["pid"])]
+    assert "orchestrator got SIGTERM\n" in run.log("orchestrator") and driver["words"] == ["--resume"]
+    assert (
+        f"The inference server (pid {first['pid']}) was ended by SIGKILL: starting inference, trainer and orchestrator "
+        "again from the last checkpoint, step 4 (restart 1 of 3).\n"
+    ) in out and out.count("The server is ready") == 2
 
 
 def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
@@ -237,30 +238,22 @@ def test_a_launcher_that_is_killed_leaves_nothing(launch):
     run.until(lambda: not alive(run.folder))
 
 
-def both_at_once(run: Launched, first: int, second: int) -> None:
-    """SIGKILL to both, of which the launcher learns in the same moment."""
+@pytest.mark.parametrize("other", ["trainer", "orchestrator"])
+def test_a_server_and_another_that_die_in_the_same_moment_are_one_restart(launch, other):
+    run = launch()
+    run.at_work()
+    (server,), (role,) = run.starts("inference"), run.starts(other)
     run.stop()
-    os.kill(first, signal.SIGKILL)
-    os.kill(second, signal.SIGKILL)
-    run.until(lambda: all(state(pid) == "Z" for pid in (first, second)))
+    for pid in (server["pid"], role["pid"]):
+        os.kill(pid, signal.SIGKILL)
+        run.until(lambda pid=pid: state(pid) == "Z")
     run.process.send_signal(signal.SIGCONT)
+    run.again("orchestrator", 2)
+    assert [len(run.starts(name)) for name in ROLES] == [2, 2, 2]
+    run.process.send_signal(signal.SIGINT)
+    code, out, _ = run.ended()
+    assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" not in out
 
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-@pytest.mark.parametrize("other", ["trainer", "orchestrator"])
-def test_a_server_and_another_that_die_in_the_same_moment_are_both_started_again(launch, other):
-    run = launch()
-    run.at_work()
-    (server,), (role,) = run.starts("inference"), run.starts(other)
-    both_at_once(run, server["pid"], role["pid"])
-    starts = {"inference": 2, "trainer": 2, "orchestrator": 2}
-    run.until(lambda: all(len(run.starts(role)) == count for role, count in starts.items()))
-    told = [entry["role"] for entry in run.starts("orchestrator")[1]["told"]]
-    assert told == (["trainer"] if other == "trainer" else ["inference", "orchestrator"]), "the server's it saw itself"
-    run.again("orchestrator", 2)
-    run.process.send_signal(signal.SIGINT)
-    code, out, _ = run.ended()
-    assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" in out

@@ -5,7 +5,7 @@ import pytest
 
 from hone.trainer.packing import Sequence, split_micro_batches
 from hone.trainer.wire import from_arrays, to_arrays
-from hone.transport.records import Order, read_order, write_order
+from hone.transport.records import Order, decode, encode
 
 
 def sequences(count: int, seed: int = 0) -> list[Sequence]:
@@ -43,8 +43,8 @@ def equal(ours: Sequence, theirs: Sequence) -> bool:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count):
     made = sequences(count)
-    (tmp_path / "order").write_bytes(write_order(Order(3, "batch", to_arrays(made), tokens=9)))
-    order = read_order(tmp_path / "order")
+    (tmp_path / "order").write_bytes(encode(Order(3, "batch", to_arrays(made), tokens=9)))
+    order = decode(Order, tmp_path / "order")
     assert (order.step, order.kind, order.save, order.tokens) == (3, "batch", None, 9)
     back = from_arrays(order.arrays)
     assert len(back) == count and all(map(equal, made, back))

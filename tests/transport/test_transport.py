@@ -5,18 +5,15 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hone.errors import UserError
-from hone.transport import FileTransport, Hello, Order, Result, Session, spool
-from hone.transport.records import from_json, to_json, write_order
-from hone.transport.spool import PATIENCE
+from hone.transport import FileTransport, Hello, Order, Result, Session
+from hone.transport.records import decode, encode
 
 
 def session(name: str = "s1", start: int = 0) -> Session:
@@ -71,32 +68,27 @@ def publish(trainer: FileTransport, version: int) -> None:
     trainer.put_result(result(version))
 
 
-def test_records_survive_json_with_numbers_that_it_does_not_know():
-    made = Result(4, {"kl": math.nan, "grad_norm": math.inf, "loss": -1 / 3}, "ab", (-0.1, -math.inf), {"train": 1e-9})
-    back = from_json(Result, to_json(made))
-    assert math.isnan(back.metrics.pop("kl")) and math.isnan(made.metrics.pop("kl"))
-    assert back == made and b"NaN" not in to_json(made) and b"Infinity" not in to_json(made)
-    assert from_json(Session, to_json(session())) == session()
-    assert from_json(Hello, to_json(hello())) == hello()
-    for torn in (b"", b"[]", b'{"id": "x"}', to_json(made)[:-1]):
-        with pytest.raises(ValueError):
-            from_json(Result, torn)
-
-
-def test_what_a_step_told_of_its_tokens_comes_with_its_result_and_goes_when_it_is_taken(ends):
-    ours, theirs = ends
+def test_records_survive_a_file_and_a_damaged_one_is_not_read(tmp_path):
+    file = tmp_path / "r.npz"
     arrays = {"lengths": np.array([2, 1]), "entropies": np.array([0.5, 2.0, 0.0], np.float16)}
-    with pytest.raises(AssertionError):
-        theirs.put_result(result(1), arrays)
-    made = replace(result(1), tokens=True)
-    theirs.put_result(made, arrays)
-    assert ours.result(1) == made
-    found = ours.token_stats(1)
-    assert found is not None and found.keys() == arrays.keys()
-    assert all(
-        np.array_equal(found[name], array) and found[name].dtype == array.dtype for name, array in arrays.items()
-    )
-    assert list((ours.path / "s1" / "results").iterdir()) == []
+    metrics = {"kl": math.nan, "grad_norm": math.inf, "loss": np.float32(1 / 3)}
+    made = Result(4, metrics, "ab", (-0.1, -math.inf), {"train": 1e-9}, arrays=arrays)
+    whole = encode(made)
+    file.write_bytes(whole)
+    back = decode(Result, file)
+    assert math.isnan(back.metrics.pop("kl")) and math.isnan(made.metrics.pop("kl"))
+    assert all(np.array_equal(back.arrays[n], a) and back.arrays[n].dtype == a.dtype for n, a in arrays.items())
+    assert replace(back, arrays={}) == replace(made, arrays={})
+    for record in (session(), hello()):
+        file.write_bytes(encode(record))
+        assert decode(type(record), file) == record
+    hole = bytearray(whole)
+    at = whole.index(arrays["entropies"].tobytes())
+    hole[at : at + 2] = b"\1\1"
+    for torn in (b"", b"[]", whole[:-1], whole[:60], bytes(hole), encode(Order(3, "end"))):
+        file.write_bytes(torn)
+        with pytest.raises(ValueError):
+            decode(Result, file)
 
 
 def test_a_run_from_hello_to_its_end(tmp_path):
@@ -109,7 +101,7 @@ def test_a_run_from_hello_to_its_end(tmp_path):
     publish(trainer, 2)
     assert orchestrator.result(2) == result(2) and orchestrator.result(2, wait=False) is None
     assert (orchestrator.weights(2) / "model.safetensors").read_bytes() == b"2"
-    assert orchestrator.weights(2) == tmp_path / "t" / "weights" / "s1" / "step_2"
+    assert orchestrator.weights(2) == tmp_path / "t" / "weights" / "session-s1" / "step_2"
 
     assert orchestrator.put(batch(2, save="/folder")) < 5
     assert orchestrator.waiting() == (1, 10)
@@ -152,18 +144,13 @@ def test_a_new_session_takes_the_trainer_back_and_the_old_one_away(ends, tmp_pat
     first, trainer = ends
     publish(trainer, 0)
     first.put(batch(0))
-    killed = tmp_path / "t" / "s1" / "orders" / ".tmp-hone-new-step_1.safetensors"
-    killed.write_bytes(write_order(batch(1))[:50])  # the orchestrator was killed while it wrote
     second = FileTransport(tmp_path / "t")
     second.open(session("s2", start=0))
     assert trainer.order(0) is None  # whatever order waits for it in the old one
     publish(trainer, 1)  # the step that it was at, when nobody wants it any more
-    found = trainer.session(other_than="s1")
-    assert found.id == "s2"
-    assert everything(tmp_path / "t") == {
-        *("session.json", "hello.json", "s2", "s2/hone-session.json", "s2/orders", "s2/results"),
-        *("weights", "weights/s2", "weights/s2/hone-session.json"),
-    }
+    assert trainer.session(other_than="s1").id == "s2"
+    left = {"session.npz", "hello.npz", "session-s2", "weights", "weights/session-s2"}
+    assert everything(tmp_path / "t") == left
     with pytest.raises(UserError, match=r"another run has begun to use .*/t: .* --transport.path"):
         first.result(1)
     with pytest.raises(UserError, match="another run"):
@@ -174,34 +161,28 @@ def test_a_new_session_takes_the_trainer_back_and_the_old_one_away(ends, tmp_pat
 
 
 def test_only_what_is_ours_is_removed(tmp_path):
-    for mine in ("t/weights/step_100/model.safetensors", "t/other/session.json", "t/other/hone-session.json"):
+    for mine in ("t/weights/step_100/model.safetensors", "t/other/session.npz"):
         (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / mine).write_text("mine")
     transport = FileTransport(tmp_path / "t")
     transport.open(session())
     transport.close()
-    assert everything(tmp_path / "t") == {
-        *("weights", "weights/step_100", "weights/step_100/model.safetensors"),
-        *("other", "other/session.json", "other/hone-session.json"),
-    }
+    kept = {"weights", "weights/step_100", "weights/step_100/model.safetensors", "other", "other/session.npz"}
+    assert everything(tmp_path / "t") == kept
 
 
 def test_weights_appear_whole_and_old_ones_go(ends):
     orchestrator, trainer = ends
-    folder = trainer.weights_root / "s1"
+    folder = trainer.weights_root / "session-s1"
     with pytest.raises(Stop), trainer.weights_dir(0) as fresh:
         (fresh / "model.safetensors").write_bytes(b"half")
         assert not (folder / "step_0").exists()
         raise Stop
-    assert os.listdir(folder) == ["hone-session.json"]
+    assert os.listdir(folder) == []
     for version in range(5):
         publish(trainer, version)
-    for version in (0, 2, 3, 4):
-        assert orchestrator.result(version)
-    trainer.keep((3, 4))  # and 1, whose result nobody has taken
-    assert set(os.listdir(folder)) == {"hone-session.json", "step_1", "step_3", "step_4"}
     orchestrator.drop(3)
-    assert set(os.listdir(folder)) == {"hone-session.json", "step_4"}
+    assert os.listdir(folder) == ["step_4"]
     with trainer.weights_dir(4) as fresh:  # a version can be written again
         (fresh / "model.safetensors").write_bytes(b"again")
     assert (folder / "step_4" / "model.safetensors").read_bytes() == b"again"
@@ -210,14 +191,12 @@ def test_weights_appear_whole_and_old_ones_go(ends):
 def test_a_rename_that_is_seen_late(ends):
     """On NFS the folder of the weights may come to be seen after the result that was written behind it."""
     orchestrator, trainer = ends
-    trainer.put_result(result(0))
-    assert orchestrator.result(0)
     looks = []
 
     def late() -> None:
         looks.append(1)
         if len(looks) == 4:
-            (trainer.weights_root / "s1" / "step_0").mkdir()
+            (trainer.weights_root / "session-s1" / "step_0").mkdir()
 
     orchestrator.interrupt = late
     assert orchestrator.weights(0).is_dir() and len(looks) == 4
@@ -226,47 +205,27 @@ def test_a_rename_that_is_seen_late(ends):
 def test_a_torn_order_is_not_taken_before_it_is_whole(ends):
     orchestrator, trainer = ends
     orchestrator.put(batch(0))
-    file = trainer.path / "s1" / "orders" / "step_0.safetensors"
+    file = trainer.path / "session-s1" / "order_0.npz"
     whole = file.read_bytes()
-    hole = whole[:-8] + bytes(8)  # what a crash of a file server leaves: the size, and zeros
-    assert len(hole) == len(whole) and hole != whole
-    for torn in (b"", whole[:7], whole[:60], whole[:-1], hole):
-        file.write_bytes(torn)
-        trainer.interrupt = stop_after(3)
-        with pytest.raises(Stop):
-            trainer.order(0)
+    file.write_bytes(whole[:-1])
+    trainer.interrupt = stop_after(3)
+    with pytest.raises(Stop):
+        trainer.order(0)
     trainer.interrupt = lambda: None
     file.write_bytes(whole)
     assert trainer.order(0).tokens == 10
 
 
-def test_what_stays_damaged_is_told(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(spool, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
-    end = FileTransport(tmp_path / "t")
-    (end.path / "session.json").write_bytes(to_json(session())[:20])
-    for now[0] in (0.0, PATIENCE):
-        assert end.session(wait=False) is None
-    now[0] = PATIENCE + 1
-    with pytest.raises(UserError, match=r"session.json is damaged .* start the run's processes again"):
-        end.session(wait=False)
-    (end.path / "session.json").write_bytes(to_json(session()))
-    assert end.session(wait=False) == session()
-
-
-def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(ends):
+def test_a_full_disk_is_one_sentence_and_the_next_try_counts(ends):
     orchestrator, trainer = ends
-    orders = orchestrator.path / "s1" / "orders"
-    (orders / ".tmp-hone-new-step_0.safetensors").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"can't be used, the disk is full \(.*/step_0.safetensors\): free some space"):
+    (orchestrator.path / "session-s1" / ".tmp-hone-new-order_0.npz").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"can't be used, the disk is full.*: free some space"):
         orchestrator.put(batch(0))
-    assert os.listdir(orders) == [] and orchestrator.waiting() == (0, 0)
+    assert orchestrator.waiting() == (0, 0)
     with pytest.raises(UserError, match="the disk is full"), trainer.weights_dir(0) as folder:
         Path(folder / "model.safetensors").symlink_to("/dev/full")
         (folder / "model.safetensors").write_bytes(b"x")
-    assert os.listdir(trainer.weights_root / "s1") == ["hone-session.json"]
-    orchestrator.put(batch(0))  # once there is space
-    assert trainer.order(0)
+    assert os.listdir(trainer.weights_root / "session-s1") == []
 
 
 def test_a_trainer_that_was_killed_is_not_there(tmp_path):
@@ -275,16 +234,16 @@ def test_a_trainer_that_was_killed_is_not_there(tmp_path):
     transport = FileTransport(tmp_path)
     transport.say_hello(hello(pid=child.pid))
     assert transport.hello(0) is None
-    elsewhere = Hello(**{**vars(hello(pid=child.pid)), "host": "another-machine"})
+    elsewhere = replace(hello(pid=child.pid), host="another-machine")
     transport.say_hello(elsewhere)  # can't be known
     assert transport.hello(0) == elsewhere
 
 
-def test_a_trainer_says_hello_again_where_it_was_removed_and_gives_way_to_none(ends, tmp_path, monkeypatch):
-    monkeypatch.setattr("hone.transport.spool.HELLO_SECONDS", 0.0)
+def test_a_trainer_says_hello_again_where_it_was_removed_and_gives_way_to_none(ends, tmp_path):
     orchestrator, trainer = ends
     orchestrator.close()
-    assert not (tmp_path / "t" / "s1").exists() and not (tmp_path / "t" / "hello.json").exists()
+    assert everything(tmp_path / "t") == {"hello.npz"}
+    (tmp_path / "t" / "hello.npz").unlink()  # with the folder of an older run
     trainer.interrupt = stop_after(2)
     with pytest.raises(Stop):
         trainer.session(other_than="s1")

@@ -25,7 +25,7 @@ from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
-from hone.orchestrator.launch import Launch, Role, Words, port_problem
+from hone.orchestrator.launch import Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
@@ -63,7 +63,9 @@ def run(config: RLConfig) -> int:
         roles(config, placement, scratch),
         folder,
         scratch,
-        Words(_say, lambda: from_where(folder), resume_command(folder, "rl")),
+        _say,
+        lambda: from_where(folder),
+        resume_command(folder, "rl"),
         variables(),
         restarts=config.restarts,
         grace_seconds=config.grace_seconds,

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from threading import Lock, Thread
+from typing import IO
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands."""
@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: n
 _LONGEST_LINE = 2**16
 """Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""How a line begins that says what went wrong: hone's own, or the last of a traceback, which torch marks by rank."""
+"""How a line begins that names what went wrong: hone's own, or the last of a traceback, which torch marks by rank."""
 
 
 class Log:
@@ -35,86 +35,45 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = _append_to(path)
+        self._lock = Lock()
 
     def write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk is reported by a role, which knows the remedy
+        with self._lock, contextlib.suppress(OSError):  # a full disk is reported by a role, which knows the remedy
             os.write(self._descriptor, line)
 
     def move(self, path: Path) -> None:
         """Use `path` from now on, behind what that holds."""
-        if path == self.path:
-            return
-        before, self._descriptor = self._descriptor, _append_to(path)
-        os.close(before)
-        self.write(self.path.read_bytes())
-        self.path.unlink()
-        self.path = path
+        with self._lock:
+            os.close(self._descriptor)
+            self._descriptor = _append_to(path)
+            os.write(self._descriptor, self.path.read_bytes())
+            self.path.unlink()
+            self.path = path
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        with self._lock:  # a reader of a process that left its group may still have lines
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _append_to(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
-def show(stream: int, text: bytes) -> None:
-    """Write to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
-    with contextlib.suppress(OSError):
-        while text:
-            text = text[os.write(stream, text) :]  # a signal may leave it at a part
-
-
-@dataclass
-class Stream:
-    """One of a child's streams, read line by line."""
-
-    descriptor: int
-    take: Callable[[bytes], None]
-    _begun: bytes = b""
-
-    def read(self, chunks: int = 16) -> bool:
-        """Hand over the lines that are there, without waiting, of at most so many chunks; False at the end."""
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(chunks):
-                if not (data := os.read(self.descriptor, 2**16)):
-                    return False
-                *lines, self._begun = (self._begun + data).split(b"\n")
-                for line in lines:
-                    self.take(line + b"\n")
-                if len(self._begun) >= _LONGEST_LINE:
-                    self.take(self._begun + b"\n")
-                    self._begun = b""
-        return True
-
-    def close(self) -> None:
-        """Hand over what is still there, and close, though a process that left its group may hold the other end."""
-        self.read(chunks=1024)
-        if self._begun:
-            self.take(self._begun + b"\n")
-        os.close(self.descriptor)
-
-
-@dataclass
 class Child:
     """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
 
     On Linux it is killed when the launcher is gone, however that ended; elsewhere the process itself sees to that.
-    `rank` is None where there is only one. `echo` gets each line, with the number of its stream; without it the
-    streams are one.
+    `rank` is None where there is only one. With `shown` its lines also go to this process's own streams. `code` is its
+    exit code once it has ended, -N if signal N ended it; None before.
     """
 
-    role: str
-    rank: int | None
-    command: Sequence[str]
-    env: Mapping[str, str]
-    log: Log
-    echo: Callable[[int, bytes], None] | None = None
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=50))
-    code: Any = None
-    """Exit code once it has ended, -N if signal N ended it; None before."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, role: str, rank: int | None, command: Sequence[str], env: Mapping[str, str], log: Log, shown: bool = False
+    ) -> None:
+        self.role, self.rank, self.log = role, rank, log
+        self.lines: deque[str] = deque(maxlen=50)
+        self.code: int | None = None
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -124,31 +83,31 @@ class Child:
                     os._exit(1)
 
         self._process = subprocess.Popen(
-            self.command,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if self.echo else subprocess.STDOUT,
-            env=self.env,
+            stderr=subprocess.PIPE if shown else subprocess.STDOUT,
+            env=env,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
         self.pid = self._process.pid
-        self.streams: list[Stream] = []
-        for number, pipe in ((1, self._process.stdout), (2, self._process.stderr)):
+        self._readers = []
+        for pipe, stream in ((self._process.stdout, 1), (self._process.stderr, 2)):
             if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                descriptor = os.dup(pipe.fileno())
-                pipe.close()
-                self.streams.append(Stream(descriptor, lambda line, number=number: self._take(number, line)))
+                self._readers.append(Thread(target=self._read, args=(pipe, stream if shown else None), daemon=True))
+                self._readers[-1].start()
 
-    def _take(self, number: int, line: bytes) -> None:
-        self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
-        self.lines.append(line.decode(errors="replace").rstrip())
-        if self.echo is not None:
-            self.echo(number, line)
+    def _read(self, pipe: IO[bytes], stream: int | None) -> None:
+        for line in iter(lambda: pipe.readline(_LONGEST_LINE), b""):
+            line = line if line.endswith(b"\n") else line + b"\n"
+            self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
+            self.lines.append(line.decode(errors="replace").rstrip())
+            if stream is not None:
+                _show(stream, line)
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         """`the trainer's rank 1 (pid 123)`"""
         role = "inference server" if self.role == INFERENCE else self.role
         rank = "" if self.rank is None else f"'s rank {self.rank}"
@@ -157,13 +116,13 @@ class Child:
     @property
     def cause(self) -> str:
         """`was ended by SIGKILL`, `exited with code 1 (RuntimeError: no)`"""
-        if self.code < 0:
+        if self.code is not None and self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return f"exited with code {self.code}" + (f" ({self.error})" if self.error else "")
 
     @property
     def error(self) -> str:
-        """The last line that says what went wrong, else the last that is not empty; at most 400 characters of it."""
+        """The last line that names what went wrong, else the last that is not empty; at most 400 characters of it."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:
@@ -177,24 +136,27 @@ class Child:
             os.kill(self.pid, signum)  # not Popen's, which would wait for it
 
     def poll(self) -> int | None:
-        """Return `code`; if the process has ended, what is left of its group is killed. `close` is to follow."""
+        """Return `code`; if the process has ended, what is left of its group is killed, and its lines are read."""
         # While it is not waited for, its number and its group's can't come to mean others.
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self.kill()
+            for reader in self._readers:
+                reader.join(1.0)  # a process that left the group may hold the other end
             self.code = self._process.wait()
         return self.code
-
-    def close(self) -> None:
-        """Take the lines that were not read yet."""
-        for stream in self.streams:
-            stream.close()
-        self.streams = []
 
     def kill(self) -> None:
         """SIGKILL to all of its group."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
                 os.killpg(self.pid, signal.SIGKILL)
+
+
+def _show(stream: int, text: bytes) -> None:
+    """Write to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
+    with contextlib.suppress(OSError):
+        while text:
+            text = text[os.write(stream, text) :]
 
 
 def signal_name(signum: int) -> str:

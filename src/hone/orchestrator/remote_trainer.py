@@ -125,8 +125,7 @@ class Publisher:
             while True:
                 result = self._transport.result(version)
                 assert result is not None, "it was waited for"
-                arrays = self._transport.token_stats(version) if result.tokens else None
-                tokens = None if arrays is None else TokenStats(**arrays)
+                tokens = TokenStats(**result.arrays) if result.arrays else None
                 self._done.put(replace(self._publish(result), tokens=tokens))
                 with self._changed:
                     self._changed.wait_for(lambda v=version: self._quiet or self._released >= v or not self._hold(v))

@@ -24,8 +24,6 @@ from hone.trainer.token_stats import TokenStats
 from hone.trainer.wire import from_arrays
 from hone.transport import FileTransport, Hello, Order, Result, Session
 
-KEPT = 2
-"""Versions of the weights that stay at least, beside those that the sampler may lag behind."""
 SAY_AFTER = 60.0
 """Seconds of waiting until a line says so, and again each time that they have doubled."""
 
@@ -128,9 +126,8 @@ class TrainerLoop:
         seconds["publish"] = time.perf_counter() - began
         saved = save is not None and self._save(Path(save), seconds)
         scores = tuple(self.trainer.score(session.canary))
-        result = Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, tokens is not None)
-        self.transport.put_result(result, None if tokens is None else tokens.arrays())
-        self.transport.keep(range(version + 1 - KEPT - session.lag, version + 1))
+        arrays = {} if tokens is None else tokens.arrays()
+        self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, arrays))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
         """Write the trainer's part of a checkpoint. UserError if the disk does not take it.

@@ -1,4 +1,4 @@
-"""What the processes of a run in mode split tell each other, through a folder that all of them see.
+"""What the processes of a run in mode split send each other, through a folder that all of them see.
 
 Orchestrator and trainer meet nowhere else; servers take the weights from there. Needs no torch.
 """

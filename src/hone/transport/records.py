@@ -1,17 +1,21 @@
-"""The messages: `Session` and `Order` of the orchestrator, `Hello` and `Result` of the trainer; and their files."""
+"""The messages: `Session` and `Order` of the orchestrator, `Hello` and `Result` of the trainer.
+
+Each is a file in NumPy's `.npz` format, whose members have checksums: its arrays, and the other fields as JSON.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
-import math
-from dataclasses import asdict, dataclass, field, fields
+import zipfile
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-Record = TypeVar("Record", "Session", "Hello", "Result")
+Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
+_FACTS = "facts"
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,6 @@ class Order:
     save: str | None = None
     tokens: int = 0
 
-    def __post_init__(self) -> None:
-        assert self.kind in ("batch", "end") and (self.kind == "batch" or not self.arrays)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -78,7 +79,7 @@ class Result:
 
     `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by what they
     went to: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
-    `tokens`: arrays about the tokens of the step that made it come with it.
+    `arrays` are about the tokens of the step that made it (`TokenStats`), if they were recorded.
     """
 
     version: int
@@ -87,79 +88,30 @@ class Result:
     canary: tuple[float, ...]
     seconds: dict[str, float]
     saved: bool = False
-    tokens: bool = False
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def to_json(record: Session | Hello | Result) -> bytes:
-    """Write the record as JSON. Floats are exact; those that JSON doesn't know stand as "nan", "inf", "-inf"."""
-    return json.dumps(_plain(asdict(record)), ensure_ascii=False, allow_nan=False).encode()
+def encode(record: Session | Hello | Order | Result) -> bytes:
+    """Return the record as the bytes of a file. Floats are exact, NaN and infinities too."""
+    facts = dict(vars(record))
+    arrays: dict[str, Any] = facts.pop("arrays", {})
+    text = json.dumps(facts, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+    buffer = io.BytesIO()
+    np.savez(buffer, **{_FACTS: np.array(text)}, **arrays)
+    return buffer.getvalue()
 
 
-def from_json(kind: type[Record], data: bytes) -> Record:
-    """Read what `to_json` made. ValueError if it is anything else; keys that this version doesn't know are left out."""
-    value = json.loads(data)
+def decode(kind: type[Record], path: Path) -> Record:
+    """Read a record from a file. ValueError if it is damaged; fields that this version doesn't know are left out."""
     try:
-        known = {field.name: value[field.name] for field in fields(kind) if field.name in value}
-        for name in ("metrics", "seconds"):
-            if name in known:
-                known[name] = {key: float(number) for key, number in known[name].items()}
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        facts = json.loads(str(arrays.pop(_FACTS)))
+        known: dict[str, Any] = {f.name: facts[f.name] for f in fields(kind) if f.name in facts}
         if "canary" in known:
-            known["canary"] = tuple(float(n) if kind is Result else int(n) for n in known["canary"])
+            known["canary"] = tuple(known["canary"])
+        if arrays:
+            known["arrays"] = arrays
         return kind(**known)
-    except (TypeError, AttributeError) as error:
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError) as error:
         raise ValueError(f"not a {kind.__name__.lower()}: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Path):
-        return str(value)
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_order(order: Order) -> bytes:
-    """Write the order as a safetensors file."""
-    facts = {"step": order.step, "kind": order.kind, "save": order.save, "tokens": order.tokens}
-    return write_arrays(order.arrays, {"order": json.dumps(facts)})
-
-
-def read_order(path: Path) -> Order:
-    """Read what `write_order` wrote to a file. ValueError if it is torn."""
-    arrays, facts = read_arrays(path)
-    return Order(arrays=arrays, **json.loads(facts["order"]))
-
-
-def write_arrays(arrays: dict[str, np.ndarray], facts: dict[str, str] | None = None) -> bytes:
-    """Write arrays as a safetensors file, with a digest of them: a file with a hole in it is not taken for whole."""
-    from safetensors.numpy import save
-
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return save(arrays, (facts or {}) | {"digest": _digest(arrays)})
-
-
-def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read what `write_arrays` wrote to a file: arrays and facts. ValueError if it is torn."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            facts = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-    if facts.get("digest") != _digest(arrays):
-        raise ValueError("its content is not what was written")
-    return arrays, facts
-
-
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -1,17 +1,16 @@
 """The transport through a folder.
 
-    TRANSPORT/session.json                            the session of now; its id names what belongs to it
-    TRANSPORT/hello.json                              the trainer of now
-    TRANSPORT/<session>/orders/step_N.safetensors     from put to order, which takes it away
-    TRANSPORT/<session>/results/version_N.json        from put_result to result, which takes it away
-    TRANSPORT/<session>/results/version_N.safetensors from put_result to token_stats, which takes it away
-    TRANSPORT/weights/<session>/step_N/               Hugging Face layout, as servers take them
+    TRANSPORT/session.npz                             the session of now; its id names what belongs to it
+    TRANSPORT/hello.npz                               the trainer of now
+    TRANSPORT/session-<id>/order_N.npz                from put to order, which takes it away
+    TRANSPORT/session-<id>/result_N.npz               from put_result to result, which takes it away
+    TRANSPORT/weights/session-<id>/step_N/            Hugging Face layout, as servers take them
 
 Each file has one writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late,
-a removed file may be seen for a while, and what is there may be torn after a crash of the server. So a reader lists the
-folder before it opens a file in it (which asks the server anew), takes any error of the system for "not yet", and gives
-what is damaged some seconds to become whole. Nothing is flushed to the disk: the folder lives as long as the processes,
-and a run goes on from checkpoints. Who is killed leaves what the next session removes.
+and a removed file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the
+server anew), and takes any error of the system for "not yet"; so it does with a damaged file. Nothing is flushed to the
+disk: the folder lives as long as the processes, and a run goes on from checkpoints. What a killed process leaves the
+next session removes.
 """
 
 from __future__ import annotations
@@ -20,41 +19,25 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from hone.config.shared import transport_weights
 from hone.errors import UserError
-from hone.runs.files import FILE_MODE, NEW_PREFIX, TMP_PREFIX
+from hone.runs.files import FILE_MODE, NEW_PREFIX
 from hone.runs.signals import explain, is_out_of_memory
-from hone.transport.records import (
-    Hello,
-    Order,
-    Record,
-    Result,
-    Session,
-    from_json,
-    read_arrays,
-    read_order,
-    to_json,
-    write_arrays,
-    write_order,
-)
+from hone.transport.records import Hello, Order, Record, Result, Session, decode, encode
 
 T = TypeVar("T")
 
-SESSION, HELLO = "session.json", "hello.json"
-MARK = "hone-session.json"
-"""In a folder that belongs to a session, and may be removed with it."""
+SESSION, HELLO = "session.npz", "hello.npz"
+PREFIX = "session-"
+"""How the name of a folder begins that belongs to a session, and may be removed with it."""
 MAX_TOKENS = 2**24
-HELLO_SECONDS = 1.0
-"""How often a trainer that waits looks whether its hello is there."""
 PATIENCE = 30.0
-"""Seconds that a damaged file gets to become whole."""
+"""Seconds that weights get to be seen here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
 """Seconds between two looks: this share of the time waited so far, between shortest and longest."""
 
@@ -72,9 +55,8 @@ class FileTransport:
         self.max_tokens, self.interrupt = max_tokens, interrupt
         self._session: Session | None = None
         self._hello: Hello | None = None
-        self._put: dict[int, int] = {}  # tokens of the batches that may still wait, by step
-        self._hello_seen = 0.0
-        self._damaged: dict[Path, float] = {}  # since when a file is
+        self._put: dict[int, int] = {}
+        """Tokens of the batches that may still wait, by step."""
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
 
@@ -86,14 +68,10 @@ class FileTransport:
         with self._explaining():
             for folder in (self._folder, self._weights):
                 folder.mkdir(parents=True, exist_ok=True)
-                write(folder / MARK, to_json(session))
-            for name in ("orders", "results"):
-                (self._folder / name).mkdir(exist_ok=True)
-            write(self.path / SESSION, to_json(session))
+            write(self.path / SESSION, session)
         for root in (self.path, self.weights_root):
             for name in names(root):
-                left = self._record(root / name / MARK, Session)
-                if left is not None and left.id == name != session.id:
+                if name.startswith(PREFIX) and name != self._folder.name:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
@@ -103,7 +81,7 @@ class FileTransport:
         """
 
         def look() -> Hello | None:
-            hello = self._record(self.path / HELLO, Hello)
+            hello = read(self.path / HELLO, Hello)
             return hello if hello is not None and _lives(hello) else None
 
         return self._poll(look, timeout)
@@ -123,15 +101,14 @@ class FileTransport:
         self._poll(room)
         waited = time.perf_counter() - began
         with self._explaining():
-            write(self._order_file(order.step), write_order(order))
-        self._put.pop(order.step, None)
+            write(self._order_file(order.step), order)
         if order.kind == "batch":
             self._put[order.step] = order.tokens
         return waited
 
     def waiting(self) -> tuple[int, int]:
         """Count the batches that the trainer has not taken yet, and their tokens."""
-        there = set(names(self._folder / "orders"))
+        there = set(names(self._folder))
         self._put = {step: tokens for step, tokens in self._put.items() if self._order_file(step).name in there}
         return len(self._put), sum(self._put.values())
 
@@ -144,19 +121,12 @@ class FileTransport:
 
         def look() -> Result | None:
             self._check_ours()
-            return self._record(path, Result)
+            return read(path, Result)
 
         result = self._poll(look, None if wait else 0)
         if result is not None:
             remove(path)
         return result
-
-    def token_stats(self, version: int) -> dict[str, np.ndarray] | None:
-        """Take what came with a result that says so about its tokens; None if it doesn't come to be seen here."""
-        path = self._result_file(version).with_suffix(".safetensors")
-        stats = self._poll(lambda: self._read(path, read_arrays), PATIENCE)
-        remove(path)
-        return None if stats is None else stats[0]
 
     def weights(self, version: int) -> Path:
         """Return the weights of a version whose result was there. UserError if they don't come to be seen here."""
@@ -167,27 +137,28 @@ class FileTransport:
 
     def drop(self, version: int) -> None:
         """Remove the weights of `version` and of those before it."""
-        self._remove_weights(lambda old: old <= version)
+        for name in names(self._weights):
+            if name.startswith("step_") and int(name.removeprefix("step_")) <= version:
+                remove(self._weights / name)
 
     def close(self) -> None:
         """End the run: remove everything of this session. Another session, and its trainer, are left alone."""
         if self._session is None:
             return
-        remove(self._folder)
-        remove(self._weights)
         if not self._replaced():
             remove(self.path / SESSION)
-            remove(self.path / HELLO)  # a trainer that lives on says it again
+        remove(self._folder)
+        remove(self._weights)
         self._remove_empty()
 
     # The trainer's end
 
     def say_hello(self, hello: Hello) -> None:
-        """Tell that a trainer is there."""
+        """Announce a trainer."""
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
             self._hello = hello  # before it can be read: `leave` takes it away, however soon it is called
-            write(self.path / HELLO, to_json(hello))
+            write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
         """Return the session of now, if its id isn't `other_than`; None if there is none and it is not to be waited
@@ -196,7 +167,7 @@ class FileTransport:
 
         def look() -> Session | None:
             self._check_hello()
-            session = self._record(self.path / SESSION, Session)
+            session = read(self.path / SESSION, Session)
             return session if session is not None and session.id != other_than else None
 
         session = self._poll(look, None if wait else 0)
@@ -209,7 +180,7 @@ class FileTransport:
 
         def look() -> Order | bool | None:
             self._check_hello()
-            return self._replaced() or self._read(path, read_order)
+            return self._replaced() or read(path, Order)
 
         order = self._poll(look)
         if not isinstance(order, Order):
@@ -241,28 +212,19 @@ class FileTransport:
         if self._is_over():
             remove(self._weights)
 
-    def put_result(self, result: Result, token_stats: dict[str, np.ndarray] | None = None) -> None:
-        """Tell what became of an order, after its weights were written."""
-        path = self._result_file(result.version)
-        assert result.tokens == (token_stats is not None)
+    def put_result(self, result: Result) -> None:
+        """Report what became of an order, after its weights were written."""
         try:
             with self._explaining():
-                if token_stats is not None:
-                    write(path.with_suffix(".safetensors"), write_arrays(token_stats))
-                write(path, to_json(result))
+                write(self._result_file(result.version), result)
         except UserError:
             if not self._is_over():
                 raise
 
-    def keep(self, versions: Collection[int]) -> None:
-        """Remove the weights of other versions than these, but for those whose result was not taken yet."""
-        untaken = set(names(self._folder / "results"))
-        self._remove_weights(lambda old: old not in versions and self._result_file(old).name not in untaken)
-
     def leave(self) -> None:
         """End the trainer: take its hello away."""
         hello, self._hello = self._hello, None
-        current = self._record(self.path / HELLO, Hello)
+        current = read(self.path / HELLO, Hello)
         if hello is not None and current is not None and current.id == hello.id:
             remove(self.path / HELLO)
         self._remove_empty()
@@ -270,44 +232,19 @@ class FileTransport:
     # What both ends share
 
     @property
-    def _opened(self) -> Session:
-        assert self._session is not None, "there is no session yet"
-        return self._session
-
-    @property
     def _folder(self) -> Path:
-        return self.path / self._opened.id
+        assert self._session is not None, "there is no session yet"
+        return self.path / f"{PREFIX}{self._session.id}"
 
     @property
     def _weights(self) -> Path:
-        return self.weights_root / self._opened.id
+        return self.weights_root / self._folder.name
 
     def _order_file(self, step: int) -> Path:
-        return self._folder / "orders" / f"step_{step}.safetensors"
+        return self._folder / f"order_{step}.npz"
 
     def _result_file(self, version: int) -> Path:
-        return self._folder / "results" / f"version_{version}.json"
-
-    def _record(self, path: Path, kind: type[Record]) -> Record | None:
-        return self._read(path, lambda file: from_json(kind, file.read_bytes()))
-
-    def _read(self, path: Path, parse: Callable[[Path], T]) -> T | None:
-        """Parse a file; None if it isn't there yet, or not whole yet (ValueError). UserError if it stays damaged."""
-        if path.name not in names(path.parent):
-            self._damaged.pop(path, None)
-            return None
-        try:
-            value = parse(path)
-        except OSError:  # removed meanwhile, or the server's handle of it is stale
-            return None
-        except ValueError as error:
-            if time.monotonic() - self._damaged.setdefault(path, time.monotonic()) > PATIENCE:
-                raise UserError(
-                    f"{path} is damaged ({error}): check the file system, then start the run's processes again"
-                ) from None
-            return None
-        self._damaged.pop(path, None)
-        return value
+        return self._folder / f"result_{version}.npz"
 
     def _poll(self, look: Callable[[], T | None], timeout: float | None = None) -> T | None:
         """Return what `look()` finds, asked again and again; None if nothing after `timeout` seconds (None: never)."""
@@ -324,12 +261,12 @@ class FileTransport:
 
     def _replaced(self) -> bool:
         """Return True if there is another session now."""
-        current = self._record(self.path / SESSION, Session)
-        return current is not None and current.id != self._opened.id
+        current = read(self.path / SESSION, Session)
+        return current is not None and self._session is not None and current.id != self._session.id
 
     def _is_over(self) -> bool:
         """Return True if the orchestrator has ended this session, or begun another."""
-        return self._replaced() or not (self._weights / MARK).exists()
+        return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
         """UserError if another orchestrator has opened the transport."""
@@ -337,47 +274,37 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 
     def _check_hello(self) -> None:
-        """Say hello again if it was removed with an older session; UserError if another trainer has said it."""
-        if self._hello is None or time.monotonic() - self._hello_seen < HELLO_SECONDS:
+        """Say hello again if it was removed with an older run; UserError if another trainer has said it."""
+        if self._hello is None:
             return
-        self._hello_seen = time.monotonic()
-        current = self._record(self.path / HELLO, Hello)
-        if current is None:
-            self.say_hello(self._hello)
-        elif current.id != self._hello.id:
+        current = read(self.path / HELLO, Hello)
+        if current is not None and current.id != self._hello.id:
             raise UserError(
                 f"another trainer (process {current.pid} on {current.host}) has begun to use {self.path}: a run has "
                 "one; for another run give --transport.path or --output-dir"
             )
-
-    def _remove_weights(self, goes: Callable[[int], bool]) -> None:
-        for name in names(self._weights):
-            if name.startswith("step_") and goes(int(name.removeprefix("step_"))):
-                remove(self._weights / name)
+        if not (self.path / HELLO).exists():
+            self.say_hello(self._hello)
 
     def _remove_empty(self) -> None:
         """Remove the folders themselves, if nothing is in them any more."""
-        for file in (SESSION, HELLO):
-            remove(self.path / f"{NEW_PREFIX}{file}")  # of a writer that was killed
-        with suppress(OSError):
-            self.weights_root.rmdir()
-            self.path.rmdir()
+        for folder in (self.weights_root, self.path):
+            with suppress(OSError):
+                folder.rmdir()
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
         """Put into words what the system refuses in this folder."""
         try:
             yield
-        except UserError:
-            raise
         except Exception as error:
-            cause, remedy = explain(error, self.path) or ("", "")
-            if isinstance(error, OSError) and not cause:
-                cause, remedy = f"{error.strerror} ({error.filename or self.path})", "start the run's processes again"
-            if not cause or is_out_of_memory(error):
+            fault = None if is_out_of_memory(error) else explain(error, self.path)
+            if fault is None and isinstance(error, OSError):
+                fault = f"{error.strerror} ({error.filename or self.path})", "start the run's processes again"
+            if fault is None:
                 raise
             raise UserError(
-                f"the transport folder {self.path} can't be used, {cause}: {remedy}, or give another with "
+                f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another with "
                 "--transport.path"
             ) from error
 
@@ -395,22 +322,27 @@ def _lives(hello: Hello) -> bool:
     return True
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write `path` whole or not at all, in a folder that exists. On a full disk nothing is left of it."""
-    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
+def read(path: Path, kind: type[Record]) -> Record | None:
+    """Read a record; None if it isn't there, or not whole, yet."""
+    if path.name not in names(path.parent):
+        return None
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        return decode(kind, path)
+    except (OSError, ValueError):  # removed meanwhile, or the server's handle of it is stale
+        return None
+
+
+def write(path: Path, record: Session | Hello | Order | Result) -> None:
+    """Write a record whole or not at all, in a folder that exists."""
+    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
+    temporary.write_bytes(encode(record))
+    os.replace(temporary, path)
 
 
 def names(folder: Path) -> list[str]:
-    """List a folder, without files that are still being written; empty if it isn't there (yet)."""
+    """List a folder; empty if it isn't there (yet)."""
     try:
-        return [name for name in os.listdir(folder) if not name.startswith(TMP_PREFIX)]
+        return os.listdir(folder)
     except OSError:
         return []
 
