@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
 
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, ChatRequest, Failure, complete_all
+from hone.evaluation.client import ChatClient, ChatRequest, Failure, gather
 from hone.inference.endpoint import LONGEST_RETRY_AFTER, Endpoint, delay
 from hone.types import Reply
 
@@ -27,9 +28,16 @@ def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = No
 
     async def run():
         async with ChatClient(Endpoint(url, **endpoint), sleep) as client:
-            return await complete_all(client, model, requests(n)), client
+            return await complete(client, requests(n), model), client
 
     return asyncio.run(run())
+
+
+async def complete(client: ChatClient, asked: list[ChatRequest], model: str = "toy") -> list:
+    found: dict[int, Reply | Failure] = {}
+    jobs = [partial(client.complete, model, request) for request in asked]
+    await gather(client.endpoint.concurrency, jobs, found.__setitem__)
+    return [found[index] for index in range(len(asked))]
 
 
 def in_turn(*answers):
@@ -203,17 +211,10 @@ def test_so_many_requests_are_under_way_as_asked_for_and_no_more():
         gate.wait(300)  # passes only if four are here together
         return Say("fine")
 
-    seen = {}
-
-    async def run(url):
-        async with ChatClient(Endpoint(url, concurrency=4)) as client:
-            return await complete_all(client, "toy", requests(12), seen.__setitem__)
-
     with FakeOpenAI(script) as server:
-        answers = asyncio.run(run(server.url))
+        answers, _ = ask(server.url, 12, concurrency=4)
     assert server.most_at_once == 4
     assert [a.sample_id for a in answers] == [f"0-{i}-0" for i in range(12)]
-    assert seen == dict(enumerate(answers))
 
 
 def test_a_servers_wish_to_wait_is_obeyed_up_to_a_cap():

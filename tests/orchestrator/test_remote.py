@@ -29,7 +29,7 @@ from hone.model.hf import load_model, save_model
 from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.reach import Server, reach
-from hone.orchestrator.remote import Restarted, ServerPolicy
+from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 
@@ -215,9 +215,7 @@ def ids_alone(answer: CompletionAnswer, delta: Any) -> dict[str, Any]:
     return {"token_ids": [token.id for token in delta.tokens], "prompt_token_ids": answer._prompts[delta.index]}
 
 
-def test_a_server_that_was_started_anew_is_given_the_weights_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s1"
     with serving(weights_root=tmp_path) as served:
         policy, port = policy_of(served.url, random_model(), tmp_path), served.port
@@ -226,10 +224,8 @@ def test_a_server_that_was_started_anew_is_given_the_weights_again(
     with pytest.raises(Gone, match="is gone, or fails"):
         policy.sample(requests(), SamplingParams())
     with serving(weights_root=tmp_path, port=port):
-        with pytest.raises(Restarted, match=r"at http://.*/v1 was started anew, and has not been given the weights$"):
+        with pytest.raises(Halt, match=r"at http://.*/v1 was started anew, and has not been given the weights$"):
             policy.sample(requests(), SamplingParams())
-        with pytest.raises(Restarted):
-            policy.score([[9, 8]], 1.0)
         policy.load(3, folder / "step_3")
         same(policy.sample(requests(), SamplingParams()), expected)
     # One that is given them while a call is at work, which the server before it had begun: at version 0 nothing but
@@ -242,7 +238,7 @@ def test_a_server_that_was_started_anew_is_given_the_weights_again(
     with serving(weights_root=tmp_path, port=port):
         policy.load(0, folder / "step_0")
         sampling.end()
-        assert isinstance(sampling.error, Restarted)
+        assert isinstance(sampling.error, Halt) and "was started anew" in str(sampling.error)
 
 
 def test_what_a_server_started_anew_samples_is_noticed_with_its_first_answer(
@@ -256,7 +252,7 @@ def test_what_a_server_started_anew_samples_is_noticed_with_its_first_answer(
         asked = [*requests()[:3], replace(requests()[-1], max_tokens=1500)]
         sampling = Sampling(policy, served, asked)
         sampling.end()
-        assert isinstance(sampling.error, Restarted)
+        assert isinstance(sampling.error, Halt) and "was started anew" in str(sampling.error)
         until(lambda: served.service.running == 0, "what it was still asked for is dropped")
         assert served.service.sampled_tokens < 1000
 

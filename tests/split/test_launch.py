@@ -248,8 +248,8 @@ def test_a_server_and_another_that_die_in_the_same_moment_are_one_restart(launch
         os.kill(pid, signal.SIGKILL)
         run.until(lambda pid=pid: state(pid) == "Z")
     run.process.send_signal(signal.SIGCONT)
+    run.until(lambda: [len(run.starts(name)) for name in ROLES] == [2, 2, 2])
     run.again("orchestrator", 2)
-    assert [len(run.starts(name)) for name in ROLES] == [2, 2, 2]
     run.process.send_signal(signal.SIGINT)
     code, out, _ = run.ended()
     assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" not in out

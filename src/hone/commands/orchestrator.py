@@ -42,6 +42,6 @@ def introduction(rl: SplitRL) -> Iterator[str]:
         f"    {config.max_steps} steps x {prompts} prompts x {orch.rollouts_per_example} completions = "
         f"{config.max_steps * orch.batch_size:,} completions, into {config.output_dir}\n"
         f"    trainer: {ranks} rank{'s' if ranks > 1 else ''} on {hello.device} of {hello.host}; sampler: "
-        f"{rl.server.words}, at most {orch.max_async_level} versions behind"
+        f"{rl.server.name}, at most {orch.max_async_level} versions behind"
     )
     yield from forecast(config, rl.decoder, rl.renderer, rl.env, alone=False)

@@ -34,7 +34,7 @@ from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
-from hone.runs.saving import Ending, Snapshot
+from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.trainer.export import add_tokenizer, export_weights
 from hone.trainer.objectives import sft_objective
@@ -56,8 +56,6 @@ from hone.trainer.step import Trainer
 
 if TYPE_CHECKING:
     import torch
-
-    from hone.orchestrator.types import Saves
 
 
 @dataclass
@@ -108,7 +106,7 @@ class SFTSteps:
         trainer: RankedTrainer,
         progress: Progress,
         log: Log,
-        saver: Saves,
+        saver: Saver,
         validating: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.config, self.source, self.validation, self.trainer = config, source, validation, trainer

@@ -31,7 +31,7 @@ from hone.orchestrator.exactness import exactness, inexact_sampling
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.reach import Server, reach, wait_for_server
-from hone.orchestrator.remote import ServerPolicy, SteadyPolicy
+from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import Publisher, RemoteTrainer
 from hone.runs import provenance
 from hone.runs.files import TMP_PREFIX
@@ -86,14 +86,7 @@ class SplitRL(RL):
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)
-        behind = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
-        policy = SteadyPolicy(
-            behind,
-            config.restarts,
-            config.orchestrator.client.timeout,
-            run.display.message,
-            lambda reason: run.event("restart", None, role="inference", cause=reason),
-        )
+        policy = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
         sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
         session = _session(config, run, fixed_tokens(sampler.first(8), self.renderer, config.seq_len))
         transport.open(session)
@@ -119,7 +112,6 @@ class SplitRL(RL):
         stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
         saver = self.saver
         trainer.check_time, trainer.phase = saver.stop.check, run.phase
-        trainer.sampler_idle = lambda: behind.idle_seconds
         trainer.saves = lambda version: saver.wants_checkpoint(version) and version < config.max_steps
         watch = GapWatch(band_from_config(config, server.backend), config.gap.action, run)
 
@@ -173,7 +165,7 @@ def _session(config: RLConfig, run: RunWriter, canary: tuple[int, ...]) -> Sessi
 
 
 def _connected(
-    config: RLConfig, transport: FileTransport, policy: SteadyPolicy, run: RunWriter, session: Session
+    config: RLConfig, transport: FileTransport, policy: ServerPolicy, run: RunWriter, session: Session
 ) -> RemoteTrainer:
     """Make the trainer, whose versions will be published to the server."""
     settings = config.orchestrator.eval
@@ -181,7 +173,7 @@ def _connected(
     own_end = FileTransport(config.transport_path)
     own_end.session(wait=False)
     publisher = Publisher(own_end, policy, session.canary, session.temperature, session.start, evaluated)
-    return RemoteTrainer(transport, publisher, run.checkpoints, session.start)
+    return RemoteTrainer(transport, publisher, run.checkpoints, session.start, lambda: policy.idle_seconds)
 
 
 class _Alive:

@@ -1,6 +1,7 @@
 """Completions from any server that speaks OpenAI's chat protocol, with patience for servers that fail now and then.
 
-    replies = asyncio.run(complete_all(Endpoint("http://localhost:8000/v1"), model, requests))
+    async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
+        reply = await client.complete(model, ChatRequest(messages, {"max_tokens": 100}, sample_id))
 
 What may pass is tried again, as `hone.inference.endpoint` says. What is refused otherwise, or once too often, is a
 `Failure`. A key that is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A
@@ -14,8 +15,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hone.errors import UserError
@@ -25,6 +25,7 @@ from hone.types import Message, Reply
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+T = TypeVar("T")
 _HOPELESS = (401, 403, 404)
 
 
@@ -80,7 +81,7 @@ class ChatClient:
         await self._openai.close()
 
     async def served(self, model: str | None) -> list[Served] | None:
-        """The models that the server lists; None if it cannot tell. UserError if nothing answers, or wants a key."""
+        """List the models of the server; None if it has no list. UserError if nothing answers, or it wants a key."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         try:
@@ -99,7 +100,7 @@ class ChatClient:
         return None
 
     async def complete(self, model: str, request: ChatRequest) -> Reply | Failure:
-        """The completion, after as many tries as it takes. UserError as said at the top of this module."""
+        """Return the completion, after as many tries as it takes. UserError: see the top of this module."""
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         before, reason = self.succeeded, ""
@@ -111,9 +112,9 @@ class ChatClient:
             except APIConnectionError as error:
                 reason, wait = _lost(error, self.endpoint.timeout), None
             except APIStatusError as error:
-                if not _may_pass(error):
+                if error.code == "insufficient_quota" or not may_pass(error.status_code):
                     return await self._refusal(model, error)
-                reason, wait = f"status {error.status_code}: {_said(error)}", retry_after(error.response.headers)
+                reason, wait = f"status {error.status_code}: {_reason(error)}", retry_after(error.response.headers)
             except (OpenAIError, ValueError, TypeError) as error:
                 return Failure(f"the answer is no chat completion ({one_line(str(error))})")
             else:
@@ -137,13 +138,13 @@ class ChatClient:
         message, reason, usage = choices[0].message, choices[0].finish_reason, answer.usage
         if reason == "content_filter":
             return Failure("the server's content filter withheld the completion")
-        said: Message = {"role": "assistant", "content": message.content or ""}
+        turn: Message = {"role": "assistant", "content": message.content or ""}
         if message.tool_calls:
-            said["tool_calls"] = [_call(call.model_dump(warnings=False)) for call in message.tool_calls]
+            turn["tool_calls"] = [_call(call.model_dump(warnings=False)) for call in message.tool_calls]
         extra = message.model_extra or {}
-        said |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
+        turn |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
         return Reply(
-            messages=[*request.messages, said],
+            messages=[*request.messages, turn],
             stop_reason="length" if reason == "length" else "stop",
             sample_id=request.sample_id,
             prompt_tokens=usage.prompt_tokens if usage else None,
@@ -152,19 +153,19 @@ class ChatClient:
         )
 
     async def _refusal(self, model: str, error: Any) -> Failure:
-        """What a refusal for good means: all is hopeless (UserError), or this one request failed."""
+        """Return the failure of this one request; UserError if all are hopeless."""
         hopeless = error.status_code in _HOPELESS or error.code == "insufficient_quota"
         if not hopeless or self.succeeded:
-            return Failure(f"status {error.status_code}: {_said(error)}")
+            return Failure(f"status {error.status_code}: {_reason(error)}")
         if error.status_code in (401, 403):
             raise UserError(self._wants_key(error))
         if error.status_code != 404:
-            raise UserError(f"{self.endpoint.url} refuses the account: {_said(error)}")
+            raise UserError(f"{self.endpoint.url} refuses the account: {_reason(error)}")
         names = [entry.id for entry in await self.served(model) or []]
         if names and model not in names:
             raise UserError(f"{self.endpoint.url} has no model {model!r}: say -m with one of {', '.join(names[:20])}")
         raise UserError(
-            f"{self.endpoint.url} answers 404 ({_said(error)}): check that -b ends where `/chat/completions` is to "
+            f"{self.endpoint.url} answers 404 ({_reason(error)}): check that -b ends where `/chat/completions` is to "
             "follow (mostly in /v1), and the name after -m"
         )
 
@@ -179,50 +180,33 @@ class ChatClient:
     def _wants_key(self, error: Any) -> str:
         given = "does not accept the key" if self.endpoint.api_key else "wants an API key"
         return (
-            f"{self.endpoint.url} {given} ({_said(error)}): name the environment variable that holds it with -k, as in "
-            "`-k OPENAI_API_KEY`"
+            f"{self.endpoint.url} {given} ({_reason(error)}): name the environment variable that holds it with -k, as "
+            "in `-k OPENAI_API_KEY`"
         )
 
     async def _answers(self) -> bool:
-        """False if the server is not there: no connection, or a gateway that says so."""
-        from openai import APIConnectionError, APIStatusError, OpenAIError
+        """Return False if the server is not there: no connection, or a gateway that says so."""
+        from openai import APIConnectionError, APIStatusError
 
         try:
             await self._openai.models.list(timeout=10.0)
         except APIConnectionError:
             return False
-        except APIStatusError as error:
-            return error.status_code < 500
-        except (OpenAIError, ValueError, TypeError, AttributeError):
-            return True
+        except Exception as error:
+            return not isinstance(error, APIStatusError) or error.status_code < 500
         return True
 
 
-async def complete_all(
-    client: ChatClient,
-    model: str,
-    requests: Sequence[ChatRequest],
-    note: Callable[[int, Reply | Failure], None] = lambda index, answer: None,
-) -> list[Reply | Failure]:
-    """One answer per request, in their order, `endpoint.concurrency` at a time. `note(index, answer)` after each."""
-    return await gather(client.endpoint.concurrency, [partial(client.complete, model, r) for r in requests], note)
+async def gather(concurrency: int, jobs: Sequence[Callable[[], Awaitable[T]]], note: Callable[[int, T], None]) -> None:
+    """Call `note(index, what the job gives)` after each job, `concurrency` at a time; they begin in their order.
 
-
-async def gather(
-    concurrency: int,
-    jobs: Sequence[Callable[[], Awaitable[Reply | Failure]]],
-    note: Callable[[int, Reply | Failure], None] = lambda index, answer: None,
-) -> list[Reply | Failure]:
-    """What each job gives, in their order, `concurrency` at a time; begun in their order. `note(index, answer)` after
-    each. An exception ends all.
+    An exception ends all.
     """
-    results: dict[int, Reply | Failure] = {}
     waiting = iter(enumerate(jobs))
 
     async def work() -> None:
         for index, job in waiting:
-            results[index] = await job()
-            note(index, results[index])
+            note(index, await job())
 
     workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(jobs)))]
     try:
@@ -231,11 +215,10 @@ async def gather(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [results[index] for index in range(len(jobs))]
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call as OpenAI has it; some servers give the arguments as an object, or leave them out."""
+    """Return a tool call as OpenAI has it; some servers give the arguments as an object, or leave them out."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
@@ -244,13 +227,6 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function.get("name") or "", "arguments": text},
     }
-
-
-def _may_pass(error: Any) -> bool:
-    """True if another try may succeed."""
-    if error.status_code == 429:
-        return error.code != "insufficient_quota"
-    return may_pass(error.status_code)
 
 
 def _refused(error: Any) -> bool:
@@ -272,8 +248,8 @@ def _cause(error: Any) -> str:
     return one_line(str(cause)) or type(cause).__name__
 
 
-def _said(error: Any) -> str:
-    """The server's own words on a refusal, in one line."""
+def _reason(error: Any) -> str:
+    """Return why the server refuses, in its words, in one line."""
     body = error.body
     if isinstance(body, dict):
         body = body.get("message") or body.get("detail") or body

@@ -1,6 +1,7 @@
-"""95 % intervals that respect how evaluation samples: several completions of one example are not independent.
+"""95 % intervals that respect how evaluation samples, and pass@k.
 
-The examples are the independent draws. Values come as one array per example; examples without values are left out.
+Several completions of one example are not independent; the examples are the independent draws. Values come as one array
+per example; examples without values are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
-    """Interval of the mean over all values, clustered by example; None with fewer than two examples.
+    """Compute the interval of the mean over all values, clustered by example; None with fewer than two examples.
 
     m ± t(0.975, E-1) · s with s² = E/(E-1) · Σ_e (Σ_i (x_ei - m))² / N², for E examples and N values in all: the
     cluster-robust variance of a mean. With equally many values per example this is Student's t interval over the
@@ -45,7 +46,7 @@ def mean_interval(values: Sequence[np.ndarray]) -> Interval | None:
 
 
 def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> Interval | None:
-    """Interval of the mean of values in [low, high], which it does not leave; None with fewer than two examples.
+    """Compute the interval, within [low, high], of the mean of such values; None with fewer than two examples.
 
     Of values that are all `low` or `high` (a reward of 0 or 1) it is that of the share of `high`. Of others it is
     `mean_interval`, cut at the two, which covers the mean as often. It has no width if all values agree.
@@ -62,7 +63,7 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Interval of a share (values 0 and 1), inside [0, 1]; None without values.
+    """Compute the interval of a share (values 0 and 1), inside [0, 1]; None without values.
 
     One value per example: Wilson's. Several: `mean_interval`, clipped. Where that is undefined or has no width, because
     there is one example or all agree (all right, say), Wilson's with each example counted once.
@@ -79,9 +80,33 @@ def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
 
 
 def wilson(successes: float, n: int) -> Interval:
-    """Wilson's score interval of a share of independent trials (Wilson, 1927)."""
+    """Compute Wilson's score interval of a share of independent trials (Wilson, 1927)."""
     share = successes / n
     scale = 1 + Z95**2 / n
     centre = (share + Z95**2 / (2 * n)) / scale
     half = Z95 / scale * math.sqrt(max(0.0, share * (1 - share)) / n + Z95**2 / (4 * n**2))
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Estimate pass@k from n completions of an example: 1 - C(n - correct, k) / C(n, k) (Chen et al., 2021).
+
+    The share of the k-subsets of the n completions that hold a correct one. Needs k ≤ n.
+    """
+    assert 0 <= correct <= n and 1 <= k <= n, (n, correct, k)
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def pass_at_ks(counts: Sequence[tuple[int, int]], rollouts: int) -> dict[int, float]:
+    """Average pass@k over examples, k = 1, 2, 4, … ≤ `rollouts`. `counts` holds (completions graded, of these correct).
+
+    An example with fewer than k graded completions is left out of pass@k; a k without examples is absent.
+    """
+    result = {}
+    k = 1
+    while k <= rollouts:
+        values = [pass_at_k(n, correct, k) for n, correct in counts if n >= k]
+        if values:
+            result[k] = sum(values) / len(values)
+        k *= 2
+    return result

@@ -1,6 +1,6 @@
 """Evaluation of a model behind an URL: its server samples, the environment grades here.
 
-result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollouts_per_example=4, body={...}, seed=0)
+result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollouts_per_example=4, body={}, seed=0)
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 from hone import rng
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, ChatRequest, Failure, gather
+from hone.evaluation.client import ChatClient, Failure, gather
 from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
 from hone.inference.endpoint import HONE, Endpoint
 from hone.types import Example, Reply
-
-Job = Callable[[], Awaitable[Reply | Failure]]
 
 RESERVED = {
     "model": "say it with -m",
@@ -44,7 +42,7 @@ def evaluate_url(
     exact_keys: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """As `evaluate`, on the same examples, with the completions of `model` behind `endpoint`.
+    """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
 
     Each rollout is a request of its own, with `body` and a `seed` of its own (31 bits, of (`seed`, "eval", 0, example,
     rollout)); a conversation is a request for each turn, whose number is in the seeds of later turns too. A key that is
@@ -57,23 +55,50 @@ def evaluate_url(
     split = env.split("eval")
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
+    answers: dict[int, Reply | Failure] = {}
 
-    def jobs(client: ChatClient) -> list[Job]:
-        dialogues = Dialogues(client, model, env) if isinstance(env, MultiTurnEnv) or env.tool_schemas else None
-        return [_job(client, model, dialogues, examples[i], i, r, body, seed, exact_keys) for i, r in places]
+    def note(number: int, answer: Reply | Failure) -> None:
+        answers[number] = answer
+        progress(len(answers), len(places))
+
+    async def sample() -> int:
+        """Fill `answers`, and return how many tries came after a first one. Ctrl-C ends it, once anything has come."""
+        async with ChatClient(endpoint) as client:
+            dialogues = Dialogues(client, model, env)
+
+            def hold(index: int, rollout: int) -> Awaitable[Reply | Failure]:
+                environments = rng.key(seed, "eval", 0, index, rollout, "environment")
+                body_of = partial(request_body, body, seed, index, rollout, exact_keys)
+                return dialogues.hold(examples[index], environments, f"0-{index}-{rollout}", body_of)
+
+            try:
+                await gather(endpoint.concurrency, [partial(hold, *place) for place in places], note)
+            except asyncio.CancelledError:
+                if not client.succeeded:
+                    raise
+            return client.retries
 
     began = time.perf_counter()
-    answers, retries = asyncio.run(_sample(endpoint, jobs, len(places), lambda done: progress(done, len(places))))
+    retries = asyncio.run(sample())
     sampled = time.perf_counter()
-    samples, failed = _grade(env, examples, places, answers, seed)
+    stopped = Failure("stopped by Ctrl-C before an answer came")
+    failed: list[FailedRollout] = []
+    delivered: list[tuple[int, int, Example, Reply]] = []
+    for number, (index, rollout) in enumerate(places):
+        answer = answers.get(number, stopped)
+        if isinstance(answer, Failure):
+            failed.append(FailedRollout(index, rollout, examples[index], answer.reason))
+        else:
+            delivered.append((index, rollout, examples[index], answer))
+    scores = env.grade_many([(example, reply) for *_, example, reply in delivered], seed)
+    samples = [EvalSample(*rollout, score) for rollout, score in zip(delivered, scores, strict=True)]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
-    waits = [answer.seconds for answer in answers if isinstance(answer, Reply)]
-    requests = RequestStats(waits, retries, endpoint.concurrency)
+    requests = RequestStats([reply.seconds for *_, reply in delivered], retries, endpoint.concurrency)
     return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges)
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """The model to ask for, and whether hone's own server serves it. UserError if nothing answers.
+    """Return the model to ask for, and True if hone's own server serves it. UserError if nothing answers.
 
     Without a name it is the only one that the server lists.
     """
@@ -103,72 +128,8 @@ def check_body(body: dict[str, Any]) -> None:
 def request_body(
     body: dict[str, Any], seed: int, index: int, rollout: int, exact_keys: bool = False, turn: int = 0
 ) -> dict[str, Any]:
-    """What is sent for one turn of a rollout beside model, messages and tools."""
+    """Return what is sent for one turn of a rollout beside model, messages and tools."""
     key = rng.key(seed, "eval", 0, index, rollout, *([turn] if turn else []))
     # 31 bits are what every server takes for a seed, and no JSON reader rounds.
     own = {} if "seed" in body else {"key": key} if exact_keys else {"seed": key >> 33}
     return {name: value for name, value in (own | body).items() if value is not None}
-
-
-def _job(
-    client: ChatClient,
-    model: str,
-    dialogues: Dialogues | None,
-    example: Example,
-    index: int,
-    rollout: int,
-    body: dict[str, Any],
-    seed: int,
-    exact_keys: bool,
-) -> Job:
-    """What gives one rollout: a request, or a conversation."""
-
-    def of_turn(turn: int) -> dict[str, Any]:
-        return request_body(body, seed, index, rollout, exact_keys, turn)
-
-    sample_id = f"0-{index}-{rollout}"
-    if dialogues is None:
-        return partial(client.complete, model, ChatRequest(example.prompt, of_turn(0), sample_id))
-    own_seed = rng.key(seed, "eval", 0, index, rollout, "environment")
-    return partial(dialogues.hold, example, own_seed, sample_id, of_turn)
-
-
-async def _sample(
-    endpoint: Endpoint, jobs: Callable[[ChatClient], list[Job]], count: int, progress: Callable[[int], None]
-) -> tuple[list[Reply | Failure], int]:
-    """The answers, and how many tries came after a first one. After Ctrl-C what has come by then, if anything has."""
-    answers: dict[int, Reply | Failure] = {}
-
-    def note(index: int, answer: Reply | Failure) -> None:
-        answers[index] = answer
-        progress(len(answers))
-
-    async with ChatClient(endpoint) as client:
-        try:
-            await gather(endpoint.concurrency, jobs(client), note)
-        except asyncio.CancelledError:
-            if not client.succeeded:
-                raise
-    stopped = Failure("stopped by Ctrl-C before an answer came")
-    return [answers.get(index, stopped) for index in range(count)], client.retries
-
-
-def _grade(
-    env: Environment,
-    examples: dict[int, Example],
-    places: list[tuple[int, int]],
-    answers: list[Reply | Failure],
-    seed: int,
-) -> tuple[list[EvalSample], list[FailedRollout]]:
-    failed = [
-        FailedRollout(index, rollout, examples[index], answer.reason)
-        for (index, rollout), answer in zip(places, answers, strict=True)
-        if isinstance(answer, Failure)
-    ]
-    replies = [(p, answer) for p, answer in zip(places, answers, strict=True) if isinstance(answer, Reply)]
-    scores = env.grade_many([(examples[index], reply) for (index, _), reply in replies], seed)
-    samples = [
-        EvalSample(index, rollout, examples[index], reply, score)
-        for ((index, rollout), reply), score in zip(replies, scores, strict=True)
-    ]
-    return samples, failed

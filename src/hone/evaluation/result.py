@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from hone.environments.rubric import Range
-from hone.evaluation.intervals import Interval, bounded_interval, share_interval
-from hone.evaluation.passk import pass_at_ks
+from hone.evaluation.intervals import Interval, bounded_interval, pass_at_ks, share_interval
 from hone.orchestrator.groups import component_means, outcome_shares
-from hone.types import Example, Outcome, Reply, Score, Trajectory
+from hone.types import Example, Message, Outcome, Reply, Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,10 @@ class EvalSample:
         return rollout.prompt_tokens if isinstance(rollout, Reply) else rollout.prompt_length
 
     def row(self) -> dict[str, Any]:
-        """What `results.jsonl` says about it. The reward is None if grading failed."""
+        """Return its line in `results.jsonl`. The reward is None if grading failed."""
         trajectory, score = self.trajectory, self.score
-        prompt = len(self.example.prompt)
         return {
-            "example": self.index,
-            "rollout": self.rollout,
-            "example_id": self.example.id,
-            "prompt": self.example.prompt,
-            "completion": trajectory.messages[prompt:],
-            "answer": self.example.answer,
-            "info": self.example.info,
+            **_identity(self, trajectory.messages[len(self.example.prompt) :]),
             "reward": score.reward if self.graded else None,
             "components": score.components,
             "outcome": str(score.outcome),
@@ -76,24 +68,29 @@ class FailedRollout:
     reason: str
 
     def row(self) -> dict[str, Any]:
-        """Its line in `results.jsonl`: the keys of `EvalSample.row`, empty where there is nothing."""
+        """Return its line in `results.jsonl`: the keys of `EvalSample.row`, empty where there is nothing."""
+        nothing = dict.fromkeys(("stop_reason", "prompt_tokens", "completion_tokens", "seconds"))
         return {
-            "example": self.index,
-            "rollout": self.rollout,
-            "example_id": self.example.id,
-            "prompt": self.example.prompt,
-            "completion": [],
-            "answer": self.example.answer,
-            "info": self.example.info,
+            **_identity(self, []),
             "reward": None,
             "components": {},
             "outcome": "rollout_failed",
             "detail": self.reason,
-            "stop_reason": None,
-            "prompt_tokens": None,
-            "completion_tokens": None,
-            "seconds": None,
+            **nothing,
         }
+
+
+def _identity(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str, Any]:
+    example = one.example
+    return {
+        "example": one.index,
+        "rollout": one.rollout,
+        "example_id": example.id,
+        "prompt": example.prompt,
+        "completion": completion,
+        "answer": example.answer,
+        "info": example.info,
+    }
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,11 @@ def roll_out(
     """Sample `maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
-        sampled = policy.sample(requests, sampling)
-        return [_with_calls(trajectory, maker) for trajectory in sampled] if maker.tools else sampled
+        rollouts = policy.sample(requests, sampling)
+        if not maker.tools:
+            return rollouts
+        turns = [maker.renderer.message(t.token_ids[t.sampled_mask].tolist(), maker.tools) for t in rollouts]
+        return [replace(t, messages=[*t.messages[:-1], turn]) for t, turn in zip(rollouts, turns, strict=True)]
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     states = [
         env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
@@ -119,12 +122,6 @@ def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> N
             raise UserError(f"{env.id} is a task of several turns, but {error}") from None
 
 
-def _with_calls(trajectory: Trajectory, maker: RequestMaker) -> Trajectory:
-    """Return the rollout of a single turn with the tool calls that are in it."""
-    sampled = trajectory.token_ids[trajectory.sampled_mask].tolist()
-    return replace(trajectory, messages=[*trajectory.messages[:-1], maker.renderer.message(sampled, maker.tools)])
-
-
 class Conversation:
     """One rollout of several turns, as far as it has come. `request` asks for its next turn."""
 
@@ -136,9 +133,8 @@ class Conversation:
         self._failure: tuple[Outcome, str] | None = None
         self._late = self._killed = False
         self._ids: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        self._tokens: list[tuple[bool, float, int]] = []
+        """Of each id: was it sampled, its logprob, the version that sampled it."""
 
     def add_turn(self, turn: Trajectory) -> None:
         """Add what was sampled for `request`."""
@@ -150,12 +146,14 @@ class Conversation:
                 "for: the server changes the prompts that it is given"
             )
         self._add_unsampled(turn.token_ids[len(self._ids) : prompt].tolist())
-        self._add(sampled, True, turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist())
+        self._ids += sampled
+        columns = turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist()
+        self._tokens += [(True, logprob, version) for logprob, version in zip(*columns, strict=True)]
         self.messages.append(self.maker.renderer.message(sampled, self.maker.tools))
         self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
 
     def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
-        """Add the environment's answer; True if the policy has another turn, for which `request` asks."""
+        """Add the environment's answer; return True if the policy has another turn, for which `request` asks."""
         messages, self.state, self._failure = settled(answer, env, self.messages, self.state)
         if isinstance(answer, GraderFailure):
             self._late |= self._failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
@@ -178,11 +176,12 @@ class Conversation:
 
     def trajectory(self) -> Trajectory:
         """Return the conversation so far."""
+        sampled, logprobs, versions = zip(*self._tokens, strict=True)
         return Trajectory(
             token_ids=np.array(self._ids, dtype=np.int64),
-            sampled_mask=np.array(self._sampled, dtype=np.bool_),
-            logprobs=np.array(self._logprobs, dtype=np.float32),
-            versions=np.array(self._versions, dtype=np.int32),
+            sampled_mask=np.array(sampled, dtype=np.bool_),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            versions=np.array(versions, dtype=np.int32),
             messages=self.messages,
             stop_reason=self.stop_reason,
             sample_id=self.request.sample_id,
@@ -193,13 +192,8 @@ class Conversation:
         )
 
     def _add_unsampled(self, ids: list[int]) -> None:
-        self._add(ids, False, [0.0] * len(ids), [-1] * len(ids))
-
-    def _add(self, ids: list[int], sampled: bool, logprobs: list[float], versions: list[int]) -> None:
         self._ids += ids
-        self._sampled += [sampled] * len(ids)
-        self._logprobs += logprobs
-        self._versions += versions
+        self._tokens += [(False, 0.0, -1)] * len(ids)
 
 
 class RecordedPolicy:

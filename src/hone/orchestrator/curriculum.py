@@ -24,10 +24,12 @@ from itertools import groupby
 
 import numpy as np
 
-from hone.config.rl import CurriculumConfig, RLConfig
+from hone.config.rl import CurriculumConfig, PoolConfig, RLConfig
 from hone.environments.data import epoch_order
 from hone.errors import UserError
 from hone.orchestrator.ledger import Entry
+
+_NO_POOL = PoolConfig(retire_at=0, park_after=0)
 
 
 @dataclass(frozen=True)
@@ -56,23 +58,25 @@ class _Place:
 
 
 class Curriculum:
-    """The draws of a run over the first `total` examples, but for those `left_out`."""
+    """The draws of a run over the first `total` examples, but for those `left_out`.
+
+    `size` is how many examples there are to draw; `ids`, by index, those of the drawn ones, if the curriculum measures.
+    `restarted` is called with the step that found the pool empty.
+    """
 
     def __init__(self, total: int, seed: int, config: CurriculumConfig, left_out: Collection[int] = ()) -> None:
         self.total, self.seed, self.config = total, seed, config
         self.restarted: Callable[[int], None] = lambda step: None
-        """Called with the step that found the pool empty."""
+        self._pool = config.pool or _NO_POOL
         self._used = np.ones(total, dtype=np.bool_)
         self._used[list(left_out)] = False
         self.size = int(self._used.sum())
-        """How many examples there are to draw."""
         assert self.size > 0
         self._reset()
 
     def _reset(self) -> None:
         self._place = _Place()
         self.ids: dict[int, str] = {}
-        """The ids of the examples that were drawn, by index, if the curriculum measures."""
         self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +100,7 @@ class Curriculum:
 
     def first(self, count: int) -> list[int]:
         """Return the indices of the first draws of the run, at most an epoch of them."""
-        return self._order(0, fresh=True)[:count].tolist()
+        return self._shuffled(0)[:count].tolist()
 
     def draw(self, count: int) -> list[Draw]:
         """Return the next draws, until `count` of them are to be sampled; `advance` goes past them."""
@@ -130,10 +134,10 @@ class Curriculum:
         """
         self._reset()
         if self.config.measures:
-            return [draw for _, of_step in groupby(entries, lambda e: e.step) for draw in self.advance(list(of_step))]
+            return [draw for _, step in groupby(entries, lambda e: e.step) for draw in self.advance(list(step))]
         if entries:
             epoch, position = divmod(len(entries) - 1, self.size)
-            self._place = _Place(len(entries), epoch, position + 1, self._order(epoch, fresh=True))
+            self._place = _Place(len(entries), epoch, position + 1, self._shuffled(epoch))
         return []
 
     def metrics(self) -> dict[str, float]:
@@ -158,44 +162,41 @@ class Curriculum:
 
     def _next_epoch(self, place: _Place) -> _Place:
         epoch, restarted = place.epoch + 1, place.restarted
-        order = self._order(epoch, restarted)
+        shuffled = self._shuffled(epoch)
+        order = shuffled if restarted else self._by_measure(shuffled, epoch)
         if not len(order):
-            order, restarted = self._order(epoch, fresh=True), True
+            order, restarted = shuffled, True
         sizes = (*place.sizes, len(order)) if self.config.measures else ()
         return replace(place, epoch=epoch, position=0, order=order, sizes=sizes, restarted=restarted)
 
-    def _order(self, epoch: int, fresh: bool) -> np.ndarray:
-        """Return the indices of an epoch `[n]` int64; `fresh` ignores what was measured."""
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """Return the indices of an epoch `[n]` int64, whatever was measured: shuffled, or in the order of the data."""
         in_order = self.config.order == "sequential"
         order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
-        order = order[self._used[order]]
-        if fresh:
-            return order
-        order = order[self._in_pool(epoch)[order]]
+        return order[self._used[order]]
+
+    def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
+        """Return those of `order` that are in the pool when this epoch begins, by difficulty if that is asked for."""
+        retry = self._pool.retry_parked
+        due = (epoch - self._last_epoch >= retry) & bool(retry)
+        in_pool = ~self._retired & (~self._parked | due)
+        order = order[in_pool[order]]
         if self.config.order == "difficulty":
             distance = np.nan_to_num(np.abs(self._rate[order] - 0.5), nan=0.0)
             order = order[np.argsort(distance, kind="stable")]
         return order
 
-    def _in_pool(self, epoch: int) -> np.ndarray:
-        """Return bool `[total]`: the examples that are drawn in an epoch that begins now."""
-        if self.config.pool is None:
-            return np.ones(self.total, dtype=np.bool_)
-        retry = self.config.pool.retry_parked
-        due = (epoch - self._last_epoch >= retry) if retry else np.zeros(self.total, dtype=np.bool_)
-        return ~self._retired & (~self._parked | due)
-
     @property
     def _parked(self) -> np.ndarray:
-        after = self.config.pool.park_after if self.config.pool else 0
-        return self._unsolved >= after if after else np.zeros(self.total, dtype=np.bool_)
+        after = self._pool.park_after
+        return (self._unsolved >= after) & bool(after)
 
     def _measure(self, draw: Draw, entry: Entry) -> None:
         if entry.example_id and self.ids.setdefault(draw.index, entry.example_id) != entry.example_id:
             raise _misfit(entry)
         if draw.retired:
             return
-        index, pool = draw.index, self.config.pool
+        index, retire_at = draw.index, self._pool.retire_at
         self._last_epoch[index] = draw.epoch
         if not entry.graded or entry.solved is None:
             return
@@ -203,8 +204,8 @@ class Curriculum:
         recent.append((entry.solved, entry.graded))
         self._rate[index] = sum(solved for solved, _ in recent) / sum(graded for _, graded in recent)
         self._unsolved[index] = 0 if entry.solved else self._unsolved[index] + 1
-        if pool is not None and pool.retire_at and len(recent) == self.config.window:
-            self._retired[index] = bool(self._rate[index] >= pool.retire_at)
+        if retire_at and len(recent) == self.config.window:
+            self._retired[index] = bool(self._rate[index] >= retire_at)
 
 
 def _misfit(entry: Entry) -> UserError:

@@ -1,4 +1,4 @@
-"""What is exact about a run in mode split, in words: which examples it drew, which tokens were sampled, how it trained.
+"""What is reproducible in a run in mode split, in words: the examples it drew, the tokens it sampled, its training.
 
 In one process all three are functions of config and seed. With a process for each role, a server may have begun one
 batch or another when a request comes, weights may arrive between any two tokens, and sums over ranks round otherwise.
@@ -38,7 +38,7 @@ def exactness(config: RLConfig, server: Server, ranks: int) -> dict[str, str]:
         examples = "exact: their order follows from the seed, and from what was solved"
         if inexact_sampling(config) or ranks > 1:
             examples = "not exact: the curriculum goes by what was solved, and so by the tokens"
-    if reasons := _inexact_tokens(config, server) + pinned:
+    if reasons := [why for _, why in _causes(config, server)] + pinned:
         tokens = f"not exact: {'; '.join(reasons)}"
     if pinned:
         training = f"not exact: {pinned[0]}"
@@ -47,32 +47,23 @@ def exactness(config: RLConfig, server: Server, ranks: int) -> dict[str, str]:
 
 def inexact_sampling(config: RLConfig, server: Server | None = None) -> list[str]:
     """Return why another run of the config may sample other tokens, as causes for `RunWriter.mark_inexact`."""
+    return [SAMPLED_BY + cause for cause, _ in _causes(config, server)]
+
+
+def _causes(config: RLConfig, server: Server | None) -> list[tuple[str, str]]:
+    """Return what samples other tokens in another run, and why it does."""
     causes = []
-    if config.orchestrator.client.base_url is not None:
-        causes.append(f"the server at {config.orchestrator.client.base_url}")
-    elif (server.backend if server else config.inference.backend) == "vllm":
-        causes.append("vLLM")
+    vllm = (server.backend if server else config.inference.backend) == "vllm"
+    if (url := config.orchestrator.client.base_url) is not None:
+        kind = "vLLM" if vllm else "hone's server"
+        causes.append((f"the server at {url}", f"{kind} was started by others, with settings of its own"))
+    elif vllm:
+        causes.append(("vLLM", "vLLM's rounding depends on what it samples at once"))
     elif config.mode == "split" and not config.inference.batch_invariant:
-        causes.append("a server without inference.batch_invariant")
+        why = "a token's rounding depends on what is sampled beside it, and that on timing"
+        causes.append(("a server without inference.batch_invariant", f"without inference.batch_invariant {why}"))
     if lag := config.orchestrator.max_async_level:
-        causes.append(f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old")
-    return [SAMPLED_BY + cause for cause in causes]
-
-
-def _inexact_tokens(config: RLConfig, server: Server) -> list[str]:
-    reasons = []
-    if config.orchestrator.client.base_url is not None:
-        kind = "vLLM" if server.backend == "vllm" else "hone's server"
-        reasons.append(f"{kind} was started by others, with settings of its own")
-    elif server.backend == "vllm":
-        reasons.append("vLLM's rounding depends on what it samples at once")
-    elif not config.inference.batch_invariant:
-        reasons.append(
-            "without inference.batch_invariant a token's rounding depends on what is sampled beside it, and that on "
-            "timing"
-        )
-    if lag := config.orchestrator.max_async_level:
-        reasons.append(
-            f"which version samples a token depends on timing (max_async_level = {lag}; each token's is recorded)"
-        )
-    return reasons
+        which = f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old"
+        why = f"which version samples a token depends on timing (max_async_level = {lag}; each token's is recorded)"
+        causes.append((which, why))
+    return causes

@@ -27,8 +27,7 @@ from hone.types import Example, Group, Outcome, Score, Trajectory
 class GroupSampler:
     """Makes the groups of a step: draws examples, samples a group of completions each, grades them, takes advantages.
 
-    A group is a function of (config, draw, step, weights of `policy`), so it can be made again. Which example a draw
-    takes is the curriculum's to say, which goes by the draws before.
+    A group is a function of (config, draw, step, weights of `policy`), so it can be made again.
     """
 
     def __init__(
@@ -39,15 +38,8 @@ class GroupSampler:
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = SamplingParams(temperature=orch.sampling.temperature)
-        self.maker = RequestMaker(
-            renderer,
-            orch.rollouts_per_example,
-            config.seq_len,
-            orch.sampling.max_tokens,
-            config.seed,
-            "rollout",
-            env.tool_schemas,
-        )
+        limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
+        self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
     def draw(self) -> tuple[list[int], list[Example]]:
         """Return the next step's draws that are to be sampled, and their examples."""
@@ -79,9 +71,8 @@ class GroupSampler:
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> list[Group]:
         """Return the completions with their scores and advantages."""
-        return grade_groups(
-            self.env, examples, draws, trajectories, self.config.orchestrator.advantage, self.config.seed
-        )
+        advantage, seed = self.config.orchestrator.advantage, self.config.seed
+        return grade_groups(self.env, examples, draws, trajectories, advantage, seed)
 
 
 def grade_groups(
@@ -132,12 +123,12 @@ def check_prompts(
 
 
 def rewards(scores: Sequence[Score]) -> np.ndarray:
-    """Rewards `[G]` float64, NaN where grading failed."""
+    """Return the rewards `[G]` float64, NaN where grading failed."""
     return np.array([score.reward for score in scores], dtype=np.float64)
 
 
 def valid(scores: Sequence[Score]) -> np.ndarray:
-    """Bool `[G]`: False where grading failed."""
+    """Return bool `[G]`: False where grading failed."""
     return np.array([not score.outcome.is_failure for score in scores], dtype=np.bool_)
 
 
@@ -183,21 +174,22 @@ def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group],
 
     The curriculum goes by it from then on.
     """
-    waiting = iter(groups)
-    entries = [
-        curriculum.passed_over(draw, step) if draw.retired else _entry(draw.number, step, next(waiting))
-        for draw in curriculum.draw(len(groups))
-    ]
+    waiting, entries = iter(groups), []
+    for draw in curriculum.draw(len(groups)):
+        if draw.retired:
+            entries.append(curriculum.passed_over(draw, step))
+            continue
+        group = next(waiting)
+        tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
+        entry = Entry(draw.number, step, group.example.id, group_state(group), tokens)
+        if curriculum.config.measures:
+            outcomes = [score.outcome for score in group.scores]
+            graded = sum(not outcome.is_failure for outcome in outcomes)
+            entry = replace(entry, solved=outcomes.count(Outcome.CORRECT), graded=graded)
+        entries.append(entry)
     curriculum.advance(entries)
     for entry in entries:
-        ledger.close(entry if curriculum.config.measures else replace(entry, solved=None, graded=None))
-
-
-def _entry(draw: int, step: int, group: Group) -> Entry:
-    tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
-    outcomes = [score.outcome for score in group.scores]
-    solved, graded = outcomes.count(Outcome.CORRECT), sum(not outcome.is_failure for outcome in outcomes)
-    return Entry(draw, step, group.example.id, group_state(group), tokens, solved, graded)
+        ledger.close(entry)
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:

@@ -17,9 +17,8 @@ State = Literal["trained", "filtered", "failed", "retired"]
 class Entry:
     """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (not sampled).
 
-    A draw is `retired` if its example was in the pool when the order of its epoch was decided, and was retired by a
-    group graded since then. `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded`
-    rollouts were correct; both are kept where the curriculum goes by them, else None.
+    `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
+    both are kept where the curriculum goes by them, else None.
     """
 
     draw: int
@@ -31,7 +30,7 @@ class Entry:
     graded: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON: what is None is left out."""
+        """Return it as JSON; None is left out."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

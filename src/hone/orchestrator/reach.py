@@ -1,4 +1,4 @@
-"""A server that is up: does it serve what is trained, and does it take the run's weights? Imports nothing heavy."""
+"""Checks that a server that is up serves what is trained, and takes the run's weights. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 VLLM = "vllm"
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 """A text that tokenizers of different models cut differently."""
-ASK = 0.5
-"""Seconds between two questions whether a server is there."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +30,21 @@ class Server:
     model: str
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
 
 
-def wait_for_server(
-    endpoint: Endpoint,
-    patience: float,
-    say: Callable[[str], None] = lambda text: None,
-    interrupt: Callable[[], None] = lambda: None,
-) -> None:
-    """Wait until a server answers at `endpoint`, with a line every 30 s. Halt after `patience` seconds.
-
-    `interrupt` is called again and again, and may raise.
-    """
+def wait_for_server(endpoint: Endpoint, patience: float, say: Callable[[str], None]) -> None:
+    """Wait until a server answers at `endpoint`, with a line every 30 s. Halt after `patience` seconds."""
     began = last = time.monotonic()
     while not answers(endpoint):
-        interrupt()
         now = time.monotonic()
         if now - began > patience:
             raise Halt(f"no server answers at {endpoint.url}, after {patience:.0f} s")
         if now - last > 30:
             last = now
             say(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s")
-        time.sleep(ASK)
+        time.sleep(0.5)
 
 
 def answers(endpoint: Endpoint) -> bool:

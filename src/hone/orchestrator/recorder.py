@@ -51,6 +51,7 @@ class RunRecorder:
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Halt if too many completions
         could not be graded (UserError if all of the first step), and if sampler and trainer were too far apart.
         """
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if groups:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
@@ -58,7 +59,6 @@ class RunRecorder:
                 if token_stats is not None:
                     self.run.token_stats(step, _token_rows(groups, token_stats))
             self.run.note_weights(groups[0].scores[0].weights)
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         tokens = sum(trajectory.num_sampled for trajectory in trajectories)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
@@ -95,9 +95,7 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
     for group in groups:
         for index, trajectory in enumerate(group.trajectories):
             entropies, logprobs = stats.get((group.draw, index), (None, None))
-            assert entropies is None or len(entropies) == trajectory.num_sampled
-            row = {"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs}
-            rows.append(row)
+            rows.append({"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs})
     return rows
 
 
@@ -112,6 +110,7 @@ class FailureWatch:
         self._max_failed, self._run = max_failed, run
         self._window = max(LEAST, min(WINDOW, planned))
         self._steps: deque[tuple[int, int]] = deque()
+        """(completions that failed, all completions) of the last steps."""
         self._shown: set[Outcome] = set()
         self._evaluation_shown = False
         self._failed = self._total = 0
@@ -137,12 +136,13 @@ class FailureWatch:
         self._count(len(failures), len(scores))
         if not failures:
             return
-        first, kinds = failures[0].detail, Counter(score.outcome for score in failures)
         self._mark_inexact(step, failures)
+        kinds = Counter(score.outcome for score in failures)
         firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._shown}
         self._shown |= kinds.keys()
         for outcome, detail in firsts.items():
             self._run.event(str(outcome), step, count=kinds[outcome], total=len(scores), detail=detail)
+        first = failures[0].detail
         if len(failures) == len(scores):
             text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
             if step == 0:

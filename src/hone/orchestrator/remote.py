@@ -12,19 +12,19 @@ seeds the others of the group by counting on.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hone.errors import Halt
-from hone.inference.client import Gone, Served, ServerClient
+from hone.inference.client import Served, ServerClient
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.reach import Server, wait_for_server
+from hone.orchestrator.reach import Server
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 from hone.types import Trajectory
@@ -33,12 +33,6 @@ CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
 AT_ONCE, TOKENS_AT_ONCE = 256, 2**15
 """Most completions, and tokens of them, that one request asks hone's server for, if they are not of one group."""
-
-T = TypeVar("T")
-
-
-class Restarted(Halt):
-    """The server is not the process that was given the weights: it was started anew, and has to be given them again."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,7 @@ class ServerPolicy:
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; which
     are too old is the caller's to say. Where the server does not name it (vLLM), all tokens of a call count as of the
     version at its beginning, the oldest that they can be. `eos_ids` end a completion, as the stop ids of `renderer` do.
-    Raises Gone when the server is gone, Restarted when it was started anew, and Halt when it samples from weights that
-    it was not given from here.
+    Raises Halt when the server is gone, was started anew, or samples from weights that it was not given from here.
     """
 
     def __init__(
@@ -78,14 +71,15 @@ class ServerPolicy:
         """One trajectory per request, with the prompt that the server answers it had."""
         begun = self._loaded
         alone = self.server.backend == "vllm" and sampling.greedy  # it refuses n > 1 then
-        groups = list(_groups(requests, 1 if alone else len(requests)))
+        groups = [list(group) for _, group in groupby(requests, lambda r: (r.prompt_ids, r.max_tokens))]
+        if alone:
+            groups = [[request] for request in requests]
         calls = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
         answers = asyncio.run(self._ask([self._body(call, sampling) for call in calls], begun))
-        return [
-            trajectory
-            for call, answer in zip(calls, answers, strict=True)
-            for trajectory in self._trajectories([request for group in call for request in group], answer, begun)
-        ]
+        trajectories = []
+        for call, answer in zip(calls, answers, strict=True):
+            trajectories += self._trajectories([request for group in call for request in group], answer, begun)
+        return trajectories
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Have the server take the weights in `path`, or the trainer's."""
@@ -103,7 +97,7 @@ class ServerPolicy:
         return _Loaded(version, folder, served and served.instance)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """The sampler's logprobs; NaN where the server can't tell: vLLM's are of temperature 1, whatever is asked."""
+        """Return the server's logprobs; NaN where it can't compute them: vLLM has those of temperature 1 only."""
         vllm = self.server.backend == "vllm"
         if vllm and temperature != 1:
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
@@ -138,7 +132,7 @@ class ServerPolicy:
             if version not in self._given:
                 self._check_server(await self._served(client), begun)
                 raise Halt(
-                    f"{self.server.words} sampled from version {version} of the weights, which it was not given from "
+                    f"{self.server.name} sampled from version {version} of the weights, which it was not given from "
                     "here: another run uses it"
                 )
         return answer
@@ -151,11 +145,11 @@ class ServerPolicy:
     def _check_server(self, served: Served | None, begun: _Loaded) -> None:
         restarted = served is not None and (served.policy_path is None or served.instance != begun.instance)
         if begun.path is not None and restarted:
-            raise Restarted(f"{self.server.words} was started anew, and has not been given the weights")
+            raise Halt(f"{self.server.name} was started anew, and has not been given the weights")
         if served is None or served.policy_path not in self._given.values():
             version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
             raise Halt(
-                f"{self.server.words} samples from version {version} of the weights ({path}), not {begun.version} "
+                f"{self.server.name} samples from version {version} of the weights ({path}), not {begun.version} "
                 f"({begun.path}): another run uses it"
             )
 
@@ -197,7 +191,7 @@ class ServerPolicy:
             yield
         except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
             raise Halt(
-                f"{self.server.words} gave an answer without the {what} ({type(error).__name__}: {error})"
+                f"{self.server.name} gave an answer without the {what} ({type(error).__name__}: {error})"
             ) from error
 
 
@@ -206,19 +200,6 @@ def _read(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int
     completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")
-
-
-def _groups(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
-    """Neighbours that ask for the same, at most `most` at a time."""
-    group: list[Request] = []
-    for request in requests:
-        same = group and (group[0].prompt_ids, group[0].max_tokens) == (request.prompt_ids, request.max_tokens)
-        if group and (not same or len(group) == most):
-            yield group
-            group = []
-        group.append(request)
-    if group:
-        yield group
 
 
 def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
@@ -234,79 +215,3 @@ def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
         several.append(group)
     if several:
         yield several
-
-
-class SteadyPolicy:
-    """The policy of a server that may die and come back, up to `most` times. Any thread may call it.
-
-    `patience` is how many seconds it may be away; `say` is called with a sentence when it is gone, `returned` with its
-    reason when it is back, with the weights that it was given last. Halt if it does not come back.
-    """
-
-    def __init__(
-        self,
-        policy: ServerPolicy,
-        most: int,
-        patience: float,
-        say: Callable[[str], None],
-        returned: Callable[[str], None],
-    ) -> None:
-        self.policy, self.most, self.patience = policy, most, patience
-        self._say, self._returned = say, returned
-        self._newest: tuple[int, Path] | None = None
-        self._lock = threading.Lock()
-        """Held while the server is given weights, or waited for: older ones never come after newer ones."""
-        self._losses = 0
-        self._left = False
-
-    @property
-    def version(self) -> int:
-        return self.policy.version
-
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        return self._steadily(lambda: self.policy.sample(requests, sampling))
-
-    def load(self, version: int, path: Path | None = None) -> None:
-        assert path is not None, "the weights are the trainer's, in a folder"
-        self._newest = version, path
-        self._steadily(self._give)
-
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        return self._steadily(lambda: self.policy.score(sequences, temperature))
-
-    def leave(self) -> None:
-        """Wait for the server no more: whatever finds it gone from now on, or waits for it, fails."""
-        self._left = True
-
-    def _give(self) -> None:
-        with self._lock:
-            if self._newest is not None:
-                self.policy.load(*self._newest)
-
-    def _steadily(self, call: Callable[[], T]) -> T:
-        while True:
-            losses = self._losses
-            try:
-                return call()
-            except (Gone, Restarted) as loss:
-                self._recover(str(loss), losses)
-
-    def _recover(self, reason: str, losses: int) -> None:
-        """Wait for the server, and give it the weights; once for all threads that found it gone."""
-
-        def check_left() -> None:
-            if self._left:
-                raise Halt(reason)
-
-        with self._lock:
-            if self._losses != losses:
-                return
-            if losses >= self.most:
-                raise Halt(f"{reason}, for the {losses + 1}. time (restarts = {self.most})")
-            self._say(f"{reason}: waiting for it")
-            wait_for_server(self.policy.server.endpoint, self.patience, self._say, check_left)
-            self._losses += 1
-            self._returned(reason)
-            with suppress(Gone, Restarted):  # again; the call will find that out
-                if self._newest is not None:
-                    self.policy.load(*self._newest)

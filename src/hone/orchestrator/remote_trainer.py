@@ -16,11 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from hone.orchestrator.remote import SteadyPolicy
+from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Update
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.signals import StepAbandoned
@@ -40,14 +40,13 @@ class Published:
     """A version that the trainer has made: its result, and what came of giving it to the server.
 
     `scores` are the server's logprobs of the canary, None if it was not given the weights; `seconds` is what the
-    update took; `error` is what went wrong. `tokens` is what came with the result about the tokens of its step.
+    update took; `error` is what went wrong.
     """
 
     result: Result
     scores: Sequence[float] | None = None
     seconds: float = 0.0
     error: Exception | None = None
-    tokens: TokenStats | None = None
 
 
 class Publisher:
@@ -60,7 +59,7 @@ class Publisher:
     def __init__(
         self,
         transport: FileTransport,
-        policy: SteadyPolicy,
+        policy: ServerPolicy,
         canary: Sequence[int],
         temperature: float,
         first: int,
@@ -76,6 +75,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
+        """Begin to publish."""
         self._thread.start()
 
     @property
@@ -102,8 +102,7 @@ class Publisher:
             self._changed.notify()
 
     def mute(self) -> None:
-        """Publish nothing more, hold no version, and wait for no server."""
-        self._policy.leave()
+        """Publish nothing more, and hold no version."""
         with self._changed:
             self._quiet = True
             self._changed.notify()
@@ -125,8 +124,7 @@ class Publisher:
             while True:
                 result = self._transport.result(version)
                 assert result is not None, "it was waited for"
-                tokens = TokenStats(**result.arrays) if result.arrays else None
-                self._done.put(replace(self._publish(result), tokens=tokens))
+                self._done.put(self._publish(result))
                 with self._changed:
                     self._changed.wait_for(lambda v=version: self._quiet or self._released >= v or not self._hold(v))
                 version += 1
@@ -143,10 +141,8 @@ class Publisher:
             self._policy.load(result.version, self._transport.weights(result.version))
             (scores,) = self._policy.score([self._canary], self._temperature)
         except Exception as error:
-            if self._quiet:  # it was muted meanwhile
-                return Published(result)
-            self._quiet = True
-            return Published(result, error=error)
+            muted, self._quiet = self._quiet, True
+            return Published(result, error=None if muted else error)
         return Published(result, scores, time.perf_counter() - began)
 
 
@@ -159,7 +155,8 @@ class RemoteTrainer:
 
     `alive` is called in waiting, and may raise. `check_time` too: StepAbandoned says that the run has to end, and so
     that nothing more is to be published. With `saves(version)` the trainer writes its part of the checkpoint of that
-    version when it has made it. `phase` times what is waited for.
+    version when it has made it. `phase` times what is waited for. `sampler_idle` is how long the server has had nothing
+    to do, in seconds, as of its last answer.
     """
 
     def __init__(
@@ -168,18 +165,17 @@ class RemoteTrainer:
         publisher: Publisher,
         checkpoints: Checkpoints,
         start: int,
-        alive: Callable[[], None] = lambda: None,
+        sampler_idle: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.transport, self.publisher, self.checkpoints = transport, publisher, checkpoints
         self.version = self._put = start
         self.published: Published | None = None
         """What came with `version`."""
-        self.alive = alive
+        self.alive: Callable[[], None] = lambda: None
         self.check_time: Callable[[], None] = lambda: None
         self.saves: Callable[[int], bool] = lambda version: False
         self.phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
-        self.sampler_idle: Callable[[], float | None] = lambda: None
-        """How long the server has had nothing to do, in seconds, as of its last answer."""
+        self._sampler_idle = sampler_idle
         self._idle: float | None = None
         self._waits: deque[float] = deque()
         self._weights = ""
@@ -195,10 +191,9 @@ class RemoteTrainer:
             self._waits.append(self.transport.put(Order(step, "batch", to_arrays(sequences), folder, tokens)))
         batches, tokens = self.transport.waiting()
         timings: dict[str, float] = {"queue/batches": batches, "queue/tokens": tokens}
-        before, self._idle = self._idle, self.sampler_idle()
-        if self._idle is not None:  # a server that was started anew counts from 0
-            grew = before is not None and self._idle >= before
-            timings["idle/inference"] = self._idle - before if before is not None and grew else self._idle
+        before, self._idle = self._idle or 0.0, self._sampler_idle()
+        if self._idle is not None:
+            timings["idle/inference"] = self._idle - before
         return timings
 
     @property
@@ -212,7 +207,7 @@ class RemoteTrainer:
             published = self.publisher.collect(self._look)
         waited, result = time.perf_counter() - began, published.result
         if self.published is None:
-            self._idle = self.sampler_idle()
+            self._idle = self._sampler_idle()
         else:
             waited += self._waits.popleft()  # for room
         self.version, self._weights, self.published = result.version, result.fingerprint, published
@@ -220,20 +215,14 @@ class RemoteTrainer:
         timings = {f"time/{name}": value for name, value in result.seconds.items() if name != "wait"}
         timings |= {"time/update": published.seconds, "idle/orchestrator": waited}
         timings["idle/trainer"] = result.seconds.get("wait", 0.0)
-        return Update(result.metrics, weights, timings, published.tokens)
+        tokens = TokenStats(**result.arrays) if result.arrays else None
+        return Update(result.metrics, weights, timings, tokens)
 
     def release(self, version: int) -> None:
         self.publisher.release(version)
 
     def give_up(self) -> None:
         self.publisher.mute()
-
-    def _look(self) -> None:
-        self.alive()
-        try:
-            self.check_time()
-        except StepAbandoned:
-            self.publisher.mute()
 
     def fingerprint(self) -> str:
         return self._weights
@@ -245,8 +234,7 @@ class RemoteTrainer:
         """
         if version not in self._parts:
             assert self._put == version, "no batch is on its way"
-            folder = self._part(version)
-            self._end(version, folder)
+            self._end(version, self._part(version))
             result = self.transport.result(version)
             assert result is not None and result.saved, "the trainer has written it"
         return self._parts.pop(version)
@@ -260,6 +248,13 @@ class RemoteTrainer:
         deadline = time.monotonic() + FAREWELL
         while self.transport.result(self.version, wait=False) is None and time.monotonic() < deadline:
             time.sleep(LOOK)
+
+    def _look(self) -> None:
+        self.alive()
+        try:
+            self.check_time()
+        except StepAbandoned:
+            self.publisher.mute()
 
     def _part(self, version: int) -> str:
         folder = self._parts[version] = self.checkpoints.part(version)

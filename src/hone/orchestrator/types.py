@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hone.inference.types import SamplingParams
-from hone.runs.saving import Ending
+from hone.runs.saving import Saver
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Message, Score, Trajectory
@@ -39,12 +39,10 @@ class Sampler(Protocol):
 
 
 class Policy(Sampler, Protocol):
-    """A sampler whose weights change: the engine in this process, or a server."""
+    """A sampler whose weights change: the engine in this process, or a server. `version` is that of its weights."""
 
     @property
-    def version(self) -> int:
-        """Updates behind the weights that sample now."""
-        ...
+    def version(self) -> int: ...
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Sample from version `version` from now on: the weights in `path`, or those that it shares (None)."""
@@ -68,17 +66,16 @@ class Update:
 
 
 class Updates(Protocol):
-    """What makes new versions of the weights: the trainer in this process, or one in processes of its own."""
+    """What makes new versions of the weights: the trainer in this process, or one in processes of its own.
+
+    `version` and `fingerprint()` are those of the last update that was taken; `ready`: `take` would not wait.
+    """
 
     @property
-    def version(self) -> int:
-        """That of the last update that was taken."""
-        ...
+    def version(self) -> int: ...
 
     @property
-    def ready(self) -> bool:
-        """True if `take` would not wait."""
-        ...
+    def ready(self) -> bool: ...
 
     def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
         """Hand over the batch of a step; returns timings."""
@@ -96,27 +93,14 @@ class Updates(Protocol):
         """Publish no version any more: the run ends with what is on its way."""
         ...
 
-    def fingerprint(self) -> str:
-        """Return that of `version`."""
-        ...
-
-
-class Saves(Protocol):
-    """`hone.runs.saving.Saver`, or what stands in for one."""
-
-    @property
-    def stopping(self) -> bool: ...
-
-    def save(self, step: int, last: bool = False) -> None: ...
-
-    def ending(self, version: int, max_steps: int) -> Ending: ...
+    def fingerprint(self) -> str: ...
 
 
 class Recorder(Protocol):
     """Where the steps of a run are written down; see `hone.orchestrator.recorder`."""
 
     @property
-    def saver(self) -> Saves: ...
+    def saver(self) -> Saver: ...
 
     def phase(self, name: str) -> AbstractContextManager[None]: ...
 
