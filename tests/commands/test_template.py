@@ -43,7 +43,7 @@ def test_the_section_on_other_columns(capsys):
     """Its commands, cut to two steps: what was trained on and asked is what the templates say."""
     (commands,) = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
     sft, rl, evaluate = (shlex.split(line) for line in commands.splitlines())
-    assert main([*sft, *SHORT, "--data.batch-size", "4", "--data.no-pack"]) == 0
+    assert main([*sft, *SHORT, "--data.batch-size", "4", "--no-data.pack"]) == 0
     Path("outputs/words-sft/weights/step_200").symlink_to("step_2")
     assert main([*rl, *SHORT, *FEW, "--orchestrator.sampling.max-tokens", "8"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
@@ -101,7 +101,7 @@ def test_turns_of_the_page_become_messages():
 
 
 def test_flags_make_a_template_too(capsys):
-    flags = ["--data.template.prompt", "{task.text}", "--data.template.completion", "{gold}", "--data.no-pack"]
+    flags = ["--data.template.prompt", "{task.text}", "--data.template.completion", "{gold}", "--no-data.pack"]
     assert main(["sft", "--data.path", "problems.jsonl", *flags, *SHORT, "--output-dir", "out"]) == 0
     assert tomllib.loads(Path("out/config.toml").read_text())["data"]["template"] == {
         "prompt": "{task.text}",
@@ -111,7 +111,7 @@ def test_flags_make_a_template_too(capsys):
 
 def test_a_demonstrated_task_reads_its_data_through_its_template(capsys):
     template = '{"question": "{task.text}", "answer": "{steps}\\n#### {gold}"}'
-    flags = ["--data.env.id", "gsm8k", "--data.env.args.dataset", "problems.jsonl", "--data.no-pack"]
+    flags = ["--data.env.id", "gsm8k", "--data.env.args.dataset", "problems.jsonl", "--no-data.pack"]
     assert main(["sft", *flags, "--data.env.template", template, *SHORT, "--output-dir", "out"]) == 0
 
 
@@ -152,7 +152,7 @@ def test_rl_and_eval_name_the_key_of_a_bad_template(capsys):
 )
 def test_a_resume_with_another_template_is_refused(command, key, file, capsys):
     short = [*SHORT, "--model.name", "hone/tiny", "--ckpt.interval", "1"]
-    short += [*FEW, "--orchestrator.sampling.max-tokens", "8"] if command == "rl" else ["--data.no-pack"]
+    short += [*FEW, "--orchestrator.sampling.max-tokens", "8"] if command == "rl" else ["--no-data.pack"]
     assert main([command, "@", file, *short]) == 0
     assert main([command, "@", file, *short, "--resume.step", "1"]) == 0
     Path(file).write_text(Path(file).read_text().replace("{task.text}", "Say: {task.text}"))

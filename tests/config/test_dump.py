@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hone.config.base import BaseConfig
-from hone.config.dump import to_toml
+from hone.config.dump import mistyped, non_defaults, to_toml
 from hone.config.eval import EvalConfig
-from hone.config.init import InitModelConfig
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -19,13 +18,11 @@ from hone.config.sft import SFTConfig
 @pytest.mark.parametrize(
     ("cls", "argv"),
     [
-        (RLConfig, []),
-        (RLConfig, ["--ckpt", "--trainer.optim.lr", "3e-6", "--orchestrator.eval.interval", "7", "--mode", "cluster"]),
+        (RLConfig, ["--ckpt", "--trainer.optim.lr", "3e-6", "--orchestrator.eval.interval", "7", "--mode", "split"]),
         (RLConfig, ["--orchestrator.env.args", '{"answer": "5", "n": [1, 2.5, null], "deep": {"x": null}}']),
         (RLConfig, ["--model.chat-template", 'a "quoted"\nline\\ and é', "--resume", "--wandb.mode", "offline"]),
         (SFTConfig, ["--data.path", "data/a.jsonl", "--no-data.pack", "--optim.betas", "0.8", "0.9", "--threads", "2"]),
         (EvalConfig, ["reverse-text", "-m", "outputs/w", "-a", '{"seed": 3}', "--output-dir", "outputs/e"]),
-        (InitModelConfig, ["outputs/t", "--init.layers", "3"]),
     ],
 )
 def test_round_trip_through_a_file(cls: type[BaseConfig], argv: list[str], tmp_path: Path) -> None:
@@ -44,3 +41,25 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
     assert tree["trainer"]["optim"]["lr"] == 1e-6
     assert "max_steps" not in tree["trainer"] and tree["max_steps"] == 100
     assert tree["output_dir"] == "outputs" and "mode" not in tree
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "found"),
+    [
+        (RLConfig, "--seed 0 --trainer.optim.lr 1e-6", {}),
+        (RLConfig, "--seed 5 --trainer.optim.betas 0.8 0.9", {"seed": 5, "trainer.optim.betas": [0.8, 0.9]}),
+        (RLConfig, "--orchestrator.env.args.n 3", {"orchestrator.env.args": {"n": 3}}),
+        (RLConfig, "--ckpt", {"ckpt": "on"}),
+        (RLConfig, "--orchestrator.eval.interval 7", {"orchestrator.eval.interval": 7}),
+        (SFTConfig, "--data.env.id reverse-text", {"data.env": "on"}),
+    ],
+)
+def test_what_of_a_config_is_not_its_default(cls: type[BaseConfig], line: str, found: dict) -> None:
+    assert non_defaults(cls, tomllib.loads(to_toml(parse(cls, line.split(), "prog")))) == found
+
+
+def test_damaged_and_unknown_keys() -> None:
+    table = {"seed": 0, "max_steps": "ten", "ckpt": {"keep": 2, "interval": []}, "odd": 1}
+    assert mistyped(RLConfig, table) == ["max_steps", "ckpt.interval"]
+    assert table == {"seed": 0, "ckpt": {"keep": 2}, "odd": 1}
+    assert non_defaults(RLConfig, table) == {"ckpt.keep": 2, "odd": 1}

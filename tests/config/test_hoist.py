@@ -81,14 +81,9 @@ def test_a_section_flag_is_hoisted_and_may_not_contradict_a_file() -> None:
     )
 
 
-def test_a_key_switched_off_and_set_is_a_contradiction() -> None:
-    Path("off.toml").write_text('ckpt = "None"\n[trainer.ckpt]\ninterval = 2\n')
-    assert "ckpt = None (off.toml) and trainer.ckpt.interval = 2 (off.toml) disagree" in refused("@ off.toml")
-
-
 def test_files_of_their_own_choose_split_mode_and_tables_never_do() -> None:
     Path("tables.toml").write_text("[trainer]\nmax_steps = 3\n[orchestrator]\nbatch_size = 64\n[inference]\nport = 1\n")
-    Path("mode.toml").write_text('mode = "cluster"\n')
+    Path("mode.toml").write_text('mode = "colocated"\n')
     Path("optim.toml").write_text("lr = 1e-3\n")
     assert rl("").mode is None
     assert rl("@ tables.toml").mode is None
@@ -96,7 +91,7 @@ def test_files_of_their_own_choose_split_mode_and_tables_never_do() -> None:
     for section, file in (("trainer", "train"), ("orchestrator", "orch"), ("inference", "infer")):
         assert rl(f"--{section} @ {file}.toml").mode == "split"
     assert rl("--trainer @ train.toml --mode colocated").mode == "colocated"
-    assert rl("@ mode.toml --trainer @ train.toml").mode == "cluster"
+    assert rl("@ mode.toml --trainer @ train.toml").mode == "colocated"
 
 
 def test_hoisting_from_python() -> None:

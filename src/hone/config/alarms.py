@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
@@ -39,7 +39,7 @@ ALARMS = {
 class AlarmConfig(BaseConfig):
     """One alarm."""
 
-    bare: ClassVar[str | None] = "action"
+    bare = "action"
 
     action: Action | None = None
     """What it does, if not what `alarms.action` says."""
@@ -59,7 +59,7 @@ _fields: dict[str, Any] = {
 class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     """Looks at every step for what ruins runs. `hone runs show` lists what was found."""
 
-    bare: ClassVar[str | None] = "action"
+    bare = "action"
 
     action: Action = "warn"
     """`warn`; save a `checkpoint` as well; `pause` (saved) until `hone runs continue`; `stop` (saved); or `off`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -22,7 +22,7 @@ class AuditConfig(BaseConfig):
     Exit code 0 if nothing fails, 1 if something does.
     """
 
-    positional: ClassVar[str | None] = "env"
+    positional = "env"
 
     env: str | None = None
     """Environment id; also the first word of the command line."""

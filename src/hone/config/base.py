@@ -1,4 +1,4 @@
-"""The base of every config; keys of a config class, found by path or by a similar name; trees of settings."""
+"""The base of every config, and the keys of a config class: found by path, or by a similar name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ SYNONYMS = {
     "checkpoint": "ckpt",
     "environment": "env",
     "epochs": "max_steps",
+    "evaluation": "eval",
     "group_size": "rollouts_per_example",
+    "learning_rate": "lr",
     "max_completion_length": "max_tokens",
     "max_length": "seq_len",
     "max_new_tokens": "max_tokens",
     "num_generations": "rollouts_per_example",
     "num_train_epochs": "max_steps",
+    "optimiser": "optim",
+    "optimizer": "optim",
+    "steps": "max_steps",
 }
 """Other trainers' words for keys of ours."""
 CLOSE = 0.8
@@ -39,11 +44,11 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    positional: ClassVar[str | tuple[str, ...] | None] = None
-    """Field that the first bare word of the command line sets (`hone eval ENV`), or fields, one for each."""
-    bare: ClassVar[str | None] = None
+    positional: ClassVar[str] = ""
+    """Fields that bare words of the command line set, in order: with `env`, `hone eval gsm8k` is `--env gsm8k`."""
+    bare: ClassVar[str] = ""
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
-    section: ClassVar[str | None] = None
+    section: ClassVar[str] = ""
     """Section that files without one are read as, and flags that the top does not know."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Keys of the top that are accepted in this section too."""
@@ -52,13 +57,8 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
-        """Return the class that this command line is parsed as, where that depends on what the line says."""
+        """Return the class that parses this command line."""
         return cls
-
-    @classmethod
-    def words(cls) -> tuple[str, ...]:
-        """Return the fields that bare words set, in order."""
-        return (cls.positional,) if isinstance(cls.positional, str) else cls.positional or ()
 
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
@@ -68,14 +68,8 @@ class BaseConfig(pydantic_config.BaseConfig):
     @model_validator(mode="before")
     @classmethod
     def _coerce_dict_str_values(cls, data: Any) -> Any:
-        """Keep the types of free-form dicts, but for `"None"`: the library would turn `{answer = "5"}` into a number.
-
-        Flags are typed when they are read, see `hone.config.parse`.
-        """
-        if not isinstance(data, dict):
-            return data
-        free = [name for name, field in cls.model_fields.items() if is_dict(unwrap(field.annotation)[0])]
-        return {name: _with_nulls(value) if name in free else value for name, value in data.items()}
+        """Make `"None"` null; the library's own method would also make `{answer = "5"}` a number."""
+        return _with_nulls(data)
 
 
 def _with_nulls(value: Any) -> Any:
@@ -93,9 +87,13 @@ class Setting(NamedTuple):
     source: str = ""
     is_flag: bool = False
 
+    @property
+    def is_off(self) -> bool:
+        return self.value in (None, "None")
+
 
 class Settings(dict[Path, Setting]):
-    """What a command line says, leaf by leaf; later settings win."""
+    """The leaves of a config; later settings win."""
 
     section_files: tuple[str, ...] = ()
     """Sections that were given as `--SECTION @ FILE`."""
@@ -103,20 +101,20 @@ class Settings(dict[Path, Setting]):
     def put(self, path: Path, setting: Setting) -> None:
         """Set a leaf. It replaces what lies below or above it; an empty section only switches on what is off."""
         below = [known for known in self if known[: len(path)] == path]
-        if setting.value == {} and any(self[known].value not in (None, "None") for known in below):
+        if setting.value == {} and any(not self[known].is_off for known in below):
             return
         for known in [*below, *(path[:length] for length in range(len(path)))]:
             self.pop(known, None)
         self[path] = setting
 
-    def put_tree(self, tree: Any, path: Path = ()) -> Settings:
+    def put_tree(self, tree: Any, path: Path = (), source: str = "", is_flag: bool = False) -> Settings:
         """Set all leaves of a tree, in which a config object stands for what was set in it."""
         tree = tree.model_dump(exclude_unset=True) if isinstance(tree, BaseModel) else tree
         if isinstance(tree, dict) and (tree or not path):
             for name, value in tree.items():
-                self.put_tree(value, (*path, name))
+                self.put_tree(value, (*path, name), source, is_flag)
         else:
-            self.put(path, Setting(tree))
+            self.put(path, Setting(tree, source, is_flag))
         return self
 
     def tree(self) -> dict[str, Any]:
@@ -150,9 +148,9 @@ class Key:
         return self.type if isinstance(self.type, type) and issubclass(self.type, BaseModel) else None
 
     @property
-    def bare(self) -> str | None:
-        """The field that a bare value for this section sets, if it has one."""
-        return getattr(self.section, "bare", None)
+    def bare(self) -> str:
+        """The field that a bare value for this section sets, "" if there is none."""
+        return getattr(self.section, "bare", "")
 
 
 def dotted(path: Path) -> str:
@@ -195,11 +193,11 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
             return Key(key.path + parts[index:], Any, True, free=True) if is_dict(key.type) else None
         name = part.replace("-", "_")
         holder = cls if name in getattr(section, "shared", ()) else section
-        found = next((n for n, field in holder.model_fields.items() if name in names_of(n, field)), None)
-        if found is None:
+        canonical = next((n for n, field in holder.model_fields.items() if name in names_of(n, field)), None)
+        if canonical is None:
             return None
-        path += (found,)
-        key = Key(path, *unwrap(holder.model_fields[found].annotation))
+        path += (canonical,)
+        key = Key(path, *unwrap(holder.model_fields[canonical].annotation))
         section = key.section
     return key
 
@@ -216,34 +214,20 @@ def walk(cls: type[BaseModel], prefix: Path = ()) -> Iterator[Key]:
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
     """Return the key of `cls` that is most like `unknown`, or None if none is much like it.
 
-    Names are compared first, then the sections they stand in, so that a key in the wrong section is found as well.
+    Of keys with the same name, one in a like section is nearer; if both have sections, one of them must be alike.
     """
-    unknown = tuple(part.replace("-", "_").lower() for part in unknown)
-    scored = [(_likeness(unknown, key.path), key.path) for key in walk(cls)]
-    best, path = max(scored, key=lambda pair: pair[0])
-    return path if best > 0 else None
+    unknown = tuple(SYNONYMS.get(part, part) for part in (part.replace("-", "_").lower() for part in unknown))
+
+    def likeness(known: Path) -> tuple[float, float, int]:
+        if "_".join(unknown) == "_".join(known):
+            return 2.0, 0.0, 0  # --wandb-project
+        pairs = [_alike(one, other) for one in unknown[:-1] for other in known[:-1]]
+        name, place = _alike(unknown[-1], known[-1]), max(pairs, default=CLOSE)
+        return (name, place, -len(known)) if min(name, place) >= CLOSE else (0.0, 0.0, 0)
+
+    best = max((key.path for key in walk(cls)), key=likeness)
+    return best if likeness(best)[0] else None
 
 
-def _likeness(unknown: Path, known: Path) -> float:
-    if "_".join(unknown) == "_".join(known):
-        return 2.0  # --wandb-project
-    name, place = _alike(unknown[-1], known[-1]), 1.0
-    if len(unknown) > 1 and len(known) > 1:
-        place = max(_alike(one, other) for one in unknown[:-1] for other in known[:-1])
-    elif len(known) > 1:
-        place = 0.7
-    return name + 0.2 * place if name >= CLOSE and place >= 0.6 else 0.0
-
-
-def _alike(unknown: str, known: str) -> float:
-    """Return 1 for the same name or another trainer's word for it, less for an abbreviation, a part, a misspelling."""
-    words, known_words = unknown.split("_"), known.split("_")
-    if unknown == known or SYNONYMS.get(unknown) == known:
-        return 1.0
-    if len(known) > 1 and known == "".join(word[:1] for word in words):
-        return 0.9  # learning_rate, lr
-    if set(words) < set(known_words) or set(known_words) < set(words):
-        return 0.9  # steps, max_steps
-    if unknown.startswith(known) and len(known) > 3:
-        return 0.9  # optimizer, optim
-    return SequenceMatcher(None, unknown, known).ratio()
+def _alike(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()

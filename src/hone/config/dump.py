@@ -1,14 +1,14 @@
-"""A resolved config as TOML that `@ file` reads back to an equal config, and in what such a table is special."""
+"""A resolved config as TOML that `@ file` reads back to an equal config, and what in such a table is special."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined
 
 from hone.config.base import unwrap
 from hone.errors import UserError
@@ -43,47 +43,39 @@ def non_defaults(cls: type[BaseModel], table: dict[str, Any]) -> dict[str, Any]:
     return dict(_differing(cls, table, None, ""))
 
 
-def _differing(cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None, prefix: str) -> list[tuple]:
-    leaves = []
+def _differing(
+    cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None, prefix: str
+) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         field = cls.model_fields.get(name)
-        if field is None:
-            leaves.append((prefix + name, value))
-            continue
-        usual = getattr(default, name) if default is not None else field.default
-        section = unwrap(field.annotation)[0]
+        usual = getattr(default, name) if field and default is not None else field and field.default
+        section = field and unwrap(field.annotation)[0]
         if isinstance(value, dict) and isinstance(section, type) and issubclass(section, BaseModel):
             below = _differing(section, value, usual if isinstance(usual, BaseModel) else None, f"{prefix}{name}.")
-            leaves += below or ([(prefix + name, "on")] if usual is None else [])
-        elif usual is PydanticUndefined or value != plain(usual):
-            leaves.append((prefix + name, value))
-    return leaves
+            yield from list(below) or ([(prefix + name, "on")] if usual is None else [])
+        elif field is None or value != plain(usual):
+            yield prefix + name, value
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
     """Remove from `table`, a config as `to_toml` wrote it, what is of another type than the field of `cls` has; return
     the dotted names. Values of the right type that `cls` would refuse stay, and so do keys that it doesn't know.
     """
-    removed = []
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        for one in error.errors(include_url=False, include_context=False, include_input=False):
-            if one["type"] != "tuple_type" and one["type"].endswith(("_type", "_parsing", "literal_error")):
-                removed.append(_remove(table, one["loc"]))
+        return []
     except UserError:
-        pass  # of a value, not of its type
-    return list(dict.fromkeys(filter(None, removed)))
-
-
-def _remove(table: Any, place: tuple[int | str, ...]) -> str:
-    """Remove the value at a place, whose parts that are no keys name branches of a union; return its dotted name."""
-    names: list[str] = []
-    holder: Any = None
-    for part in place:
-        if isinstance(table, dict) and part in table:
-            holder, table = table, table[part]
-            names.append(str(part))
-    if holder is not None:
-        holder.pop(names[-1], None)
-    return ".".join(names)
+        return []  # of a value, not of its type
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+    wrong = [
+        tuple(part for part in one["loc"] if isinstance(part, str))
+        for one in problems
+        if one["type"] != "tuple_type" and one["type"].endswith(("_type", "_parsing", "literal_error"))
+    ]
+    for path in wrong:
+        holder: Any = table
+        for name in path[:-1]:
+            holder = holder.get(name, {})
+        holder.pop(path[-1], None)
+    return list(dict.fromkeys(map(".".join, wrong)))

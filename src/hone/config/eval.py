@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
@@ -24,7 +24,7 @@ SHORT = {"temperature": "-T", "top_p": "--top-p", "max_tokens": "-t", "seed": "-
 class EvalConfig(BaseConfig):
     """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at an URL."""
 
-    positional: ClassVar[str | None] = "env"
+    positional = "env"
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""

@@ -26,17 +26,15 @@ def compose(settings: Settings) -> dict[str, Any]:
 
     Sections given as files of their own choose split mode; without one for inference, the server is one that is up.
     """
-    tree = hoist(settings).tree()
-    if any(section in SECTIONS for section in settings.section_files):
-        tree.setdefault("mode", "split")
-        client = tree.get("orchestrator", {}).get("client", {})
-        if tree["mode"] == "split" and "inference" in settings.section_files and client.get("base_url"):
+    tree, files = hoist(settings).tree(), settings.section_files
+    if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
+        client = tree.setdefault("orchestrator", {}).setdefault("client", {})
+        if "inference" in files and client.get("base_url"):
             raise UserError(
                 "--inference @ FILE starts a server, orchestrator.client.base_url names one that is up: leave out one "
                 "of them (inference.port is where the run's own server listens)"
             )
-        if tree["mode"] == "split" and "inference" not in {*settings.section_files, *(path[0] for path in settings)}:
-            client = tree.setdefault("orchestrator", {}).setdefault("client", {})
+        if "inference" not in {*files, *(path[0] for path in settings)}:
             client.setdefault("base_url", SERVER_THAT_IS_UP)
     return tree
 
@@ -50,34 +48,24 @@ def hoist(settings: Settings) -> Settings:
     flagged = [
         path for path, setting in settings.items() if path[0] in SHARED and setting.is_flag and setting.value != {}
     ]
-    hoisted = Settings()
-    claims: dict[Path, Path] = {}
+    hoisted, claims = Settings(), dict[Path, Path]()
     for path, setting in settings.items():
-        top, name = (*path, "")[:2]
-        in_section = top in SECTIONS and name in SHARED
-        key = path[1:] if in_section else path
-        off = setting.value in (None, "None")
-        if in_section and ((off and len(key) == 1) or any(key[: len(above)] == above for above in flagged)):
-            continue
-        if in_section or top in SHARED:
-            for other, place in claims.items():
-                _check_agreement(settings, other, place, key, path)
-            claims.setdefault(key, path)
+        key = path
+        if path[0] in SECTIONS and len(path) > 1 and path[1] in SHARED:
+            key = path[1:]
+            if (setting.is_off and len(key) == 1) or any(key[: len(above)] == above for above in flagged):
+                continue
+        if key[0] in SHARED:
+            place = claims.setdefault(key, path)
+            first, second = settings[place].value, setting.value
+            if str(first) != str(second):  # as text, for a flag's value is not yet typed
+                raise UserError(
+                    f"{dotted(place)} = {first!r}{settings.origin(place)} and {dotted(path)} = {second!r}"
+                    f"{settings.origin(path)} disagree: set {dotted(key)} once at the top, or override both with "
+                    f"{flag(key)}"
+                )
         hoisted.put(key, setting)
     return hoisted
-
-
-def _check_agreement(settings: Settings, other: Path, place: Path, key: Path, path: Path) -> None:
-    """Raise UserError if `place`, which sets the key `other`, and `path`, which sets `key`, contradict each other."""
-    first, second = (None if one == "None" else one for one in (settings[place].value, settings[path].value))
-    related = key[: len(other)] == other[: len(key)]
-    # As text, for a flag's value is not yet typed. An empty section only switches it on: its keys agree.
-    shorter = second if len(key) < len(other) else first
-    if str(first) != str(second) if key == other else related and shorter != {}:
-        raise UserError(
-            f"{dotted(place)} = {first!r}{settings.origin(place)} and {dotted(path)} = {second!r}"
-            f"{settings.origin(path)} disagree: set {dotted(key)} once at the top, or override both with {flag(key)}"
-        )
 
 
 def name_task(settings: Settings) -> None:
@@ -85,7 +73,7 @@ def name_task(settings: Settings) -> None:
 
     A flag that names another task goes before files that describe one. UserError if flags do both.
     """
-    given = {name: settings.pop((name,)) for name in ("reward", "data") if (name,) in settings}
+    given = {name: setting for name in ("reward", "data") if (setting := settings.pop((name,), None))}
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
@@ -93,14 +81,14 @@ def name_task(settings: Settings) -> None:
                 "--reward and --data say what the task is, and so does --orchestrator.env.id: leave out one"
             )
         return
-    given = {name: setting for name, setting in given.items() if setting.value not in (None, "None")}
+    given = {name: setting for name, setting in given.items() if not setting.is_off}
     if not given:
         return
-    for path, setting in [*settings.items()]:
-        if task.value != FUNCTIONS and path[:2] == ENV and not setting.is_flag:
+    for path in [path for path, setting in settings.items() if path[:2] == ENV and not setting.is_flag]:
+        if task.value != FUNCTIONS:
             del settings[path]  # arguments of the other task
     settings.put((*ENV, "id"), Setting(FUNCTIONS))
-    for name, (value, source, is_flag) in given.items():
-        is_one = name == "reward" and isinstance(value, str)
-        place = (*ENV, "args", "rewards" if name == "reward" else name)
-        settings.put(place, Setting([value] if is_one else value, source, is_flag))
+    for name, setting in given.items():
+        if name == "reward" and isinstance(setting.value, str):
+            setting = setting._replace(value=[setting.value])
+        settings.put((*ENV, "args", "rewards" if name == "reward" else name), setting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from hone.config.shared import InitConfig
 class InitEnvConfig(BaseConfig):
     """Write a task that works as it is, to be made your own: a Python file, its test, and recipes that train on it."""
 
-    positional: ClassVar[str | None] = "name"
+    positional = "name"
 
     name: str
     """Id of the task, such as `my-task`; also the first word of the command line."""
@@ -23,7 +23,7 @@ class InitEnvConfig(BaseConfig):
 class InitModelConfig(BaseConfig):
     """Write a model with random weights, its tokenizer and chat template, in Hugging Face layout."""
 
-    positional: ClassVar[str | None] = "out"
+    positional = "out"
 
     out: Path = Path("outputs/tiny")
     """Folder to write; also the first word of the command line."""

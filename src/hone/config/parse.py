@@ -1,7 +1,7 @@
 """From a command line to a typed config; whatever is wrong with it becomes one sentence.
 
 The line is read here and not by `pydantic_config.cli`, because hoisting has to know which keys were flags, errors have
-to name the file, and that function reads `--trainer @ a @ b` as a root file b and cannot take `--ckpt.interval=2`.
+to name the file, and that function reads `--trainer @ a @ b` as a root file b.
 
     @ a.toml @ b.toml               merged at the top, later files win
     --trainer @ a.toml @ b.toml     merged into the section; an `@` belongs to the flag before it
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import pathlib
 import tomllib
 from collections import deque
@@ -83,32 +82,27 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
 
 
 def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
+    """Return the config, or raise UserError with the first problem: key, value, where it was set, what is expected."""
     try:
         return cls.model_validate(cls.compose(settings))
     except ValidationError as error:
-        raise UserError(_sentence(cls, error, settings, prog)) from None
-
-
-def _sentence(cls: type[BaseConfig], error: ValidationError, settings: Settings, prog: str) -> str:
-    """Return the first problem that pydantic found: the key, its value, where it was set and what is expected."""
-    details = error.errors(include_url=False)[0]
-    path = tuple(str(part) for part in details["loc"])
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
-    if details["type"] == "value_error":  # raised by a validator of ours
-        reason = str(details.get("ctx", {})["error"])
-        return f"{name}: {reason}" if name else reason
-    if details["type"] == "missing":
-        if name in cls.words():
-            return f"{name.upper()} is missing: say `{prog} {' '.join(cls.words()).upper()}`"
-        return f"{name} is missing{settings.origin(path)}"
-    value = details["input"]
+        first = error.errors(include_url=False)[0]
+    path = tuple(str(part) for part in first["loc"])
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "value_error":  # raised by a validator of ours
+        reason = str(first.get("ctx", {})["error"])
+        raise UserError(f"{name}: {reason}" if name else reason)
+    words = cls.positional.split()
+    if first["type"] == "missing" and name in words:
+        raise UserError(f"{name.upper()} is missing: say `{prog} {' '.join(words).upper()}`")
+    if first["type"] == "missing":
+        raise UserError(f"{name} is missing{settings.origin(path)}")
+    value = first["input"]
     problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{settings.origin(path)}"
-    if details["type"] == "model_type":
-        key = lookup(cls, path)
-        assert key is not None and key.section is not None, path
-        return f"{problem}, but should be a section with keys such as {name}.{next(iter(key.section.model_fields))}"
-    expected = details["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
-    return f"{problem}, but should be {expected}" if expected != details["msg"] else f"{problem}: {expected}"
+    expected = first["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
+    if first["type"] == "model_type":
+        expected = "a section with keys of its own"
+    raise UserError(f"{problem}, but should be {expected}" if expected != first["msg"] else f"{problem}: {expected}")
 
 
 class _Reader:
@@ -118,11 +112,11 @@ class _Reader:
         self.cls = cls
         self.tokens = deque(argv)
         self.section: Path = ()
-        self.given: list[tuple[int, Path, Setting]] = []
+        self.given = [Settings(), Settings(), Settings()]
         self.section_files: list[str] = []
 
     def read(self) -> Settings:
-        positional = deque(self.cls.words())
+        words = deque(self.cls.positional.split())
         while self.tokens:
             token = self.tokens.popleft()
             if token.startswith("@"):
@@ -131,15 +125,14 @@ class _Reader:
             self.section = ()
             if token.startswith("-") and len(token) > 1:
                 self._read_flag(token)
-            elif positional:
-                name = positional.popleft()
-                self._set((name,), token, name.upper())
+            elif words:
+                name = words.popleft()
+                self.given[FLAG].put((name,), Setting(token, name.upper(), is_flag=True))
             else:
-                is_file = token.endswith(".toml")
-                hint = f"a config file is given as `@ {token}`" if is_file else "a key is set by `--key value`"
+                hint = f"a config file is given as `@ {token}`" if ".toml" in token else "a key is set by `--key value`"
                 raise UserError(f"unexpected argument {token!r}: {hint}")
         settings = Settings()
-        for _, path, setting in sorted(self.given, key=operator.itemgetter(0)):
+        for path, setting in (leaf for source in self.given for leaf in source.items()):
             settings.put(path, setting)
         settings.section_files = tuple(self.section_files)
         return settings
@@ -151,10 +144,9 @@ class _Reader:
         section = self.section
         if not section and self.cls.section and not config_of(pathlib.Path(name)):
             section = (self.cls.section,)
-        rank = SECTION_FILE if section else ROOT_FILE
-        self.given += [
-            (rank, path, Setting(value, name)) for path, value in self.leaves(load_toml(name), section, name)
-        ]
+        source = self.given[SECTION_FILE if section else ROOT_FILE]
+        for path, value in self.leaves(load_toml(name), section, name):
+            source.put(path, Setting(value, name))
         if self.section:
             self.section_files.append(dotted(self.section))
 
@@ -168,7 +160,7 @@ class _Reader:
                 raise UserError(self._unknown_key((*prefix, name, *list(value)[:1]), file))  # a table for a value
             if isinstance(value, bool) and key.type in (int, float):
                 raise UserError(f"{dotted(key.path)} is {str(value).lower()} ({file}), but should be a number")
-            if key.bare is not None and isinstance(value, str) and value != "None":
+            if key.bare and isinstance(value, str) and value != "None":
                 value = {key.bare: value}
             if isinstance(value, dict) and value:
                 yield from self.leaves(value, key.path, file)
@@ -178,14 +170,17 @@ class _Reader:
     def _read_flag(self, token: str) -> None:
         """Set what one flag says, or remember the section that an `@ file` after it belongs to."""
         shown, equals, text = token.partition("=")
-        name, short = shown.lstrip("-"), not shown.startswith("--")
+        name, short, value = shown.lstrip("-"), not shown.startswith("--"), None
         path = tuple(name.split("."))
         key = lookup(self.cls, path) if short == (len(name) == 1) else None
         if key is None and self.cls.section:
-            key = lookup(self.cls, (self.cls.section, *path))
-        if key is None and (negated := self._negated(path)) is not None:
-            self._set(negated.path, None if negated.section else False, token)
-            return
+            key = lookup(self.cls, path := (self.cls.section, *path))
+        if key is None and name.startswith("no-"):
+            key = lookup(self.cls, tuple(name[3:].split(".")))
+            if key is not None and (key.type is bool or (key.section and key.optional)):
+                self.given[FLAG].put(key.path, Setting(None if key.section else False, token, is_flag=True))
+                return
+            key = None
         if key is None:
             close = nearest(self.cls, path)
             hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help all lists them"
@@ -196,20 +191,11 @@ class _Reader:
             self.section = key.path
             return
         value = self._section(key, shown, text) if key.section else self._value(key, shown, text if equals else None)
-        if get_origin(key.type) is list:
-            earlier = [setting.value for rank, path, setting in self.given if (rank, path) == (FLAG, key.path)]
-            value = [*(earlier or [[]])[-1], *(value or [])]
-        self._set(key.path, value, shown)
-
-    def _negated(self, path: Path) -> Key | None:
-        """Return the boolean or optional section that `no-x.y` or `x.no-y` turns off."""
-        parts = tuple(part.replace("_", "-") for part in path)
-        for index in {0, len(parts) - 1}:
-            if parts[index].startswith("no-"):
-                key = lookup(self.cls, (*parts[:index], parts[index][3:], *parts[index + 1 :]))
-                if key is not None and (key.type is bool or (key.section and key.optional)):
-                    return key
-        return None
+        if get_origin(key.type) is list and key.path in self.given[FLAG]:
+            value = [*self.given[FLAG][key.path].value, *(value or [])]
+        # Free-form keys are Python keyword names, so a dash in a flag stands for an underscore there as well.
+        path = tuple(part.replace("-", "_") for part in key.path)
+        self.given[FLAG].put_tree(value, path, shown, is_flag=True)
 
     def _following(self) -> str | None:
         """Return the next word if it may be a value."""
@@ -218,11 +204,11 @@ class _Reader:
     def _section(self, key: Key, shown: str, text: str) -> dict[str, Any] | None:
         """Return what a section's own flag says: nothing but that it is on, None, or the value of its main key."""
         following = self._following()
-        if not text and following is not None and (key.bare is not None or following == "None"):
+        if not text and following is not None and (key.bare or following == "None"):
             text = self.tokens.popleft()
         if text == "None":
             return None
-        if text and key.bare is not None:
+        if text and key.bare:
             return {key.bare: text}
         if text or not key.optional:
             assert key.section is not None
@@ -231,6 +217,7 @@ class _Reader:
         return {}
 
     def _value(self, key: Key, shown: str, value: str | None) -> Any:
+        """Return the value of a key, from behind its equals sign (None: there is none) or from the words after it."""
         following = self._following()
         if key.type is bool and value is None:
             literal = following is not None and following.lower() in ("true", "false", "1", "0")
@@ -238,33 +225,23 @@ class _Reader:
         if value is None and following is None:
             raise UserError(f"{shown} needs a value")
         first = value if value is not None else self.tokens.popleft()
-        if key.free or is_dict(key.type):
-            value = {"True": True, "False": False, "None": None}.get(first, first)
+        many = get_origin(key.type) in (tuple, list)
+        if not (key.free or is_dict(key.type) or many):
+            return first
+        if not many or first.startswith("["):
+            words = {"True": True, "False": False, "None": None}
+            found = words.get(first, first)
             with contextlib.suppress(json.JSONDecodeError):
-                value = json.loads(first)
-            if not key.free and not isinstance(value, dict):
-                raise UserError(f"""{shown} takes a JSON object such as '{{"n": 3}}', not {first!r}""")
-            return value
-        return self._sequence(key, first, shown) if get_origin(key.type) in (tuple, list) else first
-
-    def _sequence(self, key: Key, first: str, shown: str) -> list[Any]:
-        if first.startswith("["):
-            try:
-                return json.loads(first)
-            except json.JSONDecodeError:
-                raise UserError(f"{shown} takes a list such as '[0.9, 0.95]', not {first!r}") from None
-        args = get_args(key.type)
-        limit = len(args) if get_origin(key.type) is tuple and Ellipsis not in args else None
-        values = [first]
+                found = json.loads(first)
+            if not key.free and not isinstance(found, list if many else dict):
+                example = "a list such as '[0.9, 0.95]'" if many else """a JSON object such as '{"n": 3}'"""
+                raise UserError(f"{shown} takes {example}, not {first!r}")
+            return found
+        values, args = [first], get_args(key.type)
+        limit = len(args) if get_origin(key.type) is tuple else None
         while self._following() is not None and len(values) != limit:
             values.append(self.tokens.popleft())
         return values
-
-    def _set(self, path: Path, value: Any, shown: str) -> None:
-        # Free-form keys are Python keyword names, so a dash in a flag stands for an underscore there as well.
-        path = tuple(part.replace("-", "_") for part in path)
-        leaves = Settings().put_tree(value, path)
-        self.given += [(FLAG, leaf, Setting(item, shown, is_flag=True)) for leaf, (item, _, _) in leaves.items()]
 
     def _unknown_key(self, path: Path, file: str) -> str:
         close = nearest(self.cls, path)
@@ -291,13 +268,10 @@ def load_toml(name: str) -> dict[str, Any]:
     if not name.endswith(".toml"):
         raise UserError(f"config file {name} must be a .toml file")
     try:
-        with open(name, "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(pathlib.Path(name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"config file {name} does not exist") from None
-    except IsADirectoryError:
-        raise UserError(f"config file {name} is a folder") from None
-    except PermissionError:
-        raise UserError(f"config file {name} may not be read by this user") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"config file {name} can't be read: {error.strerror}") from None
+    except ValueError as error:
         raise UserError(f"config file {name} is not valid TOML: {error}") from None

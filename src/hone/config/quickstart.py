@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -26,7 +25,7 @@ class QuickstartConfig(BaseConfig):
 class ExamplesConfig(BaseConfig):
     """List the recipes that come with hone, or copy those of one task into `examples/NAME`."""
 
-    positional: ClassVar[str | None] = "name"
+    positional = "name"
 
     name: str | None = None
     """A task's folder of recipes, such as `reverse_text`; also the first word of the command line."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import AliasChoices, Field
 
@@ -17,7 +16,7 @@ class ReportConfig(BaseConfig):
     Two files in its directory: report.html and report.json. A run at work or killed has one, too.
     """
 
-    positional: ClassVar[str | None] = "run"
+    positional = "run"
 
     run: str = "outputs"
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
@@ -18,7 +18,7 @@ class ReplayConfig(BaseConfig):
     No environment and no sampling: this checks the training half of a run, in a fraction of its time.
     """
 
-    positional: ClassVar[str | None] = "run"
+    positional = "run"
 
     run: str = "outputs"
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
@@ -36,7 +36,7 @@ class VerifyConfig(BaseConfig):
     The result is written beside the run, as `<run>.verify.json`; nothing is written into it.
     """
 
-    positional: ClassVar[str | None] = "run"
+    positional = "run"
 
     run: str = "outputs"
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
@@ -57,7 +57,7 @@ class DiffConfig(BaseConfig):
     under different numerics.
     """
 
-    positional: ClassVar[tuple[str, ...]] = ("a", "b")
+    positional = "a b"
 
     a: str
     """A run's directory, or its id if it lies under `outputs`; also the first word of the command line."""
@@ -83,7 +83,7 @@ Span = Annotated[str | None, AfterValidator(_span)]
 class GraderConfig(BaseConfig):
     """A task, for what it grades with."""
 
-    bare: ClassVar[str | None] = "id"
+    bare = "id"
 
     id: str | None = None
     """Its module's name, with dashes; by default the task of the run, whose arguments `args` then override."""
@@ -96,7 +96,7 @@ class GraderConfig(BaseConfig):
 class JsonConfig(BaseConfig):
     """The result as JSON."""
 
-    bare: ClassVar[str | None] = "file"
+    bare = "file"
 
     file: Path | None = None
     """Written into this file; without it printed, in place of the report."""
@@ -108,7 +108,7 @@ class RegradeConfig(BaseConfig):
     Needs neither model nor GPU. Nothing is written into the run, and it may still be at work.
     """
 
-    positional: ClassVar[str | None] = "run"
+    positional = "run"
 
     run: str = "outputs"
     """Directory of a run of `hone rl`, or its id if that lies under `outputs`; also the first word of the line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from hone.config.base import BaseConfig
 class RunsListConfig(BaseConfig):
     """List the training runs under a folder: how each stands, its latest numbers, and how those that ended go on."""
 
-    positional: ClassVar[str | None] = "root"
+    positional = "root"
 
     root: Path = Path("outputs")
     """The folder; also the first word of the command line."""
@@ -24,7 +24,7 @@ class RunsListConfig(BaseConfig):
 
 
 class _RunConfig(BaseConfig):
-    positional: ClassVar[str | None] = "run"
+    positional = "run"
 
     run: str = "outputs"
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
@@ -71,7 +71,7 @@ class RunsLedgerConfig(_RunConfig):
 class RunsPredictionsConfig(BaseConfig):
     """What was predicted of the runs under a folder, what became of it, and how well the probabilities were chosen."""
 
-    positional: ClassVar[str | None] = "root"
+    positional = "root"
 
     root: Path = Path("outputs")
     """The folder; also the first word of the command line. Runs in `.previous/` count as well."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -70,7 +70,7 @@ class InitConfig(BaseConfig):
 class ModelConfig(BaseConfig):
     """Which model."""
 
-    bare: ClassVar[str | None] = "name"
+    bare = "name"
 
     name: str = "hone/tiny"
     """A folder in Hugging Face layout, a hub id, or `hone/tiny` (random weights, made from the seed)."""
@@ -206,7 +206,7 @@ class SamplingConfig(BaseConfig):
 class EnvConfig(BaseConfig):
     """Which task."""
 
-    bare: ClassVar[str | None] = "id"
+    bare = "id"
 
     id: str = "reverse-text"
     """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""

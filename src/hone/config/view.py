@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,7 +12,7 @@ from hone.config.base import BaseConfig
 class ViewConfig(BaseConfig):
     """Show runs in a browser: curves, and the samples behind them. Reachable from this machine only."""
 
-    positional: ClassVar[str | None] = "root"
+    positional = "root"
 
     root: Path = Path("outputs")
     """A run, or a folder that holds runs; also the first word of the command line."""
