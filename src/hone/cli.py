@@ -35,8 +35,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "quickstart": Command("a tiny model from nothing, in minutes", "quickstart.QuickstartConfig"),
-    "examples": Command("list or copy the recipes of hone", "quickstart.ExamplesConfig"),
+    "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig"),
+    "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig"),
     "init-model": Command("write a small model made from nothing", "init.InitModelConfig"),
     "init-env": Command("write a task of your own to start from", "init.InitEnvConfig"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig"),
@@ -53,7 +53,7 @@ COMMANDS = {
     "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig"),
     "view": Command("look at runs in a browser: curves, and their samples", "view.ViewConfig"),
     "report": Command("the run card: what came of a run, and how sure", "report.ReportConfig"),
-    "doctor": Command("what is wrong on this machine, and what mends it", "doctor.DoctorConfig"),
+    "doctor": Command("what is wrong on this machine, and what mends it", "plan.DoctorConfig"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig"),
     "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import patient
 
-from hone.config.doctor import DoctorConfig, DoctorRL, DoctorSFT
 from hone.config.parse import parse
+from hone.config.plan import DoctorConfig, DoctorRL, DoctorSFT
 
 ROOT = Path(__file__).resolve().parents[2]
 

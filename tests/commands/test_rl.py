@@ -399,7 +399,6 @@ def test_every_metric_of_every_step_is_in_wandb_and_the_run_is_the_same_bytes(rl
         (["--seq-len", "4096"], ["seq_len = 4096", "2048"]),
         (["--seq-len", "20", "--orchestrator.sampling.max-tokens", "4"], ["leaves no room", "seq_len = 20"]),
         (["--model.device", "foo"], ["model.device = 'foo'", "use auto, cpu, cuda"]),
-        (["--mode", "cluster"], ["--mode split"]),
         (["--orchestrator.max-async-level", "1"], ["max_async_level"]),
         (["--resume.step", "7"], ["7"]),
         (["@", "nowhere.toml"], ["nowhere.toml"]),

@@ -271,8 +271,8 @@ def test_bad_files_and_missing_values() -> None:
             ["--seq-len", "64", "--orchestrator.eval.sampling.max-tokens", "70"],
             ["orchestrator.eval.sampling.max_tokens"],
         ),
-        (["--model.init.kv-heads", "3"], ["model.init", "kv_heads = 3", "heads = 4", "1, 2 or 4"]),
-        (["--model.init.head-dim", "31"], ["head_dim = 31", "30 or 32"]),
+        (["--model.init.kv-heads", "3"], ["model.init", "kv_heads = 3", "heads = 4", "1 or 4"]),
+        (["--model.init.head-dim", "31"], ["head_dim = 31", "to 32"]),
     ],
 )
 def test_rl_settings_that_cannot_work(argv: list[str], words: list[str]) -> None:

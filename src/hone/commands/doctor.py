@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hone.planning.doctor import Finding, Subject, diagnose, lines, verdict
 
 if TYPE_CHECKING:
-    from hone.config.doctor import DoctorConfig
+    from hone.config.plan import DoctorConfig
 
 _OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
 _STYLES = {"": "bold", "ok": "", "warning": "yellow", "error": "bold red", "fix": "cyan"}

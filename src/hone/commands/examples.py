@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import hone
-from hone.config.quickstart import ExamplesConfig
+from hone.config.init import ExamplesConfig
 from hone.errors import UserError
 
 

@@ -25,6 +25,7 @@ def run(config: PlanConfig) -> int:
     if config.calibrate and config.on is not None:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None
+    assert settings is not None
     if config.calibrate and isinstance(settings, RLConfig):
         settings = with_mode(settings)
     device = this_device(settings.model.device) if config.on is None else device_named(config.on)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from hone.commands.examples import copy_examples
-from hone.config.quickstart import QuickstartConfig
+from hone.config.init import QuickstartConfig
 
 RECIPES = Path("examples/reverse_text")
 SEQUENCE = 42  # tokens of a typical sequence, to compare the compute of SFT and RL

@@ -273,11 +273,6 @@ class RL(Training):
         return parts.evaluate_policy(self.config, settings, self.env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
-        if self.config.mode == "cluster":
-            raise UserError(
-                "mode cluster (roles on several machines, by Ray) is not available in this version: --mode split has a "
-                "process for each role on this one"
-            )
         if self.config.mode == "split":
             raise UserError("RL trains in this process: for mode split use the command `hone rl`")
         if self.config.orchestrator.max_async_level > 0:

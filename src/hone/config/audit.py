@@ -37,8 +37,7 @@ class AuditConfig(BaseConfig):
     split: Literal["train", "eval"] = "train"
     """Where the examples are from."""
     allow: dict[str, str] = {}
-    """Findings that are meant so, and why: `--allow.growth "answers are short"`; for one text of it as JSON,
-    '{"false-negative:crlf": "…"}'."""
+    """Findings that are meant so, and why: `--allow.growth "answers are short"`."""
     timeout: float = Field(default=2.0, gt=0)
     """Seconds of processor time that grading one text may take."""
     model: str | None = Field(default=None, validation_alias=AliasChoices("model", "m"))

@@ -13,9 +13,9 @@ from hone.errors import UserError
 
 MAX_TOKENS = 1024
 """Most new tokens per completion where nothing is said."""
-OF_SERVERS = {"api_key_var": "-k", "concurrency": "-c", "timeout": "--timeout", "max_retries": "--max-retries"}
+NEEDS_SERVER = {"api_key_var": "-k", "concurrency": "-c", "timeout": "--timeout", "max_retries": "--max-retries"}
 """Fields that mean something with `base_url` alone, and their flags."""
-OF_THIS_PROCESS = {"precision": "--precision", "threads": "--threads", "chat_template": "--chat-template"}
+NEEDS_PROCESS = {"precision": "--precision", "threads": "--threads", "chat_template": "--chat-template"}
 """Fields that mean something without `base_url` alone, and their flags."""
 SHORT = {"temperature": "-T", "top_p": "--top-p", "max_tokens": "-t", "seed": "--seed"}
 """Sampling arguments that have flags of their own."""
@@ -33,8 +33,7 @@ class EvalConfig(BaseConfig):
     template: dict[str, Any] | None = None
     """How the columns that the environment reads are made of those of its data set, as in training."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
-    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, by default the only
-    one it serves."""
+    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
     """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
     api_key_var: str | None = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
@@ -52,8 +51,7 @@ class EvalConfig(BaseConfig):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}'. A server gets them as they are; null leaves
-    one out."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results (`--no-save` to skip)."""
     seed: int = Field(default=0, ge=0)
@@ -80,30 +78,22 @@ class EvalConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:
-        """Flags that the chosen way of sampling would ignore, and sampling arguments that are said twice."""
-        ignored, why = (
-            (OF_SERVERS, "is for a server: give its URL with -b")
-            if self.base_url is None
-            else (OF_THIS_PROCESS, "is for a model in this process: the server behind -b decides that itself")
-        )
-        # A saved config.toml says all fields: only what differs from its default was meant.
+        """Refuse flags that the chosen way of sampling would ignore, and sampling arguments that are given twice."""
+        # A saved config.toml has all fields: only what differs from its default was meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name, flag in ignored.items():
-            if name in meant:
-                raise UserError(f"{flag} {why}")
+        for name in meant & NEEDS_SERVER.keys() if self.base_url is None else ():
+            raise UserError(f"{NEEDS_SERVER[name]} is for a server: give its URL with -b")
+        for name in meant & NEEDS_PROCESS.keys() if self.base_url is not None else ():
+            raise UserError(f"{NEEDS_PROCESS[name]} is for a model in this process: the server behind -b decides that")
         for name, flag in SHORT.items():
             if name in self.sampling_args and name in meant:
-                raise UserError(f"{name} is said twice, by {flag} and in -S: leave one out")
+                raise UserError(f"{name} is given twice, by {flag} and in -S: leave one out")
         return self
 
     def sampling(self) -> dict[str, Any]:
         """All sampling arguments: those of the flags, and over them `sampling_args`."""
-        flags = {
-            "max_tokens": self.max_tokens or MAX_TOKENS,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
-        }
+        flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
+        flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:
             del flags["max_tokens"]  # the two are names of one thing, and servers refuse both
         return flags | self.sampling_args

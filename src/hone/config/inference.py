@@ -48,7 +48,7 @@ class ServeConfig(EngineConfig):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
     output_dir: Path | None = None
-    """Key of `rl`: weights are taken from the transport in it, unless `weights_root` or `transport` says otherwise."""
+    """Key of `rl`: weights are taken from the transport in it, unless `weights_root` or `transport` is set."""
     max_steps: int | None = None
     """Key of `rl`, of no effect here: one file serves both."""
     seq_len: int | None = None

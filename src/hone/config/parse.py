@@ -175,12 +175,11 @@ class _Reader:
         key = lookup(self.cls, path) if short == (len(name) == 1) else None
         if key is None and self.cls.section:
             key = lookup(self.cls, path := (self.cls.section, *path))
-        if key is None and name.startswith("no-"):
-            key = lookup(self.cls, tuple(name[3:].split(".")))
-            if key is not None and (key.type is bool or (key.section and key.optional)):
-                self.given[FLAG].put(key.path, Setting(None if key.section else False, token, is_flag=True))
-                return
-            key = None
+        on = name.removeprefix("no-").replace(".no-", ".")
+        off = lookup(self.cls, tuple(on.split("."))) if key is None and on != name else None
+        if off is not None and (off.type is bool or (off.section and off.optional)):
+            self.given[FLAG].put(off.path, Setting(None if off.section else False, token, is_flag=True))
+            return
         if key is None:
             close = nearest(self.cls, path)
             hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help all lists them"

@@ -1,4 +1,4 @@
-"""`hone plan`: the config of a run, of `hone rl` or of `hone sft`, and what the plan is for."""
+"""`hone plan` and `hone doctor`: the config of a run, of `hone rl` or of `hone sft`, and what is asked about it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 
 
-class PlanConfig(BaseConfig):
+class _AboutRun(BaseConfig):
+    """A command that takes the files and flags of a run besides its own."""
+
+    own: ClassVar[tuple[str, ...]] = ()
+    """The keys that are the command's, not the run's."""
+
+    @property
+    def run(self) -> RLConfig | SFTConfig | None:
+        """The config of the run, without the command's own keys; None if there is none."""
+        kind = next((kind for kind in (RLConfig, SFTConfig) if isinstance(self, kind)), None)
+        return kind and kind.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
+
+
+class PlanConfig(_AboutRun):
     """What a run will do, take and cost: steps, memory, time, money, and settings that surprise.
 
     Takes the files and flags of `hone rl` or `hone sft`; which of the two is seen by their keys. Exit code 1 if the run
     does not fit into memory.
     """
 
-    own: ClassVar[tuple[str, ...]] = ("on", "calibrate", "usd_per_hour", "as_json")
-    """The keys that are the plan's, not the run's."""
+    own = ("on", "calibrate", "usd_per_hour", "as_json")
     common = {"The plan": "on calibrate usd_per_hour json"}
 
     on: str | None = None
@@ -37,12 +49,6 @@ class PlanConfig(BaseConfig):
     def chosen(cls, argv: list[str]) -> type[Self]:
         return (SFTPlan if is_sft(argv) else RLPlan) if cls is PlanConfig else cls  # pyright: ignore[reportReturnType]
 
-    @property
-    def run(self) -> RLConfig | SFTConfig:
-        """The config of the run, without the plan's own keys."""
-        run = SFTConfig if isinstance(self, SFTConfig) else RLConfig
-        return run.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
-
 
 class RLPlan(PlanConfig, RLConfig):
     """What a run of `hone rl` will do, take and cost: steps, memory, time, money, and settings that surprise.
@@ -55,20 +61,48 @@ class SFTPlan(PlanConfig, SFTConfig):
     """What a run of `hone sft` will do, take and cost: steps, memory, time, money, and settings that surprise."""
 
 
-ONLY_SFT = set(SFTConfig.model_fields) - set(RLConfig.model_fields) | {"data."}  # RL's `data` is no section
-ONLY_RL = set(RLConfig.model_fields) - set(SFTConfig.model_fields)
+class DoctorConfig(_AboutRun):
+    """Looks at this machine for what breaks or slows runs, and says the command that mends it. Exit code 1 for errors.
+
+    With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
+    """
+
+    own = ("offline", "as_json")
+    common = {"Of the doctor": "offline json"}
+
+    offline: bool = False
+    """Ask no other machine."""
+    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    """Print the findings as JSON."""
+
+    @classmethod
+    def chosen(cls, argv: list[str]) -> type[Self]:
+        own = {"--offline", "--no-offline", "--json", "--no-json", "--as-json", "--help"}
+        words = {word.partition("=")[0] for word in argv if word.startswith(("--", "@"))}
+        if cls is not DoctorConfig or not words - own:
+            return cls
+        return DoctorSFT if is_sft(argv) else DoctorRL  # pyright: ignore[reportReturnType]
+
+
+class DoctorRL(DoctorConfig, RLConfig):
+    """Looks at this machine, and at what this run of `hone rl` needs."""
+
+
+class DoctorSFT(DoctorConfig, SFTConfig):
+    """Looks at this machine, and at what this run of `hone sft` needs."""
 
 
 def is_sft(argv: list[str]) -> bool:
-    """Return True for a command line of `hone sft`, by the sections that it names, in files or as flags."""
-    named: set[tuple[str, bool]] = set()
+    """Return True for a command line of `hone sft`, by the keys that it names, in files or as flags."""
+    named: set[str] = set()
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if word.startswith("@") and (file := word[1:] or following):
             if kind := config_of(Path(file)):
                 return kind == "sft"
-            named |= {(name, isinstance(value, dict)) for name, value in load_toml(file).items()}
+            named |= {f"{name}." if isinstance(value, dict) else name for name, value in load_toml(file).items()}
         elif word.startswith("--"):
-            name, dot, _ = word[2:].partition("=")[0].partition(".")
-            named.add((name.removeprefix("no-"), bool(dot)))
-    keys = {f"{name}." if (name, section) == ("data", True) else name.replace("-", "_") for name, section in named}
-    return bool(keys & ONLY_SFT) and not keys & ONLY_RL
+            name, dot, _ = word[2:].partition("=")[0].replace("-", "_").partition(".")
+            named.add(name.removeprefix("no_") + dot)
+    # RL's `data` is no section.
+    names, sft, rl = {name.rstrip(".") for name in named - {"data."}}, SFTConfig.model_fields, RLConfig.model_fields
+    return bool(names & (sft.keys() - rl.keys()) or "data." in named) and not names & (rl.keys() - sft.keys())

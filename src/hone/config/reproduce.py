@@ -66,13 +66,12 @@ class DiffConfig(BaseConfig):
 
 
 def _span(text: str | None) -> str | None:
-    """`text` if it is a span of steps: `A:B`, `A:` or `:B`."""
+    """Return `text` if it is a span of steps: `A:B`, `A:` or `:B`."""
     if text is not None:
         first, colon, last = text.partition(":")
-        if not colon or not all(not end or end.isdecimal() for end in (first, last)):
+        numbers = all(not end or end.isdecimal() for end in (first, last))
+        if not colon or not numbers or (first and last and int(first) >= int(last)):
             raise UserError(f"{text!r} is no span of steps: write 60:80 for the steps 60 to 79, 60: or :80")
-        if first and last and int(first) >= int(last):
-            raise UserError(f"{text!r} holds no step: write 60:80 for the steps 60 to 79")
     return text
 
 

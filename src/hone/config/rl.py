@@ -36,8 +36,7 @@ class LossConfig(BaseConfig):
     eps_high: float = Field(default=0.28, ge=0)
     """The importance ratio is clipped above at 1 + eps_high (clip-higher, DAPO)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """With a negative advantage it is clipped above at this (dual-clip PPO); by default 3 if `max_async_level` is above
-    0, else not at all."""
+    """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
 
@@ -58,10 +57,7 @@ class TrainerConfig(BaseConfig):
     ranks: int = Field(default=1, ge=1)
     """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
     record_tokens: bool = True
-    """Keep entropy and trainer logprob of each token that is trained on, in tokens/ (about 5 bytes a token).
-
-    `hone view` colours completions by them, and by the gap between trainer and sampler. Nothing else depends on it.
-    """
+    """Keep entropy and trainer logprob of each trained token in tokens/, for `hone view` (about 5 bytes a token)."""
 
 
 class AdvantageConfig(BaseConfig):
@@ -76,10 +72,7 @@ class AdvantageConfig(BaseConfig):
 
 
 class PoolConfig(BaseConfig):
-    """Leaves out prompts that are nearly always or never solved.
-
-    Solved is a completion whose outcome is `correct`.
-    """
+    """Leaves out prompts that are nearly always or never solved: a completion whose outcome is `correct` solves."""
 
     retire_at: float = Field(default=0.9, ge=0, le=1)
     """A prompt whose pass rate is this or more is retired; 0 retires none."""
@@ -101,7 +94,7 @@ class CurriculumConfig(BaseConfig):
 
     @property
     def measures(self) -> bool:
-        """Whether what is drawn depends on how draws before went: then the ledger keeps what was solved."""
+        """True if what is drawn depends on how draws before went: then the ledger keeps what was solved."""
         return self.pool is not None or self.order == "difficulty"
 
 
@@ -117,7 +110,7 @@ class OnlineEvalConfig(BaseConfig):
     sampling: SamplingConfig = SamplingConfig()
     """How evaluation samples; `max_tokens` defaults to training's."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
-    """Training prompts that are held-out ones too: say so, take them out of training, or don't start."""
+    """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
 
 
 class ClientConfig(BaseConfig):
@@ -128,7 +121,7 @@ class ClientConfig(BaseConfig):
     api_key_var: str | None = None
     """Environment variable that holds the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that a request may take, which is for a whole group: what takes longer ends the run."""
+    """Seconds to wait for the answer to a request (a whole group), else the run ends; also for a server to come up."""
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
 
@@ -172,38 +165,25 @@ class OrchestratorConfig(BaseConfig):
     @classmethod
     def _check_group(cls, value: int) -> int:
         if value == 1:
-            raise UserError(
-                "1 rollout is its own group mean, so every advantage would be 0 and nothing would be learned: "
-                "set at least 2, better 4 or more"
-            )
+            raise UserError("1 rollout is its own group mean and teaches nothing: set at least 2, better 4 or more")
         return value
 
     @model_validator(mode="after")
-    def _check_batch(self) -> OrchestratorConfig:
-        size, group = self.batch_size, self.rollouts_per_example
+    def _check(self) -> OrchestratorConfig:
+        size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
             below, above = size // group * group, (size // group + 1) * group
             raise UserError(
                 f"batch_size = {size} counts completions and must be a multiple of rollouts_per_example = {group}: "
                 f"set batch_size to {f'{below} or {above}' if below else above}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampling(self) -> OrchestratorConfig:
-        sampling = self.sampling
-        neutral = {
-            "temperature": GREEDY_BELOW <= sampling.temperature < math.inf,
-            "top_p": sampling.top_p == 1,
-            "top_k": sampling.top_k == 0,
-        }
-        for name, fine in neutral.items():
-            if not fine:
-                raise UserError(
-                    f"sampling.{name} = {getattr(sampling, name)} would bias training, for the importance ratio needs "
-                    f"the full distribution that rollouts are sampled from: set {name} = {0 if name == 'top_k' else 1} "
-                    f"here (eval.sampling.{name} is free)"
-                )
+        neutral = {"temperature": GREEDY_BELOW <= sampling.temperature < math.inf}
+        neutral |= {"top_p": sampling.top_p == 1, "top_k": sampling.top_k == 0}
+        for name in (name for name, fine in neutral.items() if not fine):
+            raise UserError(
+                f"sampling.{name} = {getattr(sampling, name)} would bias training, for the importance ratio needs the "
+                f"full distribution: set {name} = {int(name != 'top_k')} here (eval.sampling.{name} is free)"
+            )
         return self
 
 
@@ -242,15 +222,13 @@ class RLConfig(RunConfig):
     }
 
     reward: list[str] | None = None
-    """Reward functions, `MODULE:FUNCTION` or `FILE.py:FUNCTION` (repeatable), of a task without a task file; the first
-    decides what is right. Stands for `orchestrator.env`, as `data` does."""
+    """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
     data: str | None = None
     """Its examples: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Literal["colocated", "split", "cluster"] | None = None
-    """`colocated`: one process; `split`: one for each role (by default with two or more GPUs, and where a section is
-    given as `--SECTION @ FILE`); `cluster`: not yet."""
+    mode: Literal["colocated", "split"] | None = None
+    """One process, or one for each role (the default with two or more GPUs, or with `--SECTION @ FILE`)."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -277,7 +255,7 @@ class RLConfig(RunConfig):
 
     @property
     def samples_as_colocated(self) -> bool:
-        """Whether the own engine samples the tokens that it would in one process, whichever process it is in."""
+        """True if the own engine samples the tokens that it would in one process, whichever process it is in."""
         own = self.inference.backend == "hone" and self.orchestrator.client.base_url is None
         alone = self.inference.batch_invariant and self.orchestrator.max_async_level == 0
         return own and (self.mode != "split" or alone)
@@ -288,8 +266,9 @@ class RLConfig(RunConfig):
         return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"
 
     def on_gpus(self, count: int) -> RLConfig:
-        """The config with the mode that it has on so many GPUs: without a word of the user, `split` on two or more, all
-        but one the trainer's. Where a server or a device is named, one process is what was meant.
+        """Return the config with its mode on so many GPUs: `split` on two or more, all but one the trainer's.
+
+        Where a mode, a server or a device is named, that is what was meant.
         """
         if self.mode is not None:
             return self
@@ -313,23 +292,18 @@ class RLConfig(RunConfig):
         return hoist.hoist(Settings().put_tree(data)).tree() if isinstance(data, dict) else data
 
     @model_validator(mode="after")
-    def _check_sampler(self) -> RLConfig:
-        if self.inference.backend == "vllm" and self.orchestrator.client.base_url is not None:
+    def _check(self) -> RLConfig:
+        orch = self.orchestrator
+        if self.inference.backend == "vllm" and orch.client.base_url is not None:
             raise UserError(
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
                 "out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> RLConfig:
-        samplings = {"orchestrator.sampling": self.orchestrator.sampling}
-        if self.orchestrator.eval:
-            samplings["orchestrator.eval.sampling"] = self.orchestrator.eval.sampling
+        samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
                 raise UserError(
-                    f"{name}.max_tokens = {sampling.max_tokens} leaves no room for a prompt in "
+                    f"orchestrator.{name}.max_tokens = {sampling.max_tokens} leaves no room for a prompt in "
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self

@@ -21,8 +21,7 @@ class SFTDataConfig(BaseConfig):
     split: str = "train"
     """Split of the data set."""
     template: dict[str, Any] | None = None
-    """How these columns are made of others: `prompt = "{question}"`, `completion = "{answer}"`, or `messages`, and, if
-    there are any, `tools`."""
+    """How these columns (and `tools`) are made of others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
     """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
     seq_len: int = Field(default=4096, ge=2)
@@ -85,16 +84,10 @@ class SFTConfig(RunConfig):
                 f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file) "
                 "and data.env.id (an environment's demonstrations)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_template(self) -> SFTConfig:
         template = self.data.template
-        if template is None:
-            return self
-        if self.data.env is not None:
+        if template is not None and self.data.env is not None:
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")
-        if set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
+        if template is not None and set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
             made = " and ".join(template) or "nothing"
             raise UserError(f"data.template makes {made}; SFT learns from messages, or from prompt and completion")
         return self
