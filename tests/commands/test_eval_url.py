@@ -273,7 +273,7 @@ def test_a_url_without_v1_is_guessed_at(here: Path, capsys):
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
         (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: say it with -r"),
         (("a",), ("-S", '{"stream": true}'), "'stream' is no sampling argument"),
-        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is said twice, by -T and in -S"),
+        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, by -T and in -S"),
         (("a",), ("-b", "localhost:8000"), "'localhost:8000' is no URL of a server"),
         (("a",), ("-b", "http://me:pw@host/v1"), "the URL holds a password"),
         (("a",), ("-b", "http://host:port/v1"), "is no URL of a server"),
