@@ -35,7 +35,7 @@ def test_a_page_that_ends_with_a_verdict(tmp_path) -> None:
     lines = done.stdout.splitlines()
     areas = [line for line in lines[:-1] if line and not line.startswith(" ")]
     assert areas[:6] == ["python", "packages", "device", "threads", "memory", "disk"]
-    assert areas[6:] == ["system", "ports", "extras", "hub", "wandb"]
+    assert areas[6:] == ["system", "ports", "sandbox", "hub", "wandb"]
     assert any(line.startswith("  warning  OMP_NUM_THREADS ") for line in lines)
     assert lines[-1].startswith("Ready, with ") and lines[-1].endswith("Next: hone plan @ FILE.toml")
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +60,7 @@ def test_what_a_run_needs(tmp_path) -> None:
     assert done.returncode == 0
     assert found["run", "model"]["text"] == "hone/tiny: 0.4M parameters"
     assert found["run", "task"]["text"] == "reverse-text: 50,000 training examples"
-    assert found["run", "disk"]["text"].startswith("7 MiB for 1 saved version; ")
+    assert found["run", "disk"]["text"].startswith("14 MiB for what it saves; ")
     assert found["ports", "server"]["status"] == "warning"
     assert json.loads(done.stdout)["verdict"].endswith(f"Next: hone plan {' '.join(flags)}")
 

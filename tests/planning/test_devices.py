@@ -51,11 +51,11 @@ def test_this_machine_has_memory_and_speed() -> None:
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(devices, "CGROUPS", [(limit, used)])
+    monkeypatch.setattr(devices, "CGROUP", tmp_path)
+    used.write_text(f"{100 * 2**20}\n")
     limit.write_text("max\n")
     whole, _ = ram()
     limit.write_text(f"{300 * 2**20}\n")
-    used.write_text(f"{100 * 2**20}\n")
     monkeypatch.setattr(devices, "own_bytes", lambda: 0)
     assert whole > 300 * 2**20 and ram() == (300 * 2**20, 200 * 2**20)
     (tmp_path / "memory.stat").write_text(f"file {90 * 2**20}\ninactive_file {60 * 2**20}\n")

@@ -146,11 +146,16 @@ def _checkpoints(plan: Plan) -> Iterator[str]:
         yield _beyond("ckpt.interval", ckpt.interval, config.max_steps, "checkpoint")
     if plan.shape is None or not plan.here:
         return
-    each = checkpoint_bytes(plan.shape, config.precision) + weight_bytes(plan.shape, config.precision)
-    size, free = (checkpoints_kept(config) + 1) * each, free_disk(config.output_dir)
+    size, free = disk_needed(config, plan.shape), free_disk(config.output_dir)
     if size > free:
         keep = "" if ckpt.keep_last else ", for all are kept: add --ckpt.keep-last 2"
         yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
+
+
+def disk_needed(config: RLConfig | SFTConfig, shape: Shape) -> int:
+    """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
+    each = checkpoint_bytes(shape, config.precision) if config.ckpt else 0
+    return (checkpoints_kept(config) + 1) * (each + weight_bytes(shape, config.precision))
 
 
 def free_disk(folder: Path) -> int:

@@ -6,6 +6,7 @@ TF32 off. Prices are what renting one by the hour costs at a cloud for GPUs, rou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -138,10 +139,7 @@ def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
         torch.set_num_threads(before)
 
 
-CGROUPS = [
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-]
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def ram() -> tuple[int, int]:
@@ -151,14 +149,10 @@ def ram() -> tuple[int, int]:
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
-    for limit, used in CGROUPS:
-        try:
-            most, now = int(limit.read_text()), int(used.read_text())
-        except (OSError, ValueError):  # no such cgroup, or "max"
-            continue
+    with contextlib.suppress(OSError, ValueError):  # no such cgroup, or "max"
+        most, now = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         if most < total:
-            files = memory_fields(used.with_name("memory.stat"))
-            cached = files.get("total_inactive_file", files.get("inactive_file", 0))
+            cached = memory_fields(CGROUP / "memory.stat").get("inactive_file", 0)
             total, free = most, min(free, most - max(0, now - cached))
     return total, max(0, free) + own_bytes()
 

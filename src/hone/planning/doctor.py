@@ -42,15 +42,6 @@ NETWORK_SECONDS = 5.0
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "datasets", "scipy", "pydantic", "rich")
 """Packages with parts that are compiled, which break when versions are mixed; torch has a check of its own."""
-EXTRAS = {
-    "wandb": "W&B",
-    "trackio": "Trackio",
-    "peft": "LoRA in other libraries",
-    "reasoning-gym": "tasks reasoning-gym:NAME",
-    "vllm": "sampling with vLLM",
-    "verifiers": "tasks verifiers:NAME",
-}
-"""Packages that hone can do without, and what for."""
 TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -130,11 +121,10 @@ def python(subject: Subject) -> Rows:
         yield "version", "error", f"{version}; hone needs 3.11 or newer", "python3.11 -m venv .venv"
     else:
         yield "version", "ok", f"{version}, {sys.executable}"
-    if sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix:
-        yield "environment", "ok", f"virtual environment {sys.prefix}"
-    else:
-        text = f"none: packages are those of {sys.prefix}, which others use and change"
-        yield "environment", "warning", text, "make install   # makes .venv in a checkout of hone"
+    own = sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix
+    problem = "others use and change these packages"
+    fix = "make install   # makes .venv in a checkout of hone"
+    yield _judge("environment", own, sys.prefix, problem, fix)
     yield "hone", "ok", f"{hone.__version__}, from {Path(hone.__file__).parent}"
 
 
@@ -146,7 +136,7 @@ def packages(subject: Subject) -> Rows:
         import tomllib
 
         required = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
-    wrong = []
+    wrong = {}
     for text in required:
         name, bounds = re.sub(r"^([\w.-]+)(\[.*?\])?\s*([^;]*).*", r"\1 \3", text).split(" ", 1)
         version, fits = installed_version(name), True
@@ -155,11 +145,9 @@ def packages(subject: Subject) -> Rows:
 
             fits = version is None or SpecifierSet(bounds).contains(version, prereleases=True)
         if version is None or not fits:
-            wrong.append(f"{name}{bounds}")
-            state = "is not installed" if version is None else f"{version} is installed"
-            yield name, "error", f"{state}; hone needs {bounds or 'it'}", install_command(wrong[-1])
+            wrong[f"{name}{bounds}"] = f"{name} {version or 'is missing'}"
     if wrong:
-        text = f"{len(wrong)} of {len(required)} are missing or of a wrong version"
+        text = f"{len(wrong)} of {len(required)} are missing or of a wrong version: {', '.join(wrong.values())}"
         yield "required", "error", text, install_command(*wrong)
     else:
         yield "required", "ok", f"all {len(required)} are there, in versions that hone takes"
@@ -309,16 +297,8 @@ def ports(subject: Subject) -> Rows:
             yield "server", "warning", f"{port} can't be used ({error.strerror})", f"{flag} {free.getsockname()[1]}"
 
 
-def extras(subject: Subject) -> Rows:
-    """Look at what hone can do without, so that its lack is no fault, and make a sandbox once."""
-    for package, purpose in EXTRAS.items():
-        own = next((path for root in (Path(), CHECKOUT) if (path := root / f".venv-{package}").is_dir()), None)
-        if version := installed_version(package) or (own and f"in {own}"):
-            yield package, "ok", f"{version}, for {purpose}"
-        else:
-            makes = package in ("vllm", "verifiers")  # they have an environment of their own
-            fix = f"make {package}-env" if makes else install_command(package)
-            yield package, "ok", f"not installed; for {purpose}", fix
+def sandbox(subject: Subject) -> Rows:
+    """Make a sandbox once."""
     from hone.errors import UserError
     from hone.grading.sandbox import Sandbox
 
@@ -328,11 +308,9 @@ def extras(subject: Subject) -> Rows:
         problem = "" if ran.output == "42\n" else f"it ran, but printed {ran.output!r} ({ran.status})"
     except UserError as error:
         problem, _, remedy = str(error).partition(" Remedy: ")
-        fix = remedy.partition(". isolation")[0] or fix
-    if not problem:
-        yield "sandbox", "ok", "works (bubblewrap): code of a model can be run apart"
-    else:
-        yield "sandbox", "warning", f"{problem.partition('; isolation')[0]}; only tasks that run code need it", fix
+        problem, fix = problem.partition("; isolation")[0], remedy.partition(". isolation")[0] or fix
+    text = problem or "works: code of a model can be run apart"
+    yield _judge("bubblewrap", not problem, text, "only tasks that run code need it", fix)
 
 
 def hub(subject: Subject) -> Rows:
@@ -383,9 +361,7 @@ def run(subject: Subject) -> Rows:
     from hone.environments.loading import configured
     from hone.errors import UserError
     from hone.model.files import is_hub_id
-    from hone.planning.advice import free_disk, missing
-    from hone.planning.arithmetic import checkpoints_kept
-    from hone.planning.memory import checkpoint_bytes, weight_bytes
+    from hone.planning.advice import disk_needed, free_disk, missing
     from hone.planning.shape import Shape
 
     name, absent = config.model.name, missing(config)
@@ -397,13 +373,11 @@ def run(subject: Subject) -> Rows:
     with contextlib.suppress(UserError):  # without a model there is nothing to measure
         shape = Shape.of(name, config.model.init)
         yield "model", "ok", f"{name}: {shape.parameters / 1e6:,.1f}M parameters"
-        kept = max(1, checkpoints_kept(config)) if config.ckpt else 1
-        each = weight_bytes(shape, config.precision)
-        each += checkpoint_bytes(shape, config.precision) if config.ckpt else 0
-        free = free_disk(config.output_dir)
-        text = f"{size(kept * each)} for {kept} saved version{'s' if kept > 1 else ''}; {size(free)} are free"
-        fits, fix = kept * each <= free, "--ckpt.keep-last 2   # or another --output-dir"
-        yield ("disk", "ok", text) if fits else ("disk", "error", text, fix)
+        needs, free = disk_needed(config, shape), free_disk(config.output_dir)
+        text = f"{size(needs)} for what it saves; {size(free)} are free"
+        yield _judge(
+            "disk", needs <= free, text, "that is too little", "--ckpt.keep-last 2   # or another --output-dir"
+        )
     task = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
     if task is not None and "task" not in absent:
         try:
@@ -411,7 +385,7 @@ def run(subject: Subject) -> Rows:
             yield "task", "ok", f"{task.id}: {len(env.split('train')):,} training examples"
         except UserError as error:
             text = f"{task.id} loads, but its data are not here ({error})"
-            yield "task", "warning", text[:300], f"hone audit {task.id}   # fetches them"
+            yield "task", "warning", text, f"hone audit {task.id}   # fetches them"
 
 
 def _judge(name: str, good: bool, text: str, problem: str, fix: str) -> tuple[str, ...]:
@@ -435,5 +409,5 @@ def _text(path: Path) -> str:
 
 CHECKS: dict[str, Callable[[Subject], Rows]] = {
     check.__name__: check
-    for check in (python, packages, device, threads, memory, disk, system, ports, extras, hub, wandb, run)
+    for check in (python, packages, device, threads, memory, disk, system, ports, sandbox, hub, wandb, run)
 }
