@@ -84,10 +84,3 @@ def test_what_can_not_be_measured(tmp_path: Path, flags: list[str], words: str) 
     with pytest.raises(UserError, match=words):
         calibrate(rl("--output-dir", tmp_path / "run", *flags))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_of_several_processes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With two GPUs `rl` splits by itself: one process would measure another run."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert call("plan", [*RL.split(), "--calibrate"], "hone plan") == 2
-    assert "add --mode colocated" in capsys.readouterr().err

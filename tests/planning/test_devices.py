@@ -10,24 +10,13 @@ from hone.errors import UserError
 from hone.planning import devices
 from hone.planning.devices import DEVICES, device_named, ram, this_device
 
+NAMES = {"h100": "h100", "RTX 4090": "rtx4090", "rtx-4090": "rtx4090", "24gb": "rtx4090", "48GB": "l40s"}
+NAMES |= {"80": "h100", "141": "h200", "a100-80gb": "a100", "a100-40": "a100-40"}
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("h100", "H100 SXM 80 GB"),
-        ("H200", "H200 141 GB"),
-        ("RTX 4090", "RTX 4090 24 GB"),
-        ("rtx-4090", "RTX 4090 24 GB"),
-        ("24gb", "RTX 4090 24 GB"),
-        ("48GB", "L40S 48 GB"),
-        ("80", "H100 SXM 80 GB"),
-        ("141", "H200 141 GB"),
-        ("a100-80gb", "A100 80 GB"),
-        ("a100-40", "A100 40 GB"),
-    ],
-)
-def test_devices_are_found_by_name_and_by_memory(name: str, found: str) -> None:
-    assert device_named(name).name == found
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_are_found_by_name_and_by_memory(name: str) -> None:
+    assert device_named(name) == DEVICES[NAMES[name]]
 
 
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:
@@ -50,13 +39,12 @@ def test_this_machine_has_memory_and_speed() -> None:
 
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
     monkeypatch.setattr(devices, "CGROUP", tmp_path)
-    used.write_text(f"{100 * 2**20}\n")
-    limit.write_text("max\n")
-    whole, _ = ram()
-    limit.write_text(f"{300 * 2**20}\n")
     monkeypatch.setattr(devices, "own_bytes", lambda: 0)
-    assert whole > 300 * 2**20 and ram() == (300 * 2**20, 200 * 2**20)
+    (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert ram()[0] > 300 * 2**20
+    (tmp_path / "memory.max").write_text(f"{300 * 2**20}\n")
+    assert ram() == (300 * 2**20, 200 * 2**20)
     (tmp_path / "memory.stat").write_text(f"file {90 * 2**20}\ninactive_file {60 * 2**20}\n")
     assert ram() == (300 * 2**20, 260 * 2**20), "files in the cache make room when it is wanted"

@@ -34,7 +34,7 @@ def test_a_step_on_an_h100() -> None:
 
 
 def test_a_validation_is_a_forward_pass_of_what_is_held_out() -> None:
-    planned = times(sft("--no-data.pack", "--val.interval", "5"), SHAPE, H100, examples=640)
+    planned = times(sft("--no-data.pack", "--val.interval", "5"), SHAPE, H100, pool=640)
     assert planned.evaluations == 3
     assert planned.evaluate == pytest.approx(planned.train / 3 * 32 / 16)  # 5 % of 640, a step has 16
 

@@ -24,10 +24,7 @@ ALARMS = {
     "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
     "gap": (None, "Sampler and trainer are apart; the bounds are those of `gap`."),
     "grad_spike": (10, "The gradient's norm is this many times that of the 20 steps before, or is not finite."),
-    "identical": (
-        0.5,
-        "This share of completions equal one of another prompt, more than at first, and are not correct.",
-    ),
+    "identical": (0.5, "This share of completions equal one of another prompt, more than at first, and are wrong."),
     "grader": (0.02, "This share of completions could not be graded."),
     "solved_pool": (0.95, "This share of completions are correct, or of prompts are retired."),
     "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
@@ -48,11 +45,7 @@ class AlarmConfig(BaseConfig):
 
 
 _fields: dict[str, Any] = {
-    name: (
-        AlarmConfig,
-        Field(AlarmConfig(threshold=usual), description=f"{text} By default {usual}." if usual else text),
-    )
-    for name, (usual, text) in ALARMS.items()
+    name: (AlarmConfig, Field(AlarmConfig(threshold=usual), description=text)) for name, (usual, text) in ALARMS.items()
 }
 
 

@@ -6,20 +6,15 @@ from pathlib import Path
 
 from pydantic import AliasChoices, Field
 
-from hone.config.base import BaseConfig
-from hone.config.shared import GradingConfig
+from hone.config.shared import GradingConfig, OneRun
 
 
-class ReportConfig(BaseConfig):
+class ReportConfig(OneRun):
     """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
 
     Two files in its directory: report.html and report.json. A run at work or killed has one, too.
     """
 
-    positional = "run"
-
-    run: str = "outputs"
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
     output: Path | None = None
     """Write the files into this folder instead, such as for a run that can't be written."""
     lenient: bool = True

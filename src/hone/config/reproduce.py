@@ -8,20 +8,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import GradingConfig
+from hone.config.shared import GradingConfig, OneRun
 from hone.errors import UserError
 
 
-class ReplayConfig(BaseConfig):
+class ReplayConfig(OneRun):
     """Retrain an RL run from its recorded rollouts, and check that the same weights come out. Writes nothing into it.
 
     No environment and no sampling: this checks the training half of a run, in a fraction of its time.
     """
 
-    positional = "run"
-
-    run: str = "outputs"
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
     to_step: int | None = Field(default=None, ge=1)
     """End with this version; by default the last one."""
     output_dir: Path | None = None
@@ -30,16 +26,12 @@ class ReplayConfig(BaseConfig):
     """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
 
 
-class VerifyConfig(BaseConfig):
+class VerifyConfig(OneRun):
     """Check a run's files against their hashes, and execute random steps of it again.
 
     The result is written beside the run, as `<run>.verify.json`; nothing is written into it.
     """
 
-    positional = "run"
-
-    run: str = "outputs"
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
     steps: int = Field(default=3, ge=0)
     """How many steps to execute again, chosen by chance; 0 checks the files only."""
     seed: int | None = Field(default=None, ge=0)
@@ -101,16 +93,12 @@ class JsonConfig(BaseConfig):
     """Written into this file; without it printed, in place of the report."""
 
 
-class RegradeConfig(BaseConfig):
+class RegradeConfig(OneRun):
     """Grade what a run recorded with another grader, and see whether the model changed or what was made of its answers.
 
     Needs neither model nor GPU. Nothing is written into the run, and it may still be at work.
     """
 
-    positional = "run"
-
-    run: str = "outputs"
-    """Directory of a run of `hone rl`, or its id if that lies under `outputs`; also the first word of the line."""
     env: GraderConfig = GraderConfig()
     """The task that grades."""
     steps: Span = None

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from hone.config.base import BaseConfig
+from hone.config.shared import OneRun
 
 
 class RunsListConfig(BaseConfig):
@@ -23,39 +24,32 @@ class RunsListConfig(BaseConfig):
     """Show the id of each run."""
 
 
-class _RunConfig(BaseConfig):
-    positional = "run"
-
-    run: str = "outputs"
-    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
-
-
-class RunsShowConfig(_RunConfig):
+class RunsShowConfig(OneRun):
     """One page on a run: what ran, how it stands, what it left behind, and what to do next."""
 
     events: int = Field(default=5, ge=0)
     """How many of its last events; alarms have lines of their own."""
 
 
-class RunsStopConfig(_RunConfig):
+class RunsStopConfig(OneRun):
     """End a run that is at work: it finishes its step, saves a checkpoint, and can be resumed."""
 
     now: bool = False
     """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
 
 
-class RunsContinueConfig(_RunConfig):
+class RunsContinueConfig(OneRun):
     """Let a run that an alarm has paused go on."""
 
 
-class RunsAttachConfig(_RunConfig):
+class RunsAttachConfig(OneRun):
     """Show a run that is at work until it ends; Ctrl-C leaves it running."""
 
     display: Literal["auto", "plain"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
 
-class RunsLedgerConfig(_RunConfig):
+class RunsLedgerConfig(OneRun):
     """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
 
     state: Literal["trained", "filtered", "failed", "retired"] | None = None

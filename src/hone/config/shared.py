@@ -36,6 +36,15 @@ def server_url(url: str, key_flag: str) -> str:
     return url.rstrip("/")
 
 
+class OneRun(BaseConfig):
+    """A command about one run."""
+
+    positional = "run"
+
+    run: str = "outputs"
+    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+
+
 class InitConfig(BaseConfig):
     """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
 

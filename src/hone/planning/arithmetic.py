@@ -41,17 +41,12 @@ class Steps:
 
     @classmethod
     def of(
-        cls,
-        config: RLConfig | SFTConfig,
-        pool: int | None = None,
-        turns: int = 1,
-        examples: int | None = None,
-        tokens: int | None = None,
+        cls, config: RLConfig | SFTConfig, pool: int | None = None, turns: int = 1, tokens: int | None = None
     ) -> Steps:
         """Return those of a config.
 
-        The task of RL has `pool` prompts, each a conversation of at most `turns` turns; the data set of SFT `examples`
-        with `tokens` in all.
+        There are `pool` prompts of RL, each a conversation of at most `turns` turns, or examples of SFT, with `tokens`
+        in all.
         """
         steps, checkpoints = config.max_steps, checkpoints_of(config)
         if isinstance(config, SFTConfig):
@@ -59,12 +54,12 @@ class Steps:
             a_step, epochs, validated = data.batch_size * data.seq_len, None, val.max_examples if val else 0
             if data.pack and tokens:
                 epochs = steps * a_step / tokens
-            elif not data.pack and examples:
-                epochs = steps * data.batch_size / examples
-            if val and examples is not None and data.env is None:  # a share of the data set is held out
-                validated = min(validated, max(1, round(val.fraction * examples)))
+            elif not data.pack and pool:
+                epochs = steps * data.batch_size / pool
+            if val and pool is not None and data.env is None:  # a share of the data set is held out
+                validated = min(validated, max(1, round(val.fraction * pool)))
             evaluations = _times(steps, val.interval) + 1 if val else 0
-            return cls(steps, data.batch_size, a_step, 0, 0, examples, epochs, evaluations, validated, checkpoints)
+            return cls(steps, data.batch_size, a_step, 0, 0, pool, epochs, evaluations, validated, checkpoints)
         orch, evals, longest = config.orchestrator, config.orchestrator.eval, config.seq_len - 1
         prompts = orch.batch_size // orch.rollouts_per_example
         pool = min((n for n in (pool, orch.max_examples) if n is not None), default=None)

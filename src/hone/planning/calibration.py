@@ -110,7 +110,7 @@ def calibrate(plan: Plan) -> Calibration:
     step = mean(line["time/step"] for line in steady)
     start += max(0.0, lines[0]["time/step"] - step)
     taken["other"] = max(0.0, step - sum(taken.values()))
-    planned = times(plan.evaluated, shape, plan.device, lengths, plan.worst.usd_per_hour, plan.facts.examples)
+    planned = times(plan.evaluated, shape, plan.device, lengths, plan.worst.usd_per_hour, plan.facts.pool)
     taken["train"] = mean(line["time/train"] for line in trained) if trained else planned.train
 
     def scaled(estimate: Times) -> Times:

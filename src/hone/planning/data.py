@@ -31,10 +31,10 @@ THOUGHT = 8
 
 @dataclass(frozen=True)
 class Facts:
-    """What a task shows: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
+    """What a task or data set shows: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
 
-    `estimated` is True if tokens were counted by characters. A data set for SFT has `examples` with `tokens` in all.
-    `notes` name what could not be looked at, and why.
+    `estimated` is True if tokens were counted by characters; `tokens` are those of a data set for SFT; `notes` name
+    what could not be looked at, and why.
     """
 
     pool: int | None = None
@@ -43,7 +43,6 @@ class Facts:
     prompts: tuple[int, ...] = ()
     references: tuple[int, ...] = ()
     estimated: bool = False
-    examples: int | None = None
     tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -90,12 +89,12 @@ def _facts(config: RLConfig | SFTConfig, count: Counter) -> Facts:
         rows = len(env.split("train"))
         prompts, references = _measure(env, rows, EXAMPLES, count)
         whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
-        return Facts(rows, prompts=prompts, references=whole, estimated=count.estimates)
+        return Facts(prompts=prompts, references=whole, estimated=count.estimates)
     from hone.environments.data import load_rows
 
     rows = load_rows(data.path or data.name or "", data.split)
     lengths = tuple(count.text(str(rows[i])) for i in _spread(len(rows), EXAMPLES))
-    return Facts(references=lengths, estimated=True, examples=len(rows), tokens=int(np.mean(lengths) * len(rows)))
+    return Facts(references=lengths, estimated=True, pool=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 
 
 def facts_of_task(config: RLConfig, env: Environment, count: Counter, most: int = EXAMPLES) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,14 +99,14 @@ def plan_of(
             evaluated = config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=fewer)})
         if config.mode == "split":
             notes.append("mode split: memory and time are planned as of one process on one device")
-    steps = Steps.of(evaluated, facts.pool, facts.turns, facts.examples, facts.tokens)
+    steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)
     needs = usual = worst = None
     if shape is not None:
         needs = memory(evaluated, shape, device, lengths)
         if device.flops:
-            usual = times(evaluated, shape, device, lengths, usd_per_hour, facts.examples)
-            worst = times(evaluated, shape, device, lengths.worst, usd_per_hour, facts.examples)
+            usual = times(evaluated, shape, device, lengths, usd_per_hour, facts.pool)
+            worst = times(evaluated, shape, device, lengths.worst, usd_per_hour, facts.pool)
     plan = Plan(config, evaluated, device, here, steps, facts, lengths, shape, needs, usual, worst, notes)
     plan.surprises.extend(surprises(plan))
     if not plan.fits:
@@ -194,21 +194,18 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
 
 
 def times_words(times: Times) -> str:
-    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`."""
-    parts = shares({"sampling": times.sample, "grading": times.grade, "training": times.train}, times.step)
-    text = f"{short_seconds(times.step)} a step ({parts}), {duration(times.total)} in all"
+    """Return `0.42 s a step (sampling 70 %, training 28 %, the rest 2 %), 2:10:05 in all, $5.20`.
+
+    Named are parts of a twentieth of the step or more.
+    """
+    parts = {"sampling": times.sample, "grading": times.grade, "training": times.train}
+    parts = {name: part / times.step for name, part in parts.items() if part >= 0.05 * times.step}
+    parts["the rest"] = 1 - sum(parts.values())
+    named = ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts.items() if part >= 0.005)
+    text = f"{short_seconds(times.step)} a step ({named}), {duration(times.total)} in all"
     if times.evaluations and times.evaluate:
         text += f", of which evaluations {duration(times.evaluations * times.evaluate)}"
     return text + (f", ${times.usd:,.2f}" if times.usd is not None else "")
-
-
-def shares(parts: Mapping[str, float], whole: float) -> str:
-    """Return `sampling 52 %, training 40 %, the rest 8 %`: parts that take a twentieth of the whole or more."""
-    named = {name: part for name, part in parts.items() if part >= 0.05 * whole}
-    rest = whole - sum(named.values())
-    if rest >= 0.005 * whole:
-        named["the rest"] = rest
-    return ", ".join(f"{name} {100 * part / whole:.0f} %" for name, part in named.items())
 
 
 def short(plan: Plan) -> list[str]:

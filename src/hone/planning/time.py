@@ -95,11 +95,11 @@ def times(
     device: Device,
     lengths: Lengths | None = None,
     usd_per_hour: float | None = None,
-    examples: int | None = None,
+    pool: int | None = None,
 ) -> Times:
     """Estimate the seconds of a run whose sequences have these `lengths`, by default a guess.
 
-    `usd_per_hour` is the price of the machine; the data set of SFT has `examples`.
+    `usd_per_hour` is the price of the machine; `pool` are the examples that there are.
     """
     lengths = lengths or Lengths.of(config)
     if device.kind == "cpu" and shape.parameters < SMALL_MODEL:  # it runs on one thread
@@ -107,7 +107,7 @@ def times(
     budgeted = config.budget.usd_per_hour if config.budget else None
     price = usd_per_hour or budgeted or device.usd_per_hour
     start = 8.0 + 3 * checkpoint_bytes(shape, "bf16") / 14e9
-    steps = Steps.of(config, examples=examples)
+    steps = Steps.of(config, pool)
     if isinstance(config, SFTConfig):
         tokens = config.data.batch_size * lengths.completion
         train = train_seconds(config, shape, device, tokens, lengths.completion / 2)
