@@ -46,21 +46,14 @@ def test_what_a_run_needs(tmp_path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        flags = [
-            "--model.name",
-            "hone/tiny",
-            "--inference.port",
-            port,
-            "--orchestrator.env.id",
-            "reverse-text",
-            "--ckpt",
-        ]
+        line = f"--model.name hone/tiny --inference.port {port} --orchestrator.env.id reverse-text --ckpt"
+        flags = line.split()
         done = doctor(tmp_path, "--json", *flags)
     found = findings(done)
     assert done.returncode == 0
     assert found["run", "model"]["text"] == "hone/tiny: 0.4M parameters"
     assert found["run", "task"]["text"] == "reverse-text: 50,000 training examples"
-    assert found["run", "disk"]["text"].startswith("14 MiB for what it saves; ")
+    assert found["run", "disk"]["text"].startswith("13 MiB for what it saves; ")
     assert found["ports", "server"]["status"] == "warning"
     assert json.loads(done.stdout)["verdict"].endswith(f"Next: hone plan {' '.join(flags)}")
 
