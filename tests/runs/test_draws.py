@@ -42,25 +42,18 @@ def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path)
     ]
 
 
-def seen(names: str, pool: int | None = None) -> Epochs:
-    return epochs([{"example_id": name} for name in names], pool)
-
-
-def test_whole_epochs() -> None:
-    assert seen("") == Epochs(None, 0, 0)
-    assert seen("abc") == Epochs(None, 0, 3)
-    assert seen("abc", 5) == Epochs(5, 0, 3)
-    assert seen("abccab") == Epochs(3, 2, 0)
-    assert seen("abccabb") == Epochs(3, 2, 1)
-    assert seen("aabbaa", 4) == Epochs(4, 1, 2)  # two rows of equal content
-
-
-def test_an_epoch_that_was_not_whole_is_told() -> None:
-    twice = seen("abcaabbca")
-    assert (twice.pool, twice.over, twice.open) == (3, 3, 0)
-    assert twice.faults == [
-        "epoch 1: a came 2x instead of 1x; c came 0x instead of 1x",
-    ]
-    assert seen("abcabb").faults == ["epoch 1: b came 2x instead of 1x; c came 0x instead of 1x"]
-    assert seen("abcabcaa").faults == ["epoch 2: a came 2x instead of 1x"]
-    assert seen("abcxbc", 3).faults == ["epoch 1: x came 1x instead of 0x; a came 0x instead of 1x"]
+@pytest.mark.parametrize(
+    ("names", "pool", "expected"),
+    [
+        ("", None, Epochs(None, 0, 0)),
+        ("abc", None, Epochs(None, 0, 3)),
+        ("abc", 5, Epochs(5, 0, 3)),
+        ("abccabb", None, Epochs(3, 2, 1)),
+        ("aabbaa", 4, Epochs(4, 1, 2)),  # two rows of equal content
+        ("abcaabbca", None, Epochs(3, 3, 0, ["epoch 1: a came 2x instead of 1x; c came 0x instead of 1x"])),
+        ("abcabcaa", None, Epochs(3, 2, 2, ["epoch 2: a came 2x instead of 1x"])),
+        ("abcxbc", 3, Epochs(3, 2, 0, ["epoch 1: x came 1x instead of 0x; a came 0x instead of 1x"])),
+    ],
+)
+def test_each_epoch_has_each_example_once(names: str, pool: int | None, expected: Epochs) -> None:
+    assert epochs([{"example_id": name} for name in names], pool) == expected

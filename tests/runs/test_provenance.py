@@ -7,12 +7,6 @@ import sys
 from hone.runs import provenance
 
 
-def test_ids_are_unique_and_sort_by_time():
-    ids = [provenance.new_id() for _ in range(50)]
-    assert len(set(ids)) == 50 and len(ids[0]) == 22
-    assert ids[0][:15] <= ids[-1][:15]
-
-
 def test_git_revision_and_dirty_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

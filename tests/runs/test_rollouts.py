@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from hone.runs.files import sha256
 from hone.runs.rollouts import group_rows, read_rollouts, schema, write_rollouts
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
@@ -38,58 +39,50 @@ def group() -> Group:
     return Group(example, 41, [trajectory(i) for i in range(3)], scores, np.array([0.45, -0.45, 0], np.float32))
 
 
-def test_values_round_trip(tmp_path, group):
-    write_rollouts(tmp_path / "r.parquet", group_rows(7, 2, group, "trained"))
+def test_values_round_trip_and_equal_rows_give_equal_bytes(tmp_path, group):
+    digest = write_rollouts(tmp_path / "r.parquet", group_rows(7, 2, group, "trained"))
+    assert digest == write_rollouts(tmp_path / "again.parquet", group_rows(7, 2, group, "trained"))
+    assert digest != write_rollouts(tmp_path / "other.parquet", group_rows(8, 2, group, "trained"))
+    assert digest == sha256(tmp_path / "r.parquet") == sha256(tmp_path / "again.parquet")
+    assert pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
     table = read_rollouts(tmp_path / "r.parquet")
     assert table.schema.equals(schema())
     rows = table.to_pylist()
     for i, row in enumerate(rows):
         original = trajectory(i)
-        assert row["token_ids"] == original.token_ids.tolist()
-        assert row["sampled_mask"] == original.sampled_mask.tolist()
+        for name in ("token_ids", "sampled_mask", "versions"):
+            assert row[name] == getattr(original, name).tolist()
         assert np.array_equal(np.float32(row["logprobs"]), original.logprobs)
-        assert row["versions"] == original.versions.tolist()
         assert (row["step"], row["draw"], row["group"], row["sample_id"]) == (7, 41, 2, f"7-{i}")
         assert row["text"] == f"ba {i} é" and row["answer"] == "ba" and row["example_id"] == group.example.id
         assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["info"]) == group.example.info
-        assert dict(row["weights"]) == {"format": 0.1, "correct": 0.9}
-    assert [row["reward"] for row in rows] == [1.0, 0.1, None]
+        assert dict(row["weights"]) == {"format": 0.1, "correct": 0.9} and row["completion"] is None
+    columns = {name: [row[name] for row in rows] for name in ("reward", "outcome", "state", "stop_reason", "detail")}
+    assert columns == {
+        "reward": [1.0, 0.1, None],
+        "outcome": ["correct", "wrong", "grader_error"],
+        "state": ["trained", "trained", "failed"],
+        "stop_reason": ["stop", "length", "length"],
+        "detail": ["", 'expected "ba"', "ZeroDivisionError"],
+    }
     assert [dict(row["components"]) for row in rows] == [{"format": 1.0, "correct": 1.0}, {"format": 1.0}, {}]
-    assert [row["outcome"] for row in rows] == ["correct", "wrong", "grader_error"]
-    assert [row["state"] for row in rows] == ["trained", "trained", "failed"]
     assert np.array_equal(np.float32([row["advantage"] for row in rows]), group.advantages)
-    assert [row["stop_reason"] for row in rows] == ["stop", "length", "length"]
-    assert rows[2]["detail"] == "ZeroDivisionError"
 
 
-def test_the_messages_of_several_turns_are_kept_and_those_of_one_follow_from_its_text(tmp_path, group):
-    said = [
-        {
-            "role": "assistant",
-            "content": "a <tool_call>",
-            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
-        },
+def test_the_messages_of_several_turns_are_kept(tmp_path, group):
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        {"role": "assistant", "content": "a <tool_call>", "tool_calls": [call]},
         {"role": "tool", "content": "é", "tool_call_id": "1"},
         {"role": "assistant", "content": "b"},
     ]
-    first = group.trajectories[0]
     mask = np.array([False, True, True, False, True])
-    talk = replace(first, messages=[*group.example.prompt, *said], sampled_mask=mask, state={})
-    rows = group_rows(7, 2, replace(group, trajectories=[talk, first, first]), "trained")
-    write_rollouts(tmp_path / "r.parquet", rows)
-    row, other, _ = read_rollouts(tmp_path / "r.parquet").to_pylist()
-    assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == said
+    first = group.trajectories[0]
+    talk = replace(first, messages=[*group.example.prompt, *turns], sampled_mask=mask, state={})
+    write_rollouts(tmp_path / "r", group_rows(7, 2, replace(group, trajectories=[talk, first, first]), "trained"))
+    row = read_rollouts(tmp_path / "r").to_pylist()[0]
+    assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == turns
     assert row["text"] == "a <tool_call>\n\nb"
-    assert other["completion"] is None and other["text"] == "ba 0 é"
-
-
-def test_equal_rows_give_equal_bytes(tmp_path, group):
-    for name in ("a", "b"):
-        write_rollouts(tmp_path / name, group_rows(7, 2, group, "trained"))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    write_rollouts(tmp_path / "c", group_rows(8, 2, group, "trained"))
-    assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
-    assert pq.ParquetFile(tmp_path / "a").metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_files_of_all_steps_are_one_table(tmp_path, group):

@@ -110,8 +110,9 @@ def save_groups(folder: Path, tensors: Tensors) -> None:
     from safetensors.torch import save_file
 
     for group, named in tensors.items():
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-        save_file(contiguous, folder / f"{group}.safetensors")
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in named.items()}, folder / f"{group}.safetensors"
+        )
 
 
 def load_groups(folder: Path) -> Tensors:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.runs.files import MARKER, sha256
+from hone.runs.files import MARKER, read_json, sha256
 
 if TYPE_CHECKING:
     from hone.runs.reader import Run
@@ -31,8 +30,11 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
-        if (state := _state(run.checkpoints.path(saved))) is not None and "ledger" in state:
-            step, draws = saved, [entry | {"source": CHECKPOINT} for entry in state["ledger"]]
+        folder = run.checkpoints.path(saved)
+        listed = read_json(folder / MARKER)["files"].get("state.json")  # its tensors, which may be large, are not read
+        if listed and sha256(folder / "state.json") == listed["sha256"]:
+            ledger = json.loads((folder / "state.json").read_bytes()).get("ledger", [])
+            step, draws = saved, [entry | {"source": CHECKPOINT} for entry in ledger]
             break
     left_out = () if measures(run) else MEASURED
     for later in run.rollout_steps():
@@ -41,19 +43,10 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
     return draws
 
 
-def _state(folder: Path) -> dict[str, Any] | None:
-    """Return `state.json` of a checkpoint, if it is intact. Its tensors, which may be large, are not read."""
-    listed = json.loads((folder / MARKER).read_text())["files"].get("state.json")
-    if listed is None or sha256(folder / "state.json") != listed["sha256"]:
-        return None
-    return json.loads((folder / "state.json").read_bytes())
-
-
 def measures(run: Run) -> bool:
     """Return True if the run's curriculum goes by what was solved."""
-    if not (run.path / "config.toml").is_file():
-        return False
-    curriculum = run.config.get("orchestrator", {}).get("curriculum", {})
+    config = run.config if (run.path / "config.toml").is_file() else {}
+    curriculum = config.get("orchestrator", {}).get("curriculum", {})
     return curriculum.get("order") == "difficulty" or "pool" in curriculum
 
 

@@ -40,44 +40,31 @@ class Steps:
         return found
 
 
-class _Clock:
-    """Seconds: the wall clock's, or those that were set, to go through what is past."""
-
-    def __init__(self) -> None:
-        self.past: float | None = None
-
-    def __call__(self) -> float:
-        return time.time() if self.past is None else self.past
-
-
 def follow(run: Summary, display_mode: str) -> None:
     """Show the run as it would show itself, until no process writes it any more.
 
     Raises Rewound where a resume began meanwhile: follow it anew.
     """
-    steps, events = Steps(run.path), Tail(run.path / "events.jsonl")
-    clock = _Clock()
-    progress = Progress(run.kind, run.progress.max_steps, clock)
-    display = make_display(display_mode, progress)
     resumes = run.info["resumes"]
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
-
-    past = steps.new()
+    at, live = datetime.fromisoformat(began).timestamp(), False  # what is past is gone through at its own times
+    progress = Progress(run.kind, run.progress.max_steps, lambda: time.time() if live else at)
+    display = make_display(display_mode, progress)
+    steps, events = Steps(run.path), Tail(run.path / "events.jsonl")
+    taken = steps.new()
     events.new()
-    clock.past = at = datetime.fromisoformat(began).timestamp()
-    for metrics, timings in [pair for pair in past if pair[0]["step"] < first_step]:
+    earlier = [pair for pair in taken if pair[0]["step"] < first_step]
+    for metrics, timings in earlier:
         progress.update(metrics["step"], metrics, timings)
     progress.step = None  # the pace is that of this process
     display.start(first_step)
     try:
-        this_process = [pair for pair in past if pair[0]["step"] >= first_step]
-        for metrics, timings in this_process:
-            clock.past = at = at + (timings.get("time/step") or 0.0)
-            # Of what is past only the last step is shown.
-            show = display.after_step if metrics is this_process[-1][0] else progress.update
+        for metrics, timings in taken[len(earlier) :]:
+            at += timings.get("time/step") or 0.0
+            show = display.after_step if metrics is taken[-1][0] else progress.update  # of what is past only the last step
             show(metrics["step"], metrics, timings)
-        clock.past = None
-        progress.waited += clock() - at  # its start, and pauses: the pace is that of its steps
+        live = True
+        progress.waited += time.time() - at  # its start, and pauses: the pace is that of its steps
         progress.enter(_PHASES.get(run.status, "under way"))
         while True:
             held = holder(run.path) is not None

@@ -33,27 +33,9 @@ CARD = ("report.html", "report.json", "card.md")
 GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """What a program gave a run; they are the run's where its run.json says so, under `kept`."""
 NAMES = (
-    "config.toml",
-    "metrics.jsonl",
-    "timings.jsonl",
-    "events.jsonl",
-    "hashes.jsonl",
-    AUDIT,
-    PAUSED,
-    "rollouts",
-    TOKENS,
-    "checkpoints",
-    "weights",
-    SPOOL,
-    "logs",
-    "superseded",
-    *CARD,
-    "curve.svg",
-    "wandb",
-    "trackio",
-    RESULTS,
-    "metadata.json",
-    "run.json",
+    *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
+    *("rollouts", TOKENS, "checkpoints", "weights", SPOOL, "logs", "superseded", "wandb", "trackio"),
+    *(*CARD, "curve.svg", RESULTS, "metadata.json", "run.json"),
 )
 """What hone writes in the directory of a run or an evaluation; run.json last: it is also the last to be moved away.
 
@@ -146,13 +128,11 @@ class RunFacts(_Facts):
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json can't be read."""
+    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json is damaged."""
     try:
-        info = read_json(folder / "run.json")
+        return existing_run(folder)
     except (OSError, UserError):
         return None
-    known = info.get("format") == FORMAT and isinstance(info.get("id"), str) and isinstance(info.get("kind"), str)
-    return info if known else None
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ longer than the grace period is given up then: the state before it is still whol
 from __future__ import annotations
 
 import errno
-import os
+import math
 import signal
 import threading
 import time
@@ -40,30 +40,25 @@ class StepAbandoned(KeyboardInterrupt):
     """The step can't be finished in the grace period. A KeyboardInterrupt, so that no grader can swallow it."""
 
 
-def _to_stderr(text: str) -> None:
-    # os.write, for a signal handler may interrupt a buffered write and must not enter it again.
-    os.write(2, f"\n{text}\n".encode())
-
-
 class StopRequest:
     """While entered, SIGINT, SIGTERM and SIGHUP only set `signum`, for the loop to see at the end of its step.
 
     SIGHUP, which says that the terminal is gone, is taken for SIGTERM, unless it was ignored before (`nohup`).
 
-    `say` gets the one line that tells what will happen; it is called inside the signal handler. A SIGINT after either
+    `say` gets the one line about what will happen; it is called inside the signal handler. A SIGINT after either
     raises KeyboardInterrupt at once. `grace_seconds` after the first SIGTERM, less the `save_seconds` that saving
     takes, StepAbandoned is raised where the step can be given up: inside `abandonable`, or by `check`. Outside the main
     thread signals can't be caught, and nothing is changed.
     """
 
-    def __init__(self, say: Callable[[str], None] = _to_stderr, grace_seconds: float = 25.0):
+    def __init__(self, say: Callable[[str], None], grace_seconds: float = 25.0):
         self.signum: int | None = None
         self.grace_seconds = grace_seconds
         self.save_seconds = 1.0
         self._say = say
         self._before: dict[int, Any] = {}
         self._abandonable = False
-        self._deadline: float | None = None
+        self._deadline = math.inf
 
     def __bool__(self) -> bool:
         """Return True once a stop was asked for."""
@@ -77,7 +72,7 @@ class StopRequest:
     @property
     def time_left(self) -> bool:
         """False once the grace period is over."""
-        return self._deadline is None or time.monotonic() < self._deadline
+        return time.monotonic() < self._deadline
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -115,20 +110,19 @@ class StopRequest:
         self._before.clear()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if signum != signal.SIGINT and self._deadline is None:
+        is_ctrl_c = signum == signal.SIGINT
+        if not is_ctrl_c and self._deadline == math.inf:
             # A timer to end what waits for itself, and a time to compare with: a grader may use the timer, too.
             left = max(self.grace_seconds - self.save_seconds, _SHORTEST)
             self._deadline = time.monotonic() + left
             signal.setitimer(signal.ITIMER_REAL, left)
-        if self.signum is not None:
-            if signum == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.signum = signum
-        name = _NAMES[signal.Signals(signum)]
-        what = f"{name}: finishing this step and saving a checkpoint"
-        limit = f"; within {self.grace_seconds:g} s, else the step is given up"
-        self._say(what + (limit if signum != signal.SIGINT else "; press Ctrl-C again to stop at once"))
+        if self.signum is None:
+            self.signum = signum
+            in_time = f"within {self.grace_seconds:g} s, else the step is given up"
+            limit = "press Ctrl-C again to stop at once" if is_ctrl_c else in_time
+            self._say(f"{_NAMES[signal.Signals(signum)]}: finishing this step and saving a checkpoint; {limit}")
+        elif is_ctrl_c:
+            raise KeyboardInterrupt
 
     def _time_is_up(self, _signum: int, _frame: FrameType | None) -> None:
         if self._abandonable:
@@ -142,13 +136,15 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY
-    number, named = error_number(error), (error.filename, error.filename2) if isinstance(error, OSError) else ()
-    files = [str(name) for name in named if name is not None]
-    own = [file for file in files if folder.resolve() in Path(file).resolve().parents]
-    if number not in _DISK or (files and not own):
+    if (number := error_number(error)) not in _DISK:
+        return None
+    names = (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    files = [Path(str(name)) for name in names if name is not None]
+    own = [file for file in files if folder.resolve() in file.resolve().parents]
+    if files and not own:
         return None
     cause, remedy = _DISK[number]
-    name = own[0].replace(NEW_PREFIX, "") if own else folder  # the name that the file was to have in the end
+    name = str(own[0]).replace(NEW_PREFIX, "") if own else folder  # the name that the file was to have in the end
     return f"{cause} ({name})", remedy
 
 
