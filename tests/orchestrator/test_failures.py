@@ -12,6 +12,8 @@ from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
 from hone.orchestrator.recorder import FailureWatch
 from hone.runs import Run
+from hone.runs.display import make_display
+from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
 from hone.types import Outcome, Score
 
@@ -26,7 +28,12 @@ def scores(failed: int, graded: int, outcome: Outcome = Outcome.GRADER_ERROR, de
 def make(tmp_path: Path):
     def call(max_failed: float = 0.1, planned: int = 10_000) -> tuple[FailureWatch, io.StringIO, RunWriter]:
         out = io.StringIO()
-        writer = RunWriter.start(RLConfig(output_dir=tmp_path / "run", display="plain"), "rl", ["rl"], out=out)
+        writer = RunWriter.start(
+            RLConfig(output_dir=tmp_path / "run", display="plain"),
+            "rl",
+            ["rl"],
+            observers=[make_display("plain", Progress("rl", 100), out)],
+        )
         return FailureWatch(max_failed, planned, writer), out, writer
 
     return call

@@ -17,6 +17,8 @@ from hone.model.presets import random_decoder, tiny_config
 from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import EnginePolicy
 from hone.runs import Run
+from hone.runs.display import make_display
+from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
 from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
@@ -32,7 +34,7 @@ def make(tmp_path):
 
     def call(precision: str = "fp32", **gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
         config, out = config_of(tmp_path, **gap), io.StringIO()
-        writer = RunWriter.start(config, "rl", ["rl"], out=out)
+        writer = RunWriter.start(config, "rl", ["rl"], observers=[make_display("plain", Progress("rl", 100), out)])
         model = random_decoder(tiny_config(), seed=1)
         optim, scheduler, loss = config.trainer.optim, config.trainer.scheduler, config.trainer.loss
         trainer = Trainer(model, optim, scheduler, 3, policy_objective(loss))

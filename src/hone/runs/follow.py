@@ -61,7 +61,9 @@ def follow(run: Summary, display_mode: str) -> None:
     try:
         for metrics, timings in taken[len(earlier) :]:
             at += timings.get("time/step") or 0.0
-            show = display.after_step if metrics is taken[-1][0] else progress.update  # of what is past only the last step
+            show = (
+                display.after_step if metrics is taken[-1][0] else progress.update
+            )  # of what is past only the last step
             show(metrics["step"], metrics, timings)
         live = True
         progress.waited += time.time() - at  # its start, and pauses: the pace is that of its steps

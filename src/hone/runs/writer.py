@@ -20,12 +20,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
-from hone.runs import opening, predictions, provenance, settings
+from hone.runs import predictions, provenance, settings
 from hone.runs.alarms import Alarm, Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
@@ -33,6 +33,7 @@ from hone.runs.display import Display, make_display
 from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
+from hone.runs.opening import Opening
 from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
 from hone.runs.progress import Progress
 from hone.runs.provenance import ranks_of, resume_command
@@ -40,7 +41,7 @@ from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, 
 from hone.runs.signals import explain
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 _DISK_RATE = 5e8
@@ -55,7 +56,7 @@ class RunWriter:
     the loop has nothing to do.
     """
 
-    def __init__(self, config: RunConfig, opened: opening.Opened, observers: Sequence[Observer], lock: Lock):
+    def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
         folder = config.output_dir
         self.folder = folder
         self.info = opened.info
@@ -89,40 +90,34 @@ class RunWriter:
         config: RunConfig,
         kind: str,
         command: list[str],
-        protect: list[Path] | None = None,
-        out: TextIO | None = None,
-        parameters: Mapping[str, torch.Tensor] | None = None,
-        sources: Mapping[str, str] | None = None,
-        with_tensors: bool = True,
-        ranks: int = 1,
+        protect: Sequence[Path] = (),
         observers: Sequence[Observer] | None = None,
         keep: Mapping[str, str] = MappingProxyType({}),
+        **brought: Any,
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one of hone to `.previous/<its id>`. UserError, with nothing touched, if the
-        directory can't be written, holds foreign files or any of `protect` (paths that the run reads), if the
-        checkpoint to resume from doesn't fit `parameters`, the model's by name, or if the config or the `sources`
-        (digests of what the run reads: task, data, initial model, tokenizer) changed in what decides the numbers.
-        `out` is the text file the display writes to, by default standard output. Without `with_tensors`, `restored` has
-        the state only: the tensors are another process's. `ranks` train: run.json says so. `observers` are by default
-        those of the config: display, alarms, monitors. `keep` are the texts of files that belong to the run, by name:
-        a file of that name that is no run's is not touched either.
+        A new run moves an earlier one of hone to `.previous/<its id>`. `observers` are by default those of the config:
+        display, alarms, monitors. `keep` are the texts of files that belong to the run, by name. `brought` is what else
+        an `Opening` takes: `parameters`, `sources`, `with_tensors`, `ranks`. UserError, with nothing touched, if the
+        directory can't be written or holds foreign files, one of those names that is no run's, or any of `protect`
+        (paths that the run reads); or as `Opening.open`.
         """
         if observers is None:
-            observers = watching(config, kind, out)
+            observers = watching(config, kind)
             for observer in observers:  # a missing package is named before anything is moved
                 observer.check(None)
         folder = config.output_dir
         check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
-            resuming = opening.check(config, protect or [])
+            say = split_display(observers)[0].message
+            opening = Opening(config, kind, command, say, **brought)
+            resuming = opening.check(protect)
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             undo.callback(lock.release)
-            say = split_display(observers)[0].message
-            start = opening.Start(kind, command, say, parameters, sources or {}, with_tensors, ranks)
-            run = cls(config, opening.open_run(config, start), observers, lock)
+            opening.open()
+            run = cls(config, opening, observers, lock)
             if not run.nothing_left:
                 run._begin(config, resuming, keep)
             undo.pop_all()
@@ -135,8 +130,8 @@ class RunWriter:
         except BaseException:
             run.__exit__(*sys.exc_info())
             raise
-        if parameters is not None:  # a guess: the weights, and a checkpoint of them with two fp32 moments
-            saved = sum(p.numel() * (2 * p.element_size() + 8) for p in parameters.values())
+        if opening.parameters is not None:  # a guess: the weights, and a checkpoint of them with two fp32 moments
+            saved = sum(p.numel() * (2 * p.element_size() + 8) for p in opening.parameters.values())
             run.budget.expect("checkpoint", saved / _DISK_RATE)
         run._step_began = time.perf_counter()
         return run
@@ -345,9 +340,7 @@ class RunWriter:
         logging.getLogger().removeHandler(self._log_file)
         self._log_file.close()
         if written:
-            self.display.message(
-                f"There are warnings in {self.folder / 'logs' / Path(self._log_file.baseFilename).name}."
-            )
+            self.display.message(f"There are warnings in {self.folder / 'logs' / self.info['kind']}.log.")
 
     def __enter__(self) -> RunWriter:
         return self
@@ -390,10 +383,9 @@ class RunWriter:
         write_json(self.folder / "run.json", self.info)
 
 
-def watching(config: RunConfig, kind: str, out: TextIO | None = None) -> list[Observer]:
-    """Return the observers that a config asks for: a display, which writes to `out`, alarms and monitors."""
-    display = make_display(config.display, Progress(kind, config.max_steps), out)
-    return [display, AlarmWatch(), Monitors(config)]
+def watching(config: RunConfig, kind: str) -> list[Observer]:
+    """Return the observers that a config asks for: a display, alarms and monitors."""
+    return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch(), Monitors(config)]
 
 
 def split_display(observers: Sequence[Observer]) -> tuple[Display, list[Observer]]:
