@@ -10,18 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
+from made_runs import INFO, client
 
 from hone.errors import UserError
 from hone.runs.files import write_json
-from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
-from hone.viewer.site import Site, json_block, with_code
-
-INFO = {
-    "format": "hone-run-1", "id": "id-a", "kind": "rl", "status": "done", "seed": 0, "command": ["rl"], "exact": True,
-    "inexact": [], "started": "2026-01-01T00:00:00+00:00", "resumes": [], "versions": {}, "hardware": {}, "threads": 1,
-}  # fmt: skip
+from hone.viewer.site import json_block, with_code
 
 
 def make_run(folder: Path, **facts) -> Path:
@@ -41,10 +35,6 @@ def root(tmp_path) -> Path:
     return tmp_path / "runs"
 
 
-def client(root: Path) -> TestClient:
-    return TestClient(create_app(Site(Catalog(root))), base_url="http://127.0.0.1:8600", raise_server_exceptions=True)
-
-
 def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
     entries = Catalog(root).entries()
     assert [(entry.slug, entry.name) for entry in entries if not entry.damage] == [
@@ -53,10 +43,7 @@ def test_runs_are_found_with_names_for_urls_newest_first(root) -> None:
     ]
     (torn,) = [entry for entry in entries if entry.damage]
     assert torn.name == "torn" and "config.toml" in torn.damage
-
-
-def test_a_run_may_be_the_root(root) -> None:
-    assert [entry.slug for entry in Catalog(root / "a" / "rl").entries()] == ["rl"]
+    assert [entry.slug for entry in Catalog(root / "a" / "rl").entries()] == ["rl"], "a run may be the root"
 
 
 def test_a_run_that_grows_is_read_again(root) -> None:

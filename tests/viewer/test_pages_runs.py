@@ -10,20 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from made_runs import client
 from run_folders import held, make_run, write_lines
-from starlette.testclient import TestClient
 
-from hone.viewer.app import create_app
-from hone.viewer.catalog import Catalog
 from hone.viewer.curves import digest_but_seed
-from hone.viewer.site import ASSETS, Site
+from hone.viewer.site import ASSETS
 
 HOSTILE = """it's "<script>alert(1)</script>" & co"""
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")
-
-
-def client(root: Path) -> TestClient:
-    return TestClient(create_app(Site(Catalog(root))), base_url="http://127.0.0.1", raise_server_exceptions=True)
 
 
 def step(number: int, **more: Any) -> dict[str, Any]:
@@ -95,13 +89,8 @@ def test_the_list_says_how_each_run_stands(tmp_path: Path) -> None:
         "yes", "kl", "300", "0:13", "1.50", cells(text, "a")[-1],
     ]  # fmt: skip
     assert cells(text, "b")[1:8] == ["b sft · reverse-text", "done", "4 of 4", "loss 2.0000", "", "", "no"]
+    assert ">USD</a>" in text and "unset" not in text
     assert text.count('<svg class="spark"') == 2 and 'title="no: from step 2 on, a grader"' in text
-
-
-def test_columns_that_no_run_fills_are_left_out(tmp_path: Path) -> None:
-    rl_run(tmp_path / "a")
-    text = client(tmp_path).get("/").text
-    assert ">tokens</a>" in text and ">USD</a>" not in text and ">alarms</a>" not in text
 
 
 def with_settings(folder: Path, lr: float, tags: str = "", **facts: Any) -> Path:
@@ -216,15 +205,6 @@ def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> N
     assert "rl @ a.toml" in text and f"hone verify {tmp_path / 'a'} --steps 3" in text
 
 
-def test_what_an_alarm_said_is_told_as_of_its_step(tmp_path: Path) -> None:
-    run = rl_run(tmp_path / "a")
-    evidence = "3.9 % of the completions were cut over the last 10 steps"
-    alarm = {"kind": "alarm", "step": 1, "name": "truncation", "evidence": evidence, "advice": "more", "time": None}
-    write_lines(run / "events.jsonl", [alarm], "a")
-    text = client(tmp_path).get("/run/a/").text
-    assert f"<b>Alarm truncation</b> since step 1; then: {evidence}" in text
-
-
 def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
     rl_run(tmp_path / "a")
     page = charts_of(client(tmp_path).get("/run/a/").text)
@@ -275,6 +255,8 @@ def test_alarms_and_events_are_marked(tmp_path: Path) -> None:
     markers = charts_of(text)["markers"]
     assert [(one["kind"], one["step"], one["until"]) for one in markers] == [("alarm", 1, 2), ("resume", 2, None)]
     assert markers[0]["text"] == f"kl: {HOSTILE}" and "<script>alert" not in text
+    (run / "events.jsonl").write_text(json.dumps(alarm) + "\n")
+    assert "<b>Alarm kl</b> since step 1; then: it&#39;s" in client(tmp_path).get("/run/a/").text
 
 
 def test_a_run_without_evaluations_a_null_and_no_step_at_all(tmp_path: Path) -> None:
@@ -336,7 +318,8 @@ def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:
     (run / "metadata.json").write_text(json.dumps(numbers))
     (run / "results.jsonl").write_text("")
     text = client(tmp_path).get("/").text
-    assert cells(text, "a")[2:6] == ["done", "0.500", "25 %", "0:02"] and "before → after" not in text
+    assert cells(text, "a")[2:6] == ["done", "0.500", "25 %", "0:02"]
+    assert "before → after" not in text and ">USD</a>" not in text and ">alarms</a>" not in text
     make_run(tmp_path / "s", kind="sft")
     for slug, why in (("a", "which has one evaluation"), ("s", "is an SFT run")):
         answer = client(tmp_path).get(f"/run/{slug}/change/0/1/")
@@ -416,12 +399,3 @@ def test_runs_that_differ_in_their_seed_only_belong_together() -> None:
     other = config | {"seed": 2, "output_dir": "b", "model": {"name": "x/2/sft/step_9"}}
     assert digest_but_seed(config) == digest_but_seed(other)
     assert digest_but_seed(config) != digest_but_seed(config | {"trainer": {"optim": {"lr": 1e-4}}})
-
-
-def test_nothing_that_is_not_a_number_reaches_a_page(tmp_path: Path) -> None:
-    run = rl_run(tmp_path / "a")
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 4, "reward/mean": NaN, "entropy": 1e999, "lr": "x", "clipped": true}\n')
-    text = client(tmp_path).get("/").text
-    assert "unreadable: " in text and "line 5, is damaged" in text
-    assert client(tmp_path).get("/data/a/series.json").status_code == 400

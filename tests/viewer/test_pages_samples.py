@@ -48,16 +48,12 @@ def test_a_step_is_shown_group_by_group(root: Path) -> None:
     assert "4 completions" in said and "solved 1 of 2" in said and "solved 0 of 2" in said
     assert "reward 0.550 ± 0.450" in said and "reward 0.050 ± 0.050" in said
     assert "1.000 = format 1 × 0.1 + correctness 1 × 0.9 advantage +1.25" in said
+    assert 'title="filtered: all rewards of its group are equal' in page.text
     assert said.index("Group 0") < said.index("<answer>4</answer>") < said.index("Group 1") < said.index("no idea")
     assert "expected: 4" in said and "What is 2 + 2?" in said
     assert links_of(f"{RUN}/step/0/", page.text, "next") == [f"{RUN}/step/2/"]
     assert not links_of(f"{RUN}/step/0/", page.text, "prev")
     assert "<i>" not in page.text.replace('<i class="dot', "") and "odd 'n' <i>" in html.unescape(page.text)
-
-
-def test_what_became_of_a_group_is_explained(root: Path) -> None:
-    for page in ("step/0", "sample/0/2"):
-        assert 'title="filtered: all rewards of its group are equal' in client(root).get(f"{RUN}/{page}/").text
 
 
 def test_filters_narrow_a_step(root: Path) -> None:
@@ -171,15 +167,10 @@ def test_hostile_text_is_only_text(root: Path, index: int) -> None:
         assert all(' src="' in one or 'type="application/json"' in one for one in scripts), scripts
         assert not re.search(r"<img|onerror=alert\(1\)>|\son\w+=", re.sub(r">[^<]*<", "><", answer.text)), path
         assert not set(answer.text) & set("\x00\x1b\x07\u202e\u2066\u2069"), path
-
-
-def test_hostile_text_is_there_to_be_read(root: Path) -> None:
-    ask = client(root)
-    assert "{{ 7 * 7 }} {% raw %} ${7*7}" in text_of(ask.get(f"{RUN}/step/9/").text)
-    assert "<script>alert(1)</script><|im_end|>" in text_of(ask.get(f"{RUN}/sample/9/0/").text)
-    assert r"a\x00b\x1b[31mred\x07" in text_of(ask.get(f"{RUN}/sample/9/2/").text)
-    assert r"abc\u202edcba \u2066x\u2069" in text_of(ask.get(f"{RUN}/step/9/").text)
-    assert ask.get("/data/odd%20%27n%27%20%3Ci%3E/sample/9/2.json").json()["text"] == HOSTILE[2]
+    shown = {2: r"a\x00b\x1b[31mred\x07", 3: r"abc\u202edcba \u2066x\u2069", 6: r"\u2028\u2029<!-- -->]]>"}
+    for path in ("step/9/", f"sample/9/{index}/"):
+        assert shown.get(index, HOSTILE[index]) in text_of(ask.get(f"{RUN}/{path}").text), "all of it can be read"
+    assert ask.get(f"/data/odd%20%27n%27%20%3Ci%3E/sample/9/{index}.json").json()["text"] == HOSTILE[index]
 
 
 def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None:
