@@ -209,7 +209,7 @@ def test_how_to_repeat_it(tmp_path):
     facts = facts_of(one).tables["To repeat it"]
     assert facts["commands"][0] == f"git checkout {'0' * 40}" and facts["commands"][2] == "hone rl @ a.toml"
     assert f"hone rl @ {one}/config.toml" in facts["commands"][3]
-    assert facts["environment, SHA-256"] == "abc" and facts["weights of version 4, fingerprint"] == "abc123"
+    assert facts["environment, digest"] == "abc" and facts["weights of version 4, fingerprint"] == "abc123"
     assert len(facts["metrics.jsonl, SHA-256"]) == 64
 
 

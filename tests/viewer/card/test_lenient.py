@@ -67,14 +67,9 @@ def read_texts(env: Environment, texts: dict[str, list[str]]) -> dict[str, list[
     one = evaluated(env, [list(some) for some in zip(*texts.values(), strict=True)])
     reading = read(env, [one], seed=0, seconds=60)
     assert reading.why_not == "" and len(reading.examples) == len(one.by_example)
-    found = {answer[:2]: answer for answer in reading.found["0"]}
-    right: dict[str, list[bool]] = {form: [] for form in texts}
-    for sample in one.rows:
-        answer = found.get((sample["example"], sample["rollout"]))
-        hit = sample["outcome"] == "correct" or (answer is not None and answer.correct)
-        assert not hit or max(sample["reward"], answer.reward if answer else 0.0) >= 1.0 - 1e-9
-        right[list(texts)[sample["rollout"]]].append(hit)
-    return right
+    right = {answer[:2] for answer in reading.found["0"] if answer.correct and answer.reward > 1.0 - 1e-9}
+    right |= {(sample["example"], sample["rollout"]) for sample in one.rows if sample["outcome"] == "correct"}
+    return {form: [(i, j) in right for i in one.by_example] for j, form in enumerate(texts)}
 
 
 def subjects(env: Environment, count: int = COUNT):
@@ -199,10 +194,13 @@ def task(reference=None, rubric: Rubric | None = None) -> SingleTurnEnv:
     [
         (task(lambda example: PARSER.wrap(example.answer)), ""),
         (task(lambda example: '```json\n{"a": 1}\n```'), "can't be"),
-        (task(lambda example: f"<answer>{example.answer}</answer> <answer>0</answer>"), "can't be told apart"),
+        (
+            task(lambda example: f"<answer>{example.answer}</answer> <answer>0</answer>"),
+            "doesn't tell right from wrong",
+        ),
         (
             task(lambda example: PARSER.wrap(example.answer), Rubric([inline(lambda completion, answer: 1.0)])),
-            "calls wrong answers",
+            "doesn't tell right from wrong",
         ),
         (task(), "declares no text as reference"),
         (load_environment("calculator"), "several turns"),

@@ -7,7 +7,7 @@ import pytest
 from samples_made import LOST, RIGHT, WRONG, evaluation
 
 from hone.evaluation.intervals import mean_interval, wilson
-from hone.viewer.card.measures import Evaluated, changes, compare, levels, mcnemar
+from hone.viewer.card.measures import Evaluated, Level, changes, compare, levels, mcnemar
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(0, 0), (1, 0), (5, 5), (30, 12), (12, 30), (246, 3), (1, 17)])
@@ -25,18 +25,19 @@ def test_the_interval_of_a_difference_is_students_over_examples() -> None:
     before = dict(enumerate(generator.random(200)))
     after = {i: value + 0.05 + generator.normal(0, 0.01) for i, value in before.items()}
     change = changes({"reward": before}, {"reward": after | {999: 1.0}})["reward"]
-    assert change.sure and (change.count, change.moved) == (200, 200)
+    assert change.sure and (change.examples, change.moved) == (200, 200)
     assert change.difference.mean == pytest.approx(0.05, abs=0.003)
-    assert change.difference.interval == mean_interval([np.array([after[i] - before[i]]) for i in before])
+    interval = mean_interval([np.array([after[i] - before[i]]) for i in before])
+    assert interval and (change.difference.low, change.difference.high) == (interval.low, interval.high)
     assert levels({"reward": before, "none": {}}) == {"reward": change.before}
 
 
 def test_where_examples_agree_a_share_has_wilsons_interval_and_a_difference_none() -> None:
     zeros, ones = dict.fromkeys(range(20), 0.0), dict.fromkeys(range(20), 1.0)
     found = changes({"correct": zeros, "reward": ones}, {"correct": ones, "reward": ones})
-    assert found["correct"].after.interval == wilson(20, 20) and found["correct"].difference.interval is None
-    assert found["correct"].sure and found["correct"].moved == 20
-    assert found["reward"].after.interval is None and not found["reward"].sure
+    assert found["correct"].after == Level(1.0, wilson(20, 20).low, 1.0) and found["correct"].moved == 20
+    assert found["correct"].difference == Level(1.0) and found["correct"].sure
+    assert found["reward"].after == Level(1.0) and not found["reward"].sure
 
 
 def test_few_examples_that_change_show_nothing() -> None:
@@ -44,7 +45,7 @@ def test_few_examples_that_change_show_nothing() -> None:
     before = dict.fromkeys(range(256), 0.0)
     for right, sure in ((5, False), (6, True)):
         found = changes({"correct": before}, {"correct": {e: float(e < right) for e in before}})["correct"]
-        assert found.difference.interval is not None and found.moved == right
+        assert found.difference.low is not None and found.moved == right
         assert found.sure is sure is (mcnemar(right, 0) < 0.05)
 
 
@@ -75,5 +76,5 @@ def test_other_examples_and_ungraded_ones_are_left_out_and_counted() -> None:
     after[0]["example_id"] = "another"
     after[1] |= {"outcome": "grader_error", "reward": None}
     found = compare(Evaluated(0, before), Evaluated(4, after))
-    assert found and (found.apart, found.right, found.wrong, found.measures["reward"].count) == (2, 1, 1, 4)
+    assert found and (found.apart, found.right, found.wrong, found.measures["reward"].examples) == (2, 1, 1, 4)
     assert compare(Evaluated(0, before[:1]), Evaluated(4, after)) is None

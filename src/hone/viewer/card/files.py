@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hone.errors import UserError
 from hone.runs.files import read_json, sha256, write_file
@@ -18,7 +18,7 @@ from hone.runs.rollouts import RESULTS, evals_file, plain
 from hone.runs.summary import Summary
 from hone.viewer.card.facts import NOT_READ, Card
 from hone.viewer.card.lenient import Leniency
-from hone.viewer.card.measures import Change, Evaluated, Level
+from hone.viewer.card.measures import Change, Evaluated
 from hone.viewer.card.page import whole_page
 
 PAGE, RECORD = CARD[:2]
@@ -45,21 +45,27 @@ def refuse_others(folder: Path, card: Card) -> None:
 
 def to_json(card: Card) -> str:
     """Return the card's numbers and sentences as JSON."""
-    run, comparison = card.run, card.comparison
+    run, found = card.run, {**card.measures, **card.lenient}
     about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
-    facts: dict[str, Any] = {"format": "hone-card-1", "written": card.written, "title": card.title}
-    facts |= {"run": about | {"status": run.status, "task": run.task}, "status": card.status}
-    facts |= {"steps": {"done": run.progress.done, "planned": run.progress.max_steps}}
-    facts |= {"verdict": card.verdict, "better": card.good, "caveats": card.caveats}
-    facts["versions"] = [one.step for one in card.evaluated]
-    found = {**card.measures, **card.lenient}
-    facts["measures"] = {name: _level(one.after if isinstance(one, Change) else one) for name, one in found.items()}
-    if comparison is not None:
-        facts["changes"] = {name: _change(one) for name, one in found.items() if isinstance(one, Change)}
-        facts["turned"] = {"right": comparison.right, "wrong": comparison.wrong}
-    facts["lenient"] = card.leniency.record() | {"evaluations": _digests(run.path, card.evaluated)}
-    facts |= {"seconds": run.seconds, "usd": run.spent.usd, "tokens": run.spent.tokens}
-    facts |= {"tables": card.tables}
+    facts = {
+        "format": "hone-card-1",
+        "written": card.written,
+        "title": card.title,
+        "run": about | {"status": run.status, "task": run.task},
+        "steps": {"done": run.progress.done, "planned": run.progress.max_steps},
+        "verdict": card.verdict,
+        "better": card.good,
+        "caveats": card.caveats,
+        "versions": [one.step for one in card.evaluated],
+        "turned": card.comparison and {"right": card.comparison.right, "wrong": card.comparison.wrong},
+        "measures": {name: asdict(one.after if isinstance(one, Change) else one) for name, one in found.items()},
+        "changes": {name: asdict(one) for name, one in found.items() if isinstance(one, Change)},
+        "lenient": card.leniency.record() | {"evaluations": _digests(run.path, card.evaluated)},
+        "seconds": run.seconds,
+        "usd": run.spent.usd,
+        "tokens": run.spent.tokens,
+        "tables": card.tables,
+    }
     return json.dumps(plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -77,12 +83,3 @@ def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
 def _digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
     """Return the SHA-256 of the samples of each evaluation, by its key."""
     return {one.key: sha256(path / (RESULTS if one.step is None else evals_file(one.step))) for one in evaluated}
-
-
-def _level(one: Level) -> dict[str, Any]:
-    return {"mean": one.mean, "low": one.interval and one.interval.low, "high": one.interval and one.interval.high}
-
-
-def _change(one: Change) -> dict[str, Any]:
-    parts = {"before": one.before, "after": one.after, "difference": one.difference}
-    return {name: _level(level) for name, level in parts.items()} | {"examples": one.count}

@@ -3,11 +3,11 @@ r"""Strict against lenient: what of a gain is skill, and what is format.
 Strict is the task's own verdict on a completion. Lenient looks for an answer in what the task did not call correct,
 puts it into the form of the example's reference, and has the task grade that: so what is judged is whether it is right,
 not how it is written. What training changed of the lenient score is skill; what it changed of the gap between the two
-is format. Whether that works for a task is tried first: right answers in its form must be correct, wrong ones not.
+is format. Tasks whose grader does not take right answers and refuse wrong ones in that form are not read.
 
-Four places may hold an answer: a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`,
-`x = …`), and the end (the last number, or the last line). Only the last place of each kind counts, and one that holds
-several answers has none: guessing pays no more than saying one.
+An answer stands in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at
+the end (the last number, or line). Only the last place of each kind counts, and one that holds several answers has
+none: guessing pays no more than saying one.
 
     candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
 """
@@ -50,8 +50,8 @@ MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient"
 
 
 class Answer(NamedTuple):
-    """What was found in a completion that is worth more than the task gave for it: the kind of place it stood in, the
-    reward of a completion that says that in the task's form, and whether the task calls that correct.
+    """What was found in a completion: the kind of place it stood in, the reward of a completion that says that in the
+    task's form, and whether the task calls that correct.
     """
 
     example: int
@@ -78,23 +78,24 @@ class Leniency:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """Return what `record` gave. KeyError or TypeError for something else."""
-        if "why_not" in record:
-            return cls(record["why_not"])
-        found = {key: [Answer(*row) for row in rows] for key, rows in record["found"].items()}
-        return cls("", record["examples"], found, record["asked"])
+        """Return what `record` gave. TypeError for something else."""
+        found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
+        return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
 
     def measures(self, one: Evaluated) -> dict[str, Values]:
         """Return for each example the means of `MEASURES`: `strict` and `lenient` are the share of completions that is
         correct, the others their reward, and a gap is by how much the lenient one is more.
         """
-        found, means = {answer[:2]: answer for answer in self.found[one.key]}, {}
+        means: dict[int, list[float]] = {}
+        found: dict[tuple[int, int], list[Answer]] = {}
+        for answer in self.found[one.key]:
+            found.setdefault((answer.example, answer.rollout), []).append(answer)
         for example in self.examples:
             values = []
             for row in one.by_example[example]:
-                answer, strict, paid = found.get((example, row["rollout"])), is_correct(row), row["reward"]
-                lenient = strict or (answer is not None and answer.correct)
-                more = max(paid, answer.reward) if answer else paid
+                answers, strict, paid = found.get((example, row["rollout"]), []), is_correct(row), row["reward"]
+                lenient = strict or any(answer.correct for answer in answers)
+                more = max([paid, *(answer.reward for answer in answers)])
                 values.append((paid, more, more - paid, strict, lenient, lenient - strict))
             means[example] = np.mean(values, axis=0).tolist()
         return {name: {example: mean[i] for example, mean in means.items()} for i, name in enumerate(MEASURES)}
@@ -115,12 +116,11 @@ def read_recorded(
     recorded = run.info.get("sources", {}).get("environment")
     try:
         if run.kind == "eval":
-            args, template = config.get("env_args") or {}, config.get("template")
-            task, name = EnvConfig(id=config["env"], args=args, template=template), "template"
+            task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
         else:
-            task, name = EnvConfig.model_validate(config["orchestrator"]["env"]), "orchestrator.env.template"
+            task = EnvConfig.model_validate(config["orchestrator"]["env"])
         refuse_other_task(task.id, task.args, recorded, trust_local_task)
-        env = configured(task.id, task.args, task.template, name)
+        env = configured(task.id, task.args, task.template, "template")
     except UserError as error:
         return Leniency(f"the task can't be had ({error})")
     if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
@@ -167,7 +167,7 @@ class _Reader:
 
     def read(self) -> Leniency:
         self.try_out()
-        best: dict[tuple[str, int, int], Answer] = {}
+        found: dict[str, list[Answer]] = {one.key: [] for one in self.evaluated}
         done: list[int] = []
         for start in range(0, len(self.order), AT_ONCE):
             members = self.order[start : start + AT_ONCE]
@@ -176,16 +176,12 @@ class _Reader:
             if len(scores) < len(asked):
                 break
             done += members
-            for (key, known, kind, *_), score in zip(asked, scores, strict=True):
-                if not score.outcome.is_failure:
-                    answer = known._replace(kind=kind, reward=score.reward, correct=score.outcome is Outcome.CORRECT)
-                    known = best.get((key, *known[:2]), known)
-                    best[key, *known[:2]] = max(known, answer, key=lambda one: (one.correct, one.reward))
+            for (key, row, kind, *_), score in zip(asked, scores, strict=True):
+                correct = score.outcome is Outcome.CORRECT
+                if correct or (not score.outcome.is_failure and score.reward > row["reward"]):
+                    found[key].append(Answer(row["example"], row["rollout"], kind, score.reward, correct))
         if not done:
             raise CannotSay("no example was read in the time that there was")
-        found = {
-            one.key: sorted(a for (key, *_), a in best.items() if key == one.key and a.kind) for one in self.evaluated
-        }
         return Leniency("", sorted(done), found, len(self.order))
 
     def try_out(self) -> None:
@@ -198,10 +194,8 @@ class _Reader:
         correct = [score.outcome is Outcome.CORRECT for score in self.scores([*right, *wrong])]
         if len(correct) < len(right) + len(wrong):
             raise CannotSay("grading takes too long for that")
-        if not all(correct[: len(right)]):
-            raise CannotSay("this task's right answers can't be told apart from the form around them")
-        if not wrong or any(correct[len(right) :]):
-            raise CannotSay("this task calls wrong answers in its form correct, or none can be made to try")
+        if not wrong or correct != [True] * len(right) + [False] * len(wrong):
+            raise CannotSay("this task's grader doesn't tell right from wrong answers in the form of its references")
 
     def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
         """Grade answers in the task's form; fewer than these if the time is over, or the grader hangs at one."""
@@ -213,26 +207,24 @@ class _Reader:
                 self.end = 0.0
         return scores
 
-    def candidates(self, example: int) -> Iterator[tuple[str, Answer, str, Subject, str]]:
+    def candidates(self, example: int) -> Iterator[tuple[str, Row, str, Subject, str]]:
         """Give what may be answers in the completions of an example that were not called correct: the evaluation's key,
-        what the completion got, the kind of the place, the example and the answer.
+        the completion, the kind of the place, the example and the answer.
         """
         for one in self.evaluated:
             for row in one.by_example[example]:
                 if not is_correct(row):
-                    subject, got = self.subject(row), Answer(example, row["rollout"], "", row["reward"], False)
+                    subject = self.subject(row)
                     kind = kind_of(subject, self.env.answer_is_exact)
                     found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
-                    yield from ((one.key, got, name, subject, answer) for name, answer in found.items())
+                    yield from ((one.key, row, name, subject, answer) for name, answer in found.items())
 
     def subject(self, row: Row) -> Subject:
         """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""
         example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
         subject = subject_of(self.env, example)
         if not isinstance(subject.reference, str):
-            raise CannotSay(
-                "the task declares no text as reference completion, which would show the form of its answers"
-            )
+            raise CannotSay("the task declares no text as reference, which would show the form of its answers")
         if statement_of(subject).form is Form.CODE:
             raise CannotSay("its answers are code, or JSON, which can't be found in other words")
         return subject
@@ -255,7 +247,7 @@ _OPERAND = r"[-(\s]*+\d++[)\s]*+"
 _EXPRESSION = re.compile(rf"(?<!\d){_OPERAND}(?:(?:[-+*/×÷−·]|\\times|\\cdot|\\div){_OPERAND})+")
 _WORD = re.compile(r"[^\W\d_]+")
 _LETTER = re.compile(r"(?<![^\W_])\(?[a-z]\)?(?![^\W_])")
-_CAPITAL = re.compile(r"(?<![^\W_])(?!I(?:['’]|\s+[a-z]))\(?[A-Z]\)?(?![^\W_])")
+_CAPITAL = re.compile(r"(?<![^\W_])\(?[A-HJ-Z]\)?(?![^\W_])")
 _PARTED = re.compile(r"(?<!\d)\d++(?:[-/.:–]\d++)+")
 """A date or a time."""
 _QUOTED = re.compile(r"""\s*(?:\*\*|["“'‘`])(.+?)(?:\*\*|["”'’`])[.!]?\s*""", re.DOTALL)
@@ -269,25 +261,33 @@ def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
     form a word is told from the letter of a choice and from a date. Of few possible answers (a letter, yes or no) only
     the most telling place counts.
     """
-    text = visible_text(text)[-END:]
+    text, pattern = visible_text(text)[-END:], _pattern(kind, like)
+    few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
     stated = [*(_ANSWER_IS if kind in (*_TEXTS, Kind.EXPRESSION, Kind.WORD) else _STATED).finditer(text)]
     statement = next(filter(None, stated[-1].groups()), None) if stated else None
     answers: dict[str, str] = {}
     for name, place in {"tag": _tagged(text), "box": _BOX.parse(text), "statement": statement}.items():
         if place and len(place) <= LONGEST:
             place = place.rpartition("=")[2] if kind is Kind.NUMBER else place
-            if len(there := set(_answers(place, kind, like))) == 1:
+            if len(there := set(_answers(place, kind, pattern))) == 1:
                 answers[name] = there.pop()
     lines = [line for line in text.splitlines() if line.strip()]
     end = "".join(lines[-1:]) if kind in (*_TEXTS, Kind.MATH) else text
-    answers["end"] = (_answers(end, kind, like) or [""])[-1]
-    letter = like.strip("()").lower()
-    few = kind is Kind.WORD and ((len(letter) == 1 and letter.isalpha()) or any(letter in pair for pair in OPPOSITES))
+    answers["end"] = (_answers(end, kind, pattern) or [""])[-1]
     found: dict[str, str] = {}
     for name, answer in answers.items():
         if 0 < len(answer) <= LONGEST and answer not in found.values() and not (few and found):
             found[name] = answer
     return found
+
+
+def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
+    if kind in (Kind.NUMBER, Kind.EXPRESSION):
+        return _NUMBER if kind is Kind.NUMBER else _EXPRESSION
+    letter = like.strip("()")
+    if len(letter) == 1 and letter.isalpha():
+        return _CAPITAL if letter.isupper() else _LETTER
+    return _PARTED if _PARTED.search(like) else _WORD
 
 
 def _tagged(text: str) -> str | None:
@@ -299,7 +299,7 @@ def _tagged(text: str) -> str | None:
     return next(filter(None, reversed(inside)), before)
 
 
-def _answers(place: str, kind: Kind, like: str) -> list[str]:
+def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
     """Return the answers of this kind in a text, in order."""
     if kind in _TEXTS and (quoted := _QUOTED.fullmatch(place)):
         return [quoted[1]]
@@ -308,13 +308,6 @@ def _answers(place: str, kind: Kind, like: str) -> list[str]:
         return [place]
     if kind is Kind.MATH:
         return [match[1] or match[2] for match in _MATH.finditer(place)] or [place.strip(" $.")]
-    letter = like.strip("()")
-    if kind in (Kind.NUMBER, Kind.EXPRESSION):
-        pattern = _NUMBER if kind is Kind.NUMBER else _EXPRESSION
-    elif len(letter) == 1 and letter.isalpha():
-        pattern = _CAPITAL if letter.isupper() else _LETTER
-    else:
-        pattern = _PARTED if _PARTED.search(like) else _WORD
     return [_balanced(match.group()) for match in pattern.finditer(place)]
 
 

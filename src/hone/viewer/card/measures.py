@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from hone.errors import UserError
-from hone.evaluation.intervals import Interval, bounded_interval, mean_interval, pass_at_k, wilson
+from hone.evaluation.intervals import bounded_interval, mean_interval, wilson
+from hone.evaluation.passk import pass_at_k
 from hone.types import Outcome
 
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
@@ -74,22 +75,23 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Level:
-    """A mean over examples, with its 95 % interval: None where nothing tells how sure it is."""
+    """A mean over examples, and its 95 % interval from `low` to `high`: None where nothing tells how sure it is."""
 
     mean: float
-    interval: Interval | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, over the `count` examples that were measured both times, and what it changed by; `moved`
-    of them have another value than before.
+    """A mean before and after, and what it changed by, over the number of `examples` that were measured both times;
+    `moved` of them have another value than before.
     """
 
     before: Level
     after: Level
     difference: Level
-    count: int
+    examples: int
     moved: int
 
     @property
@@ -97,8 +99,8 @@ class Change:
         """True if the interval of the difference leaves out 0, and at least `LEAST` examples changed. If all examples
         changed by the same there is no interval, and no doubt.
         """
-        interval = self.difference.interval
-        return self.moved >= LEAST and (interval is None or not interval.low <= 0.0 <= interval.high)
+        low, high = self.difference.low, self.difference.high
+        return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
 
 
 Measures = Mapping[str, Change | Level]
@@ -154,7 +156,8 @@ def _level(values_E: np.ndarray, share: bool = False) -> Level:
     interval = bounded_interval(columns, 0.0, 1.0) if share else mean_interval(columns)
     if interval is None or interval.high - interval.low < 1e-9:  # one example, or all agree
         interval = wilson(float(values_E.sum()), len(values_E)) if share else None
-    return Level(float(values_E.mean()), interval)
+    mean = float(values_E.mean())
+    return Level(mean, interval.low, interval.high) if interval else Level(mean)
 
 
 def is_correct(row: Row) -> bool:

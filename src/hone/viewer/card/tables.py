@@ -15,7 +15,6 @@ from hone.viewer.card.measures import Change, Evaluated, Level, Measures
 
 Facts = Mapping[str, str | list[str]]
 """The text, or its lines, by label; an empty one is left out."""
-_METHODS = {"rl": "reinforcement learning with verifiable rewards", "sft": "supervised fine-tuning"}
 _SETTINGS = {
     "rl": (
         *("max_steps", "orchestrator.batch_size", "orchestrator.rollouts_per_example", "trainer.optim.lr", "seq_len"),
@@ -43,7 +42,6 @@ def _about(run: Summary) -> Facts:
     args = config.get("env_args") or config.get("orchestrator", data).get("env", {}).get("args")
     named = [f"{name}={summary.shortened(flat[name])}" for name in _SETTINGS.get(run.kind, ()) if name in flat]
     return {
-        "method": _METHODS.get(run.kind, "evaluation"),
         "model": str(model.get("name", "") if isinstance(model, Mapping) else model),
         "task": run.task or "",
         "task arguments": json.dumps(args, ensure_ascii=False) if args else "",
@@ -59,11 +57,10 @@ def _about(run: Summary) -> Facts:
 def _costs(run: Summary, evaluated: Sequence[Evaluated]) -> Facts:
     names, usd = ("prompt_tokens", "completion_tokens"), run.spent.usd
     counts = [row.get(name) or 0 for one in evaluated for row in one.rows for name in names]
-    unknown = "" if run.kind == "eval" else "not known: --budget.usd-per-hour gives the machine a price"
     return {
         "tokens": f"{sum(counts) if run.kind == 'eval' else run.spent.tokens:,}, prompts included",
         "time": duration(run.seconds),
-        "cost": unknown if usd is None else f"{usd:.2f} USD",
+        "cost": "" if usd is None else f"{usd:.2f} USD",
     }
 
 
@@ -90,7 +87,7 @@ def _hashes(run: Summary) -> Facts:
     if run.kind != "eval":
         for line in Run(run.path).hashes()[-1:]:
             facts[f"weights of version {line['step']}, fingerprint"] = str(line["weights"])
-        facts |= {f"{name}, SHA-256": str(digest) for name, digest in run.info.get("sources", {}).items()}
+        facts |= {f"{name}, digest": str(digest) for name, digest in run.info.get("sources", {}).items()}
         facts["settings that decide the numbers, SHA-256"] = settings.digest(run.config)
     files = [run.path / name for name in ("metrics.jsonl", "hashes.jsonl", "results.jsonl")]
     return facts | {f"{file.name}, SHA-256": sha256(file) for file in files if file.is_file()}
@@ -145,6 +142,5 @@ def difference_words(one: Level, share: bool = False, label: str = "", digits: i
 
 
 def _words(one: Level, factor: int, form: str, unit: str = "", label: str = "") -> str:
-    ends = (one.interval.low, one.interval.high) if one.interval else ()
-    mean, *span = (format(factor * value, form) for value in (one.mean, *ends))
+    mean, *span = (format(factor * value, form) for value in (one.mean, one.low, one.high) if value is not None)
     return f"{mean}{unit}" + (f" ({label}{span[0]} to {span[1]})" if span else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hone.evaluation.intervals import Interval
 from hone.runs.progress import percent
 from hone.runs.summary import KILLED, alarms_in
 from hone.viewer.card.measures import LEAST, Change, Comparison, Level, mcnemar
@@ -42,8 +41,8 @@ def _losses(card: Card) -> Iterator[str]:
 
 def _change(card: Card, found: Comparison) -> Iterator[str]:
     reward, correct = found.measures["reward"], found.measures["correct"]
-    mean, examples = reward.difference.mean, counted(reward.count, "held-out example")
-    few = f"; only {reward.moved} of them changed" if 0 < reward.moved < LEAST < reward.count else ""
+    mean, examples = reward.difference.mean, counted(reward.examples, "held-out example")
+    few = f"; only {reward.moved} of them changed" if 0 < reward.moved < LEAST < reward.examples else ""
     sure = (
         f"{'Better' if mean > 0 else 'Worse'} by {abs(mean):.{2 if abs(mean) >= 0.01 else 3}f} on the same {examples}"
     )
@@ -62,11 +61,11 @@ def _change(card: Card, found: Comparison) -> Iterator[str]:
 
 
 def _skill(card: Card) -> Iterator[str]:
-    """Say `Of +0.53 reward, +0.32 (+0.30 to +0.36) is skill and +0.21 (+0.17 to +0.25) is format`."""
+    """Say `Of +0.53 reward, +0.32 (+0.29 to +0.35) is skill and +0.21 (+0.17 to +0.25) is format`."""
     lenient, gap_change = card.lenient.get("lenient reward"), card.lenient.get("reward gap")
     if isinstance(lenient, Change) and isinstance(gap_change, Change):
         skill, gap = lenient.difference, gap_change.difference
-        format = Level(-gap.mean, gap.interval and Interval(-gap.interval.high, -gap.interval.low))
+        format = Level(-gap.mean, gap.high and -gap.high, gap.low and -gap.low)
         parts = f"{difference_words(skill, digits=2)} is skill and {difference_words(format, digits=2)} is format"
         yield f"Of {skill.mean - gap.mean:+.2f} reward, {parts}."
 
