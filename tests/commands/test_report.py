@@ -114,7 +114,7 @@ def test_the_report_of_a_run_says_what_the_card_says(tmp_path, monkeypatch, caps
     make_evaluated(Path("run"), evaluations)
     assert main(["report", "run"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("RL on char-count: run (done, 4 of 4 steps)\n\nBetter by 0.68 on the same 40 held-out")
+    assert said.startswith("RL on char-count: run (done, 4 of 4 steps)\n\nBetter on the same 40 held-out")
     assert "Of +0.68 reward, -0.2" in said and "is skill and +0.90 (" in said
     assert "- This is one seed (3)" in said and said.endswith("Wrote run/report.html, run/report.json\n")
     first = {name: (Path("run") / name).read_text() for name in CARD}

@@ -19,7 +19,7 @@ from hone.cli import main
 from hone.runs.files import sha256, write_json
 from hone.runs.rollouts import rollouts_file, write_evaluation
 from hone.viewer.card.facts import facts_of
-from hone.viewer.card.page import whole_page
+from hone.viewer.card.files import whole_page
 
 DEEP = "[" * 5000 + "]" * 5000
 TIME = "2026-01-01T00:00:00+00:00"

@@ -237,14 +237,13 @@ def test_a_grader_that_hangs_is_left_alone_soon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hanging_task.py").write_text(HANGING)
     env = load_environment("hanging-task")
-    env.use_workers(GradingConfig(workers=1))
+    env.use_workers(GradingConfig(workers=1, timeout=1.0))
     texts = [["The answer is 5." if i % 20 else "The answer is 999."] for i in range(400)]
     try:
         reading = read(env, [evaluated(env, texts)], 0, 60.0)
     finally:
         env.close_workers()
     assert reading.why_not == "" and 8 <= len(reading.examples) < 100 and reading.asked == 400
-    assert env.limits.timeout == 10.0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from samples_made import LOST, RIGHT, WRONG, evaluation
 
 from hone.evaluation.intervals import mean_interval, wilson
-from hone.viewer.card.measures import Evaluated, Level, changes, compare, levels, mcnemar
+from hone.viewer.card.measures import Evaluated, Level, changes, compare, mcnemar
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(0, 0), (1, 0), (5, 5), (30, 12), (12, 30), (246, 3), (1, 17)])
@@ -29,7 +29,7 @@ def test_the_interval_of_a_difference_is_students_over_examples() -> None:
     assert change.difference.mean == pytest.approx(0.05, abs=0.003)
     interval = mean_interval([np.array([after[i] - before[i]]) for i in before])
     assert interval and (change.difference.low, change.difference.high) == (interval.low, interval.high)
-    assert levels({"reward": before, "none": {}}) == {"reward": change.before}
+    assert set(changes({"reward": before, "none": {}}, {"reward": before, "none": {}})) == {"reward"}
 
 
 def test_where_examples_agree_a_share_has_wilsons_interval_and_a_difference_none() -> None:

@@ -5,8 +5,7 @@ No library draws it: matplotlib takes a second to be imported, and a run draws o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,10 +65,10 @@ def _svg(width: int, raw: Sequence[Any], smooth: Sequence[Any], points: Sequence
         f'<svg class="lines" viewBox="0 0 {width} {_HEIGHT}" role="img" aria-label="the curve of the run" '
         'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">'
     ]
-    for y in _ticks(low, high, 4):
+    for y in np.linspace(low, high, 3):
         parts.append(f'<path d="M{_LEFT} {up(y):.1f}H{right}" stroke="currentColor" stroke-opacity=".14"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{up(y) + 4:.1f}" text-anchor="end" opacity=".75">{y:.4g}</text>')
-    for x in _ticks(first, last, 6):
+        parts.append(f'<text x="{_LEFT - 6}" y="{up(y) + 4:.1f}" text-anchor="end" opacity=".75">{y:.3g}</text>')
+    for x in np.linspace(first, last, 3):
         parts.append(f'<text x="{across(x):.1f}" y="{bottom + 16}" text-anchor="middle" opacity=".75">{x:.6g}</text>')
     for line, style in ((raw, 'stroke-opacity=".35"'), (smooth, 'stroke-width="2"')):
         at = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line) or "0 0"
@@ -79,12 +78,3 @@ def _svg(width: int, raw: Sequence[Any], smooth: Sequence[Any], points: Sequence
             parts.append(f'<path d="M{across(x):.1f} {up(ends[0]):.1f}V{up(ends[1]):.1f}" style="stroke:var(--s5)"/>')
         parts.append(f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.2" style="fill:var(--s5)"/>')
     return "".join([*parts, "</svg>"])
-
-
-def _ticks(low: float, high: float, count: int) -> Iterator[float]:
-    """Give about `count` round numbers within."""
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    yield from (i * step for i in range(first, math.floor(high / step + 1e-9) + 1))

@@ -1,7 +1,7 @@
 """All that a run card says, gathered from a run's files. Writes nothing.
 
 card = facts_of(Path("outputs"))
-card.verdict[0]  # "Better by 0.53 on the same 256 held-out examples: mean reward 0.412 → 0.947 …"
+card.verdict[0]  # "Better on the same 256 held-out examples: mean reward 0.412 → 0.947 …"
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hone.runs.rollouts import RESULTS
 from hone.runs.summary import Summary, status_text, summarize
 from hone.viewer.card import tables
 from hone.viewer.card.lenient import Leniency
-from hone.viewer.card.measures import FAILED, Comparison, Evaluated, Measures, Row, changes, compare, levels, usable
+from hone.viewer.card.measures import FAILED, Change, Comparison, Evaluated, Row, changes, compare, usable
 from hone.viewer.card.verdict import caveats, verdict
 from hone.viewer.charts import environments
 
@@ -38,9 +38,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Card:
-    """What a card says. `measures` and `lenient`, those of strict and lenient reading, are changes if there is a
-    comparison, else levels of the last evaluation.
-    """
+    """What a card says. If there is no evaluation to compare the last one with, it is compared with itself."""
 
     run: Summary
     lines: list[dict[str, Any]]
@@ -49,9 +47,9 @@ class Card:
     evaluated: list[Evaluated] = field(default_factory=list)
     """The first and the last evaluation, if they can be compared; else the last, if its samples are recorded."""
     comparison: Comparison | None = None
-    measures: Measures = field(default_factory=dict)
     leniency: Leniency = NOT_READ
-    lenient: Measures = field(default_factory=dict)
+    lenient: Mapping[str, Change] = field(default_factory=dict)
+    """The measures of strict and lenient reading."""
     samples: list[Sample] = field(default_factory=list)
     """`SHOWN` of those that are right only when they are read leniently, then the best, a median and the worst."""
     tables: Mapping[str, tables.Facts] = field(default_factory=dict)
@@ -71,9 +69,17 @@ class Card:
         return status_text(self.run).rpartition(": ")[2]
 
     @property
+    def compared(self) -> bool:
+        return len(self.evaluated) == 2
+
+    @property
+    def measures(self) -> Mapping[str, Change]:
+        return self.comparison.measures if self.comparison else {}
+
+    @property
     def good(self) -> bool | None:
         """True if it got better, False if worse; None if neither can be said."""
-        reward = self.comparison and self.comparison.measures["reward"]
+        reward = self.measures.get("reward")
         return reward.difference.mean > 0 if reward and reward.sure else None
 
     @property
@@ -109,17 +115,16 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
         versions = [None] if (run.path / RESULTS).is_file() else []
     ends = dict.fromkeys(versions[:1] + versions[-1:])
     card.evaluated = [Evaluated(version, usable(run.eval_rows(version))) for version in ends]
-    if len(card.evaluated) == 2:
-        card.comparison = compare(*card.evaluated)
-        card.evaluated = card.evaluated if card.comparison else card.evaluated[1:]
     if not card.evaluated:
         return
     last = card.evaluated[-1]
-    card.measures = card.comparison.measures if card.comparison else levels(last.measures)
+    card.comparison = compare(card.evaluated[0], last)
+    if card.comparison is None:
+        card.evaluated, card.comparison = [last], compare(last, last)
     card.leniency = read(card.run, card.evaluated) if read else NOT_READ
     if not card.leniency.why_not:
         found = [card.leniency.measures(one) for one in card.evaluated]
-        card.lenient = changes(*found) if card.comparison else levels(*found)
+        card.lenient = changes(found[0], found[-1])
         right = {
             answer[:2]: f"right by its {answer.kind}" for answer in card.leniency.found[last.key] if answer.correct
         }

@@ -1,4 +1,4 @@
-"""The files of a run card: report.html, and report.json, which has the numbers and what was read leniently.
+"""The files of a run card: report.html, which needs nothing else, and report.json with its numbers.
 
 What was read leniently takes long, and is still true of a run that has not changed: it is read back from report.json
 (`stored`), so that pages of `hone view` need not grade.
@@ -9,19 +9,34 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
+import hone.viewer
+from hone import __version__
 from hone.errors import UserError
+from hone.pages import environment
 from hone.runs.files import read_json, sha256, write_file
 from hone.runs.outputs import CARD
 from hone.runs.rollouts import RESULTS, evals_file, plain
 from hone.runs.summary import Summary
+from hone.viewer.card.curve import curve
 from hone.viewer.card.facts import NOT_READ, Card
 from hone.viewer.card.lenient import Leniency
-from hone.viewer.card.measures import Change, Evaluated
-from hone.viewer.card.page import whole_page
+from hone.viewer.card.measures import Evaluated
+from hone.viewer.card.tables import measure_rows
+from hone.viewer.conversation import turns
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAGE, RECORD = CARD[:2]
+LONGEST = 4_000
+"""Characters of a text that the page shows."""
+_VIEWER = Path(hone.viewer.__file__).parent
 
 
 def write_card(card: Card, folder: Path) -> list[Path]:
@@ -45,7 +60,7 @@ def refuse_others(folder: Path, card: Card) -> None:
 
 def to_json(card: Card) -> str:
     """Return the card's numbers and sentences as JSON."""
-    run, found = card.run, {**card.measures, **card.lenient}
+    run, found = card.run, {name: asdict(one) for name, one in {**card.measures, **card.lenient}.items()}
     about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
     facts = {
         "format": "hone-card-1",
@@ -58,8 +73,8 @@ def to_json(card: Card) -> str:
         "caveats": card.caveats,
         "versions": [one.step for one in card.evaluated],
         "turned": card.comparison and {"right": card.comparison.right, "wrong": card.comparison.wrong},
-        "measures": {name: asdict(one.after if isinstance(one, Change) else one) for name, one in found.items()},
-        "changes": {name: asdict(one) for name, one in found.items() if isinstance(one, Change)},
+        "measures": {name: one["after"] for name, one in found.items()},
+        "changes": found if card.compared else {},
         "lenient": card.leniency.record() | {"evaluations": _digests(run.path, card.evaluated)},
         "seconds": run.seconds,
         "usd": run.spent.usd,
@@ -83,3 +98,35 @@ def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
 def _digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
     """Return the SHA-256 of the samples of each evaluation, by its key."""
     return {one.key: sha256(path / (RESULTS if one.step is None else evals_file(one.step))) for one in evaluated}
+
+
+def body(card: Card) -> Markup:
+    """Return the card, without a title, in the classes of hone.css."""
+    rows = {
+        "measured": measure_rows(card.measures, card.compared),
+        "lenient": measure_rows(card.lenient, card.compared),
+    }
+    file = card.run.path / "config.toml"
+    config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    weights = card.run.info.get("reward_weights") or {}
+    drawn = curve(card.run.kind, card.lines, card.env)
+    template = _templates().get_template("run_card.html")
+    values = {"weights": weights, "config": config, "turns": turns, "longest": LONGEST}
+    return Markup(template.render(card=card, curve=drawn, **rows, **values))
+
+
+def whole_page(card: Card) -> str:
+    """Return report.html. A content policy forbids scripts, and loading anything; it is light or dark as the system."""
+    css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
+    light, _, rest = css.partition(':root[data-theme="dark"] {')
+    dark, _, rest = rest.partition("}")
+    style = Markup(f"{light}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}{rest}")
+    template = _templates().get_template("report.html")
+    return template.render(title=card.title, body=body(card), style=style, version=__version__)
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import FileSystemLoader
+
+    return environment(FileSystemLoader(_VIEWER / "templates"))

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +40,6 @@ TRIED = 16
 """Examples by which it is tried whether a task can be read leniently."""
 AT_ONCE = 8
 """Examples that are read, and texts that are graded, between two looks at the clock."""
-GRADER_SECONDS = 1.0
-"""Of processor time, for one text."""
 LONGEST = 2_000
 """Characters of an answer; a longer one is none."""
 END = 4 * LONGEST
@@ -144,16 +142,10 @@ def read(
     """
     examples = sorted(set.intersection(*(set(one.by_example) for one in evaluated)))
     order = [examples[i] for i in rng.stream(seed, "card", "lenient").permutation(len(examples))]
-    limits = env.limits
-    if not env.rubric.inline:  # nothing in an inline one can hang
-        env.limits = replace(limits, timeout=min(limits.timeout, GRADER_SECONDS))
     try:
         return _Reader(env, evaluated, order, seed, clock, clock() + seconds).read()
     except CannotSay as reason:
         return Leniency(str(reason))
-    finally:
-        if not env.rubric.inline:
-            env.limits = limits
 
 
 @dataclass
@@ -171,7 +163,14 @@ class _Reader:
         done: list[int] = []
         for start in range(0, len(self.order), AT_ONCE):
             members = self.order[start : start + AT_ONCE]
-            asked = [one for example in members for one in self.candidates(example)]
+            asked = [
+                (one.key, row, *candidate)
+                for one in self.evaluated
+                for example in members
+                for row in one.by_example[example]
+                if not is_correct(row)
+                for candidate in self.candidates(row)
+            ]
             scores = self.scores([(subject, answer) for *_, subject, answer in asked])
             if len(scores) < len(asked):
                 break
@@ -207,17 +206,12 @@ class _Reader:
                 self.end = 0.0
         return scores
 
-    def candidates(self, example: int) -> Iterator[tuple[str, Row, str, Subject, str]]:
-        """Give what may be answers in the completions of an example that were not called correct: the evaluation's key,
-        the completion, the kind of the place, the example and the answer.
-        """
-        for one in self.evaluated:
-            for row in one.by_example[example]:
-                if not is_correct(row):
-                    subject = self.subject(row)
-                    kind = kind_of(subject, self.env.answer_is_exact)
-                    found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
-                    yield from ((one.key, row, name, subject, answer) for name, answer in found.items())
+    def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
+        """Return what may be answers in a completion: the kind of the place, the example, and the answer."""
+        subject = self.subject(row)
+        kind = kind_of(subject, self.env.answer_is_exact)
+        found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
+        return [(name, subject, answer) for name, answer in found.items()]
 
     def subject(self, row: Row) -> Subject:
         """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""

@@ -103,14 +103,11 @@ class Change:
         return self.moved >= LEAST and (low is None or high is None or not low <= 0.0 <= high)
 
 
-Measures = Mapping[str, Change | Level]
-"""By name: `reward`, `correct`, `pass@2`, …, or those of `hone.viewer.card.lenient`."""
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """An evaluation against a later one. By their first completions, `right` examples are correct now and were not,
-    `wrong` ones the reverse. `apart` examples are not the same in both, or not graded in both: they are left out.
+    """An evaluation against a later one, by the names `reward`, `correct`, `pass@2`, … of measures. By their first
+    completions, `right` examples are correct now and were not, `wrong` ones the reverse. `apart` examples are not the
+    same in both, or not graded in both: they are left out.
     """
 
     measures: Mapping[str, Change]
@@ -143,11 +140,6 @@ def changes(before: Mapping[str, Values], after: Mapping[str, Values]) -> dict[s
             share = "reward" not in name
             found[name] = Change(_level(was_E, share), _level(is_E, share), _level(is_E - was_E), len(both), moved)
     return found
-
-
-def levels(measured: Mapping[str, Values]) -> dict[str, Level]:
-    """Return the mean of each measure with its interval. One without an example is absent."""
-    return {name: change.after for name, change in changes(measured, measured).items()}
 
 
 def _level(values_E: np.ndarray, share: bool = False) -> Level:

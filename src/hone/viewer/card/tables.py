@@ -11,19 +11,10 @@ from hone.runs import Run, predictions, settings, summary
 from hone.runs.files import sha256
 from hone.runs.progress import duration
 from hone.runs.summary import Summary
-from hone.viewer.card.measures import Change, Evaluated, Level, Measures
+from hone.viewer.card.measures import Change, Evaluated, Level
 
 Facts = Mapping[str, str | list[str]]
 """The text, or its lines, by label; an empty one is left out."""
-_SETTINGS = {
-    "rl": (
-        *("max_steps", "orchestrator.batch_size", "orchestrator.rollouts_per_example", "trainer.optim.lr", "seq_len"),
-        *("orchestrator.sampling.temperature", "orchestrator.eval.sampling.temperature", "precision", "mode"),
-    ),
-    "sft": ("max_steps", "data.batch_size", "data.seq_len", "optim.lr", "scheduler.type", "precision"),
-    "eval": ("num_examples", "rollouts_per_example", "temperature", "precision"),
-}
-"""Settings that a reader looks for, whether they are the defaults or not."""
 
 
 def tables(run: Summary, evaluated: Sequence[Evaluated], events: list[dict[str, Any]]) -> dict[str, Facts]:
@@ -36,17 +27,17 @@ def tables(run: Summary, evaluated: Sequence[Evaluated], events: list[dict[str, 
 
 
 def _about(run: Summary) -> Facts:
-    info, config, flat = run.info, run.config, settings.flat(run.config)
+    info, config = run.info, run.config
     model, parent = config.get("model", ""), info.get("parent")
     data: dict[str, Any] = config.get("data", {})
     args = config.get("env_args") or config.get("orchestrator", data).get("env", {}).get("args")
-    named = [f"{name}={summary.shortened(flat[name])}" for name in _SETTINGS.get(run.kind, ()) if name in flat]
+    whole = [f"{name}={summary.shortened(value)}" for name, value in settings.flat(config).items()]
     return {
         "model": str(model.get("name", "") if isinstance(model, Mapping) else model),
         "task": run.task or "",
         "task arguments": json.dumps(args, ensure_ascii=False) if args else "",
         "data": "" if run.task else str(data.get("name") or data.get("path") or ""),
-        "settings": ", ".join(dict.fromkeys([*named, *summary.settings_in_words(run)])),
+        "settings": ", ".join(whole if run.kind == "eval" else [*summary.settings_in_words(run), "else the defaults"]),
         "seed": str(info["seed"]),
         "parent": f"step {parent['step']} of run {parent['id']}" if parent else "",
         "machine": summary.machine_in_words(info),
@@ -118,13 +109,13 @@ _NAMES = {
 """Measures in words; pass@k has its own name."""
 
 
-def measure_rows(measures: Measures) -> list[list[str]]:
+def measure_rows(measures: Mapping[str, Change], compared: bool) -> list[list[str]]:
     """Return rows of a table of measures: name, before, after and change; of a single evaluation name and value."""
     rows = []
     for name, one in measures.items():
-        share, levels = "reward" not in name, [one.before, one.after] if isinstance(one, Change) else [one]
-        row = [_NAMES.get(name, name), *(level_words(level, share) for level in levels)]
-        rows.append([*row, difference_words(one.difference, share)] if isinstance(one, Change) else row)
+        before, after, share = one.before, one.after, "reward" not in name
+        words = [level_words(before, share), level_words(after, share), difference_words(one.difference, share)]
+        rows.append([_NAMES.get(name, name), *(words if compared else words[1:2])])
     return rows
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from hone.runs.progress import percent
 from hone.runs.summary import KILLED, alarms_in
-from hone.viewer.card.measures import LEAST, Change, Comparison, Level, mcnemar
+from hone.viewer.card.measures import LEAST, Comparison, Level, mcnemar
 from hone.viewer.card.tables import difference_words, level_words
 
 if TYPE_CHECKING:
     from hone.viewer.card.facts import Card
 
-FEW = 100
-"""An evaluation of fewer examples than this sees only large differences."""
+INTERVAL = "95 % interval "
 TRUNCATED = 0.1
 """A larger share of completions that were cut off is worth a word."""
 
@@ -23,8 +22,8 @@ def verdict(card: Card) -> list[str]:
     """Return what came of the run, in a few sentences."""
     if card.run.kind == "sft":
         return list(_losses(card))
-    if card.comparison is not None:
-        return [*_change(card, card.comparison), *_skill(card)]
+    if card.comparison and card.compared:
+        return [*_change(card, card.comparison), *(_skill(card) if card.lenient else [])]
     return list(_level(card) if card.measures else _recorded(card))
 
 
@@ -41,18 +40,18 @@ def _losses(card: Card) -> Iterator[str]:
 
 def _change(card: Card, found: Comparison) -> Iterator[str]:
     reward, correct = found.measures["reward"], found.measures["correct"]
-    mean, examples = reward.difference.mean, counted(reward.examples, "held-out example")
-    few = f"; only {reward.moved} of them changed" if 0 < reward.moved < LEAST < reward.examples else ""
-    sure = (
-        f"{'Better' if mean > 0 else 'Worse'} by {abs(mean):.{2 if abs(mean) >= 0.01 else 3}f} on the same {examples}"
-    )
+    examples = counted(reward.examples, "held-out example")
+    found_out = f"No difference that {examples} can show"
+    if 0 < reward.moved < LEAST < reward.examples:
+        found_out += f", of which only {reward.moved} changed"
+    if reward.sure:
+        found_out = f"{'Better' if reward.difference.mean > 0 else 'Worse'} on the same {examples}"
     yield (
-        f"{sure if reward.sure else f'No difference that {examples} can show'}: mean reward {reward.before.mean:.3f} → "
-        f"{reward.after.mean:.3f} from version {card.evaluated[0].step} to {card.evaluated[1].step}, "
-        f"{difference_words(reward.difference, label='95 % interval ')}{few}."
+        f"{found_out}: mean reward {reward.before.mean:.3f} → {reward.after.mean:.3f} from version "
+        f"{card.evaluated[0].step} to {card.evaluated[1].step}, {difference_words(reward.difference, label=INTERVAL)}."
     )
     first = "" if card.evaluated[-1].rollouts == 1 else ", by the first completion of each"
-    points = difference_words(correct.difference, True, "95 % interval ")
+    points = difference_words(correct.difference, True, INTERVAL)
     yield (
         f"Correct: {percent(correct.before.mean)} → {percent(correct.after.mean)}, {points}; "
         f"{counted(found.right, 'example')} turned right and {found.wrong:,} wrong{first} "
@@ -62,23 +61,20 @@ def _change(card: Card, found: Comparison) -> Iterator[str]:
 
 def _skill(card: Card) -> Iterator[str]:
     """Say `Of +0.53 reward, +0.32 (+0.29 to +0.35) is skill and +0.21 (+0.17 to +0.25) is format`."""
-    lenient, gap_change = card.lenient.get("lenient reward"), card.lenient.get("reward gap")
-    if isinstance(lenient, Change) and isinstance(gap_change, Change):
-        skill, gap = lenient.difference, gap_change.difference
-        format = Level(-gap.mean, gap.high and -gap.high, gap.low and -gap.low)
-        parts = f"{difference_words(skill, digits=2)} is skill and {difference_words(format, digits=2)} is format"
-        yield f"Of {skill.mean - gap.mean:+.2f} reward, {parts}."
+    skill, gap = (card.lenient[name].difference for name in ("lenient reward", "reward gap"))
+    format = Level(-gap.mean, gap.high and -gap.high, gap.low and -gap.low)
+    parts = f"{difference_words(skill, digits=2)} is skill and {difference_words(format, digits=2)} is format"
+    yield f"Of {skill.mean - gap.mean:+.2f} reward, {parts}."
 
 
 def _level(card: Card) -> Iterator[str]:
     """Say what a single evaluation says."""
-    levels = {name: one for name, one in {**card.measures, **card.lenient}.items() if isinstance(one, Level)}
-    last, mean = card.evaluated[-1], level_words(levels["reward"], False)
+    last, reward, correct = card.evaluated[-1], card.measures["reward"].after, card.measures["correct"].after
     examples = counted(len(last.by_example), "held-out example")
-    yield f"Mean reward {mean}, {level_words(levels['correct'], True)} correct, on {examples}."
-    if "lenient" in levels:
-        right = level_words(levels["lenient"], True)
-        yield f"Read leniently {right} are right: {percent(levels['gap'].mean)} lose only by their form."
+    yield f"Mean reward {level_words(reward, False)}, {level_words(correct, True)} correct, on {examples}."
+    if card.lenient:
+        right, lost = level_words(card.lenient["lenient"].after, True), percent(card.lenient["gap"].after.mean)
+        yield f"Read leniently {right} are right: {lost} lose only by their form."
     if last.step is not None:
         yield f"It is of version {last.step}; there is no other of the same examples to compare it with."
 
@@ -123,17 +119,13 @@ def _about_run(card: Card) -> Iterator[str]:
 def _about_evaluation(card: Card) -> Iterator[str]:
     last, reading = card.evaluated[-1], card.leniency
     truncated = sum(row["stop_reason"] == "length" for row in last.rows) / max(1, len(last.rows))
-    if len(last.by_example) < FEW:
-        yield f"The evaluation has only {counted(len(last.by_example), 'example')}: small differences can't be seen."
     if truncated > TRUNCATED:
         yield f"{percent(truncated)} of the evaluated completions were cut off by the length limit."
     if ungraded := len(last.rows) - sum(map(len, last.by_example.values())):
         yield f"{ungraded:,} of {len(last.rows):,} evaluated completions could not be graded, and are left out."
-    if card.comparison is not None and card.comparison.apart:
+    if card.comparison and card.compared and card.comparison.apart:
         apart = counted(card.comparison.apart, "example")
         yield f"{apart} could not be compared (not the same in both evaluations, or not graded in both)."
-    if last.step is not None and last.step < card.run.progress.done:
-        yield f"The last evaluation is of version {last.step}, and the run has come to {card.run.progress.done}."
     if len(reading.examples) < reading.asked:
         read = f"{len(reading.examples):,} of {reading.asked:,} examples"
         yield f"{read}, chosen at random, were read leniently: the others were left out to save time."

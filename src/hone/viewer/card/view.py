@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hone.viewer.card.facts import facts_of
-from hone.viewer.card.files import stored
-from hone.viewer.card.page import body
+from hone.viewer.card.files import body, stored
 from hone.viewer.site import Site
 
 
