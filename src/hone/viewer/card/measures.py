@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from hone.errors import UserError
-from hone.evaluation.intervals import bounded_interval, mean_interval, wilson
-from hone.evaluation.passk import pass_at_k
+from hone.evaluation.intervals import bounded_interval, mean_interval, pass_at_k, wilson
 from hone.types import Outcome
 
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
