@@ -1,7 +1,7 @@
 """Print the lines of each room beside its budget, and fail if a room is over it: part of `make check`.
 
-Counted is every text file under src, environments and scripts, the list of words apart; docstrings and blank lines
-count.
+Counted is every text file under src, environments and scripts, but for the word list and its licence; docstrings and
+blank lines count.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ BUDGETS = {  # lines; rooms that share a budget stand together
     "grading": 2300,
 }
 SRC, FILES = 38000, 280
-NOT_COUNTED = "src/hone/environments/words.txt"
+NOT_COUNTED = "src/hone/environments/words."
 
 
 def room_of(path: str) -> str:
@@ -37,7 +37,7 @@ def room_of(path: str) -> str:
 
 def main() -> int:
     listed = subprocess.run(["git", "ls-files", "src", "environments", "scripts"], capture_output=True, text=True)
-    files = [path for path in listed.stdout.split() if path != NOT_COUNTED and Path(path).exists()]
+    files = [path for path in listed.stdout.split() if not path.startswith(NOT_COUNTED) and Path(path).exists()]
     lines = Counter()
     for path in files:
         lines[room_of(path)] += len(Path(path).read_text(encoding="utf-8").splitlines())
