@@ -69,13 +69,6 @@ def test_single_calls_are_shown_where_they_are_enough() -> None:
         )
 
 
-def test_a_small_bonus_for_tools_below_the_answer_is_no_inversion() -> None:
-    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 0.1]))), [])
-    assert "inversion" not in found(check)
-    assert check.figures["best_wrong"]["reward"] == pytest.approx(0.6)
-    assert check.figures["components"][1]["wrong"] == {"low": 0.0, "high": 6.0, "source": "found"}
-
-
 def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
     def length_bonus(completion):
         return min(2.0, len(completion[-1]["content"]) / 100)
@@ -176,19 +169,18 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
 def test_made_up_arguments_follow_the_schema() -> None:
     schema = {
         "type": "object",
-        "required": ["n", "kind", "items", "where", "when", "any"],
+        "required": ["n", "kind", "items", "where", "any"],
         "properties": {
             "n": {"type": "integer", "minimum": 5},
             "kind": {"enum": ["b", "c"]},
             "items": {"type": "array", "items": {"type": "number", "maximum": 0}, "minItems": 2},
             "where": {"$ref": "#/$defs/Place"},
-            "when": {"type": "string", "format": "date"},
             "any": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
             "more": {"type": "string", "default": "x"},
         },
         "$defs": {"Place": {"type": "object", "required": ["x"], "properties": {"x": {"type": "string"}}}},
     }
-    given = {"n": 5, "kind": "b", "items": [0, 0], "where": {"x": "1"}, "when": "2024-01-01", "any": True}
+    given = {"n": 5, "kind": "b", "items": [0, 0], "where": {"x": "1"}, "any": True}
     assert made_up(schema) == given
     assert made_up({"type": "object", "properties": {}}) == {}
     message = call_message(("f", {"a": 1}), ("f", {"a": 1}))

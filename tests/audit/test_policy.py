@@ -11,7 +11,7 @@ from made import right, sums
 from hone.audit.policy import policy_check
 from hone.audit.report import Check, Finding, Verdict
 from hone.composition.evaluating import evaluate_weights, load_weights
-from hone.environments import NumberParser, Rubric, load_environment
+from hone.environments import NumberParser, Rubric
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams
 from hone.types import Example, Outcome, Score, Trajectory
@@ -70,10 +70,6 @@ def test_nothing_right_is_nothing_to_reinforce() -> None:
     assert "SFT" in finding.remedy
 
 
-def test_nearly_all_right_leaves_little_to_learn() -> None:
-    assert found(policy_check(result("CCCC", "CCCC"), 64))["pass-rate"].what == ("high",)
-
-
 def test_groups_without_variance_teach_nothing() -> None:
     finding = found(policy_check(result("CCCC", "WWWW", "CCWW"), 64))["zero-variance"]
     assert finding.title.startswith("67% of 3 groups have rewards without variance")
@@ -118,11 +114,3 @@ def test_a_tiny_model_that_knows_nothing(tiny_model_dir: Path) -> None:
     assert check.figures["pass_rate"] == 0.0 and "low" in found(check)["pass-rate"].what
     assert found(check)["length"].verdict is Verdict.FAIL
     assert policy_check(evaluate_weights(policy, env, SamplingParams(6), **counts), 6) == check
-
-
-def test_a_conversation_can_be_sampled(tiny_model_dir: Path) -> None:
-    policy = load_weights(str(tiny_model_dir), "fp32")
-    env = load_environment("calculator")
-    counts = {"num_examples": 2, "rollouts_per_example": 2, "max_tokens": 8, "seed": 0}
-    check = policy_check(evaluate_weights(policy, env, SamplingParams(8), **counts), 8)
-    assert check.figures["graded"] == 4

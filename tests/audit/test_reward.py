@@ -150,17 +150,6 @@ def test_a_strict_marker_is_a_warning_and_an_allowed_style_too() -> None:
     assert {"marker-title-case", "marker-lower-case"} <= set(found["strict"].what)
 
 
-def test_a_style_that_costs_a_right_answer_something_is_a_warning() -> None:
-    @inline
-    def no_newline(completion):
-        return float(not completion[-1]["content"].endswith("\n"))
-
-    found = audited(sums(Rubric([number, no_newline], [1.0, 0.25]), parser=NUMBERS))
-    costs = found["style-costs"]
-    assert costs.verdict is Verdict.WARN and {"trailing-newline", "trailing-newlines", "crlf"} <= set(costs.what)
-    assert costs.title.startswith("3 harmless styles cost a right answer up to 0.25 of its reward: trailing-newline")
-
-
 def test_a_bare_answer_may_be_thought_about() -> None:
     class Bare(SingleTurnEnv):
         def reference(self, example: Example) -> str:

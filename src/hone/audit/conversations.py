@@ -51,10 +51,8 @@ def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]
     texts = [Text(subject, name, script) for subject in subjects for name, script in _answers(env, subject, subjects)]
     if not isinstance(env, MultiTurnEnv):
         return texts
-    texts += [Text(subjects[0], name, script) for name, script in _calling(env)]
     for subject in subjects[:ANSWERED]:
-        played = _calling_to_answer if env.tool_schemas else _talking
-        texts += [Text(subject, name, script) for name, script in played(env, subject, subjects)]
+        texts += [Text(subject, name, script) for name, script in _conversations(env, subject, subjects)]
     return texts
 
 
@@ -111,50 +109,29 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
         yield name, subject.saying(text) if whole else text
 
 
-def _calling(env: MultiTurnEnv) -> Iterator[tuple[str, Script]]:
-    """Yield conversations that call tools as often as they may, and answer nothing."""
+def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
+    """Yield conversations that do the same at each turn, some of which end otherwise. Tools are called, if any."""
     turns = min(env.max_turns, MOST_TURNS)
-    calls = [(tool["name"], made_up(tool.get("parameters") or {})) for tool in tools_of(env)]
-    for name, given in calls:
-        yield f"only calls of {name}", [call_message((name, given))] * turns
-        yield f"several calls of {name} at once", [call_message(*[(name, given)] * CALLS_AT_ONCE)] * turns
-        yield f"calls of {name} with wrong arguments", [call_message((name, {"nonsense": 1}))] * turns
-        if turns > 1:
-            yield f"calls of {name}, then nothing", [*[call_message((name, given))] * (turns - 1), _say("")]
-    if len(calls) > 1:
-        yield "all tools at once", [call_message(*calls)] * turns
-    if calls:
-        yield "calls of a tool that is not there", [call_message(("no_such_tool", {}))] * turns
-        yield "malformed calls", [_say("<tool_call>{</tool_call>")] * turns
-
-
-def _calling_to_answer(
-    env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]
-) -> Iterator[tuple[str, Script]]:
-    """Yield conversations that end in a right or a wrong answer, after many calls and after none."""
-    before = min(env.max_turns, MOST_TURNS) - 1
-    for what, text in (("a right answer", subject.text), ("a wrong answer", wrong_text(subject, subjects))):
-        if not text:
-            continue
-        yield f"{what} without a call", [_say(text)]
-        for tool in tools_of(env) if before else []:
-            call = call_message((tool["name"], made_up(tool.get("parameters") or {})))
-            yield f"calls of {tool['name']}, then {what}", [*[call] * before, _say(text)]
-
-
-def _talking(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield conversations without tools that say the same up to the last turn."""
-    turns = min(env.max_turns, MOST_TURNS)
-    wrong = wrong_text(subject, subjects)
-    texts = {"nothing": "", "a number": "1", "reasoning": REASONING.strip()}
-    texts |= {"a wrong answer": wrong or "", "a right answer": subject.text}
-    texts["the question"] = message_text(subject.example.prompt[-1])
-    for name, text in texts.items():
-        if text or name == "nothing":
-            yield f"{name} at each turn", [_say(text)] * turns
-    if subject.text and wrong and turns > 1:
-        yield "wrong answers, then a right one", [*[_say(wrong)] * (turns - 1), _say(subject.text)]
-        yield "a right answer, then wrong ones", [_say(subject.text), *[_say(wrong)] * (turns - 1)]
+    answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
+    ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}
+    each: dict[str, Message] = {}
+    for tool in tools_of(env):
+        name, call = tool["name"], (tool["name"], made_up(tool.get("parameters") or {}))
+        each[f"calls of {name}"] = call_message(call)
+        each[f"several calls of {name} at once"] = call_message(*[call] * CALLS_AT_ONCE)
+        each[f"calls of {name} with wrong arguments"] = call_message((name, {"nonsense": 1}))
+    if each:
+        each["calls of a tool that is not there"] = call_message(("no_such_tool", {}))
+        each["malformed calls"] = _say("<tool_call>{</tool_call>")
+    else:
+        question = message_text(subject.example.prompt[-1])
+        each = ends | {"a number": _say("1"), "reasoning": _say(REASONING.strip()), "the question": _say(question)}
+    for name, message in each.items():
+        yield f"{name} at each turn", [message] * turns
+        for end, last in ends.items() if turns > 1 else ():
+            yield f"{name} at each turn, then {end}", [*[message] * (turns - 1), last]
+    for end, last in ends.items():
+        yield f"{end} at once", [last]
 
 
 def made_up(schema: dict[str, Any]) -> dict[str, Any]:
@@ -173,10 +150,8 @@ def _value(schema: Any, defs: dict[str, Any], depth: int) -> Any:
     given += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
     if given:
         return given[0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            kinds = [kind for kind in schema[key] if kind.get("type") != "null"] or [{"type": "null"}]
-            return _value(kinds[0], defs, depth + 1)
+    if kinds := schema.get("anyOf") or schema.get("oneOf"):
+        return _value(next((kind for kind in kinds if kind.get("type") != "null"), None), defs, depth + 1)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
     if kind == "object":
@@ -186,8 +161,7 @@ def _value(schema: Any, defs: dict[str, Any], depth: int) -> Any:
     if kind == "array":
         return [_value(schema.get("items") or {}, defs, depth + 1)] * max(1, schema.get("minItems") or 0)
     if kind in ("integer", "number"):
-        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", max(1, schema.get("minimum", 1))))
+        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", float("inf")))
     if kind == "string":
-        dates = {"date": "2024-01-01", "date-time": "2024-01-01T00:00:00Z"}
-        return dates.get(schema.get("format", ""), "1" * max(1, schema.get("minLength") or 1))
+        return "1" * max(1, schema.get("minLength") or 1)
     return {"boolean": True}.get(kind)

@@ -38,7 +38,7 @@ _NOT_ISOLATED = Finding(
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
-        "reference", "false-negative", "growth", "style-costs", "false-positive", "garbage-paid", "always-right",
+        "reference", "false-negative", "growth", "false-positive", "garbage-paid", "always-right",
         "inversion", "range", "global-state", "order-dependent", "no-signal", "unsteady",
     },
 }  # fmt: skip
@@ -174,10 +174,9 @@ def _allow(finding: Finding, allowed: Mapping[str, str]) -> Finding:
         return finding
     name, *keys = _keys(finding)
     reasons = {what: allowed[key] for what, key in zip(finding.what, keys, strict=True) if key in allowed}
-    if name not in allowed and reasons and len(reasons) == len(finding.what):
-        return replace(finding, verdict=Verdict.NOTE, allowed="; ".join(dict.fromkeys(reasons.values())))
-    if name in allowed:
-        return replace(finding, verdict=Verdict.NOTE, allowed=allowed[name])
+    if name in allowed or (reasons and len(reasons) == len(finding.what)):
+        reason = allowed.get(name) or "; ".join(dict.fromkeys(reasons.values()))
+        return replace(finding, verdict=Verdict.NOTE, allowed=reason)
     if not reasons:
         return finding
     left = tuple(what for what in finding.what if what not in reasons)

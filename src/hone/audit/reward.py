@@ -80,8 +80,8 @@ def check_restylings(prober: Prober, reference: Sequence[Probe]) -> tuple[Check,
 
     `reference` are the probes of `check_reference`; only references that are correct are restyled.
     """
-    paid = {probe.example_id: probe.score.reward for probe in reference if probe.correct}
-    subjects = [subject for subject in prober.distinct if subject.example.id in paid]
+    right = {probe.example_id for probe in reference if probe.correct}
+    subjects = [subject for subject in prober.distinct if subject.example.id in right]
     texts = [
         Text(subject, restyling.name, subject.saying(text))
         for subject in subjects
@@ -91,21 +91,12 @@ def check_restylings(prober: Prober, reference: Sequence[Probe]) -> tuple[Check,
     probes = prober.grade(texts)
     by_name = _by_name(probes)
     lost = {name: some for name, all_ in by_name.items() if (some := [p for p in all_ if not (p.correct or p.failed)])}
-    less = [p for p in probes if p.correct and p.score.reward < paid[p.example_id] - _TINY]
     findings = failures(probes)
-    doubtful = [*(probe for some in lost.values() for probe in some), *less]
-    if not prober.is_steady(doubtful):
-        findings += prober.unsteady_findings(doubtful)
-    else:
+    doubtful = [probe for some in lost.values() for probe in some]
+    if prober.is_steady(doubtful):
         findings += _lost(lost, by_name, _takes_bare_answers(subjects, by_name, lost))
-        if less:
-            names = tuple(dict.fromkeys(probe.name for probe in less))
-            most = max(paid[probe.example_id] - probe.score.reward for probe in less)
-            styles = "harmless style costs" if len(names) == 1 else "harmless styles cost"
-            title = f"{len(names)} {styles} a right answer up to {most:.3g} of its reward: {listed(names)}"
-            remedy = "make sure that this is meant: what is paid for style is not paid for the answer"
-            shown = examples_of(less, "the reward of the reference")
-            findings.append(Finding("style-costs", Verdict.WARN, title, remedy, names, shown))
+    else:
+        findings += prober.unsteady_findings(doubtful)
     figures = {
         "restylings": len(by_name),
         "texts": len(probes),
