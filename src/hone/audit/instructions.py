@@ -26,28 +26,38 @@ _AUXILIARY = re.compile(
     "a|b|body|br|div|em|hr|html|i|li|ol|p|pre|span|strong|sub|sup|ul"
 )
 """Tags that do not hold the answer: of thoughts, tools, data, HTML."""
-_TAG = re.compile(r"<([A-Za-z_][\w-]{0,40})>")
 _PAIR = re.compile(r"<([A-Za-z_][\w-]{0,40})>(.*?)</\1>", re.DOTALL)
-_MARKER = re.compile(r"\b((?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)", re.IGNORECASE)
-_KEY = re.compile(r"\{\s*\"(\w+)\"\s*:|\bJSON\b[^.\n]{0,80}?\b(?:key|field)s?\s+[\"'`](\w+)[\"'`]")
-_FENCE = re.compile(r"```|\bcode (?:block|fence)\b", re.IGNORECASE)
+_CALL_KEYS = ("name", "type", "role", "function", "arguments")
+"""Keys of JSON that belong to a tool and its calls."""
+# What names a form, whose group is {0} in the rest; the form's name; the ways to write it around the answer {1}.
+_FORMS = (
+    (r"<([A-Za-z_][\w-]{0,40})>", "<{0}>", ("<{0}>{1}</{0}>", "<{0}>\n{1}\n</{0}>")),
+    (r"\\(boxed)", r"\boxed{{}}", (r"\boxed{{{1}}}", r"$\boxed{{{1}}}$")),
+    (r"\b((?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)(?=\s*\S)", "{0}", ("{0} {1}", "{0}\n{1}")),
+    (r"(####)", "{0}", ("{0} {1}",)),
+    (
+        r"(?:\{\s*\"|\bJSON\b[^.\n]{0,80}?\b(?:key|field)s?\s+[\"'`])(\w+)[\"'`]",
+        'JSON with "{0}"',
+        ('{{"{0}": "{1}"}}', '{{"{0}": {1}}}', '```json\n{{"{0}": "{1}"}}\n```'),
+    ),
+    (r"(```|\bcode (?:block|fence)\b)", "a code fence", ("```\n{1}\n```", "```python\n{1}\n```")),
+)
 _LAST_LINE = re.compile(r"\b(?:last|final) line\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class AskedForm:
-    """A form of an answer: its name ("<answer>"), what a prompt says of it (`snippet`), and the ways to write it, each
-    as what comes before and after the answer.
-    """
+    """A form of an answer: its name ("<answer>"), what a prompt says of it (`snippet`), and templates of the answer."""
 
     name: str
     snippet: str
-    ways: tuple[tuple[str, str], ...]
+    ways: tuple[str, ...]
+    what: str = ""
 
     def texts(self, answer: str) -> list[str]:
         """Return the answer in this form, in each way to write it."""
         given = json.dumps(answer, ensure_ascii=False)[1:-1] if self.name.startswith("JSON") else answer
-        return [f"{before}{given}{after}" for before, after in self.ways]
+        return [way.format(self.what, given) for way in self.ways]
 
 
 def check_instructions(
@@ -87,32 +97,16 @@ def check_instructions(
 def forms_in(text: str, ignored: frozenset[str] = frozenset()) -> list[AskedForm]:
     """Return the forms of an answer that a text names, in the order of their kinds."""
     found: dict[str, AskedForm] = {}
-
-    def add(name: str, start: int, *ways: tuple[str, str]) -> None:
-        found.setdefault(name, AskedForm(name, _snippet(text, start), ways))
-
-    for match in _TAG.finditer(text):
-        tag = match[1]
-        if not _AUXILIARY.fullmatch(tag.lower()) and tag not in ignored:
-            add(f"<{tag}>", match.start(), (f"<{tag}>", f"</{tag}>"), (f"<{tag}>\n", f"\n</{tag}>"))
-    if (start := text.find(r"\boxed")) >= 0:
-        add(r"\boxed{}", start, (r"\boxed{", "}"), (r"$\boxed{", "}$"))
-    for match in _MARKER.finditer(text):
-        if text[match.end() :].strip():  # a prompt that ends so is to be gone on with
-            mark = re.sub(r"\s+", " ", match[1])
-            add(mark, match.start(), (f"{mark} ", ""), (f"{mark}\n", ""))
-    if (start := text.find("####")) >= 0:
-        add("####", start, ("#### ", ""))
-    for match in _KEY.finditer(text):
-        key = match[1] or match[2]
-        if key not in ("name", "type", "role", "function", "arguments"):  # of a tool and its calls
-            ways = ((f'{{"{key}": "', '"}'), (f'{{"{key}": ', "}"))
-            fenced = tuple((f"```json\n{before}", f"{after}\n```") for before, after in ways)
-            add(f'JSON with "{key}"', match.start(), *ways, *fenced)
-    if match := _FENCE.search(text):
-        add("a code fence", match.start(), ("```\n", "\n```"), ("```python\n", "\n```"))
+    for pattern, name, ways in _FORMS:
+        for match in re.finditer(pattern, text, re.IGNORECASE):
+            what = " ".join(match[1].split())
+            is_tag = name.startswith("<")
+            if (is_tag and (_AUXILIARY.fullmatch(what.lower()) or what in ignored)) or what in _CALL_KEYS:
+                continue
+            form = AskedForm(name.format(what), _snippet(text, match.start()), ways, what)
+            found.setdefault(form.name, form)
     if (match := _LAST_LINE.search(text)) and not found:  # else it says where the form stands
-        add("the last line", match.start(), ("", ""))
+        found["the last line"] = AskedForm("the last line", _snippet(text, match.start()), ("{1}",))
     return list(found.values())
 
 
@@ -161,7 +155,7 @@ def _form_findings(
         return
     lost: dict[str, Probe] = {}
     for form in forms:
-        before = form.ways[0][0].strip()
+        before = form.ways[0].partition("{1}")[0].format(form.what).strip()
         in_references = before and any(before in subject.text for subject in subjects)
         if not in_references and (probe := _lost(prober, subjects, form.name, form.texts)) is not None:
             lost[form.name] = probe

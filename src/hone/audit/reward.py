@@ -166,7 +166,7 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
             Text(subject, exploit.name, script)
             for exploit in EXPLOITS
             if hostile or not exploit.hostile
-            for subject in (subjects if hostile or exploit.play is None else subjects[:1])
+            for subject in (subjects if hostile or not exploit.plays else subjects[:1])
             for script in exploit.apply(subject, prober.subjects, prober.env, Path(folder))
         ]
         probes = prober.grade(texts)

@@ -32,7 +32,7 @@ from hone.runs.reader import Run
 from hone.runs.summary import (
     KILLED,
     Summary,
-    alarms_of,
+    alarms_in,
     audit_in_words,
     certificate_in_words,
     code_in_words,
@@ -177,7 +177,7 @@ def _page(one: Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
     if one.progress.history:
         yield "latest", [f"step {one.progress.done}: {', '.join(one.progress.summary())}"]
     yield "pool", [pool_in_words(one.progress.metrics)]
-    yield "alarms", map(str, alarms_of(one.path))
+    yield "alarms", map(str, alarms_in(Run(one.path).events()))
     for line in one.progress.evaluation():
         yield "held out", [f"{line}, at step {one.progress.eval_step}"]
     changed = predictions.problem(info, one.path)

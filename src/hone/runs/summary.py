@@ -156,33 +156,22 @@ def status_text(run: Summary) -> str:
 def next_commands(run: Summary) -> list[tuple[str, str]]:
     """Return what makes sense now, as (what for, command to paste)."""
     quoted = shlex.quote(str(run.path))
-    lost = [("see where the reward went", f"hone regrade {quoted}")] if _has_fallen(run) else []
     end = ("end it", f"hone runs stop {quoted}")
     if run.status == "paused":
-        return [("let it go on", f"hone runs continue {quoted}"), end, *lost]
+        return [("let it go on", f"hone runs continue {quoted}"), end]
     if run.status == "running":
-        return [("watch it", f"hone runs attach {quoted}"), end, *lost]
+        return [("watch it", f"hone runs attach {quoted}"), end]
     if run.kind == "eval":
         return []
     if interrupted(run.path):
-        return [("finish the resume that was interrupted", _resuming(run)), *lost]
+        return [("finish the resume that was interrupted", _resuming(run))]
     if run.status == "done":
-        again = [("check that it can be repeated", f"hone verify {quoted} --steps 3"), *lost]
+        again = [("check that it can be repeated", f"hone verify {quoted} --steps 3")]
         if weights := Run(run.path).weights():
             return [("evaluate it", evaluation(run, str(weights[max(weights)]), ("-n", "100", "-r", "4"))), *again]
         return again
     steps = run.checkpoints
-    return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run)), *lost]
-
-
-def _has_fallen(run: Summary) -> bool:
-    """Return True if the last tenth of an RL run was paid less than 60 % of what its best tenth was."""
-    rewards = run.progress.history if run.kind == "rl" else []
-    size = len(rewards) // 10
-    if size < 2:
-        return False
-    means = [sum(rewards[end - size : end]) / size for end in range(len(rewards), size - 1, -size)]
-    return means[0] < 0.6 * max(means)
+    return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run))]
 
 
 def print_next(run: Summary) -> None:
@@ -296,11 +285,6 @@ class Raised:
     def __str__(self) -> str:
         span = f"since step {self.since}; then" if self.over is None else f"from step {self.since} to {self.over}"
         return f"{self.name} {span}: {self.evidence}"
-
-
-def alarms_of(path: Path) -> list[Raised]:
-    """Return each alarm that was raised in a run, in order."""
-    return alarms_in(Run(path).events())
 
 
 def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
