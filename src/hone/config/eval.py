@@ -33,7 +33,7 @@ class EvalConfig(BaseConfig):
     template: dict[str, Any] | None = None
     """How the columns that the environment reads are made of those of its data set, as in training."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
-    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it."""
+    """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, or its only one."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
     """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
     api_key_var: str | None = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))

@@ -190,7 +190,7 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
         from_table = not own and usual.usd_per_hour == plan.device.usd_per_hour
         source = f" (a table's, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
-    yield f"an estimate: {EFFICIENCY[plan.device.kind].source}. --calibrate measures it."
+    yield f"an estimate from {EFFICIENCY[plan.device.kind].source}; --calibrate measures it"
 
 
 def times_words(times: Times) -> str:

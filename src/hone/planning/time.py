@@ -8,6 +8,7 @@ until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -20,11 +21,10 @@ SMALL_MODEL = 10_000_000
 """As `hone.composition.machine`."""
 
 
-@dataclass(frozen=True)
-class Efficiency:
+class Efficiency(NamedTuple):
     """Shares of the peak that are reached: `train` and `prefill` of the FLOP/s, `bandwidth` of the bytes/s.
 
-    `overhead` are the seconds in which a layer's kernels are launched, forward once; `source` is where all are from.
+    `overhead` are the seconds in which a layer's kernels are launched, forward once; `source` says where from.
     """
 
     train: float
@@ -34,23 +34,11 @@ class Efficiency:
     source: str
 
 
+H100 = "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak"
+TINY = "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json"
 EFFICIENCY = {
-    "cuda": Efficiency(
-        0.11,
-        0.25,
-        0.5,
-        300e-6,
-        "11 % of the peak in training, what prime-rl publishes for RL of Qwen3-0.6B on an H100 (11.9k tokens/s); half "
-        "of the bandwidth in sampling; 0.3 ms a layer to launch its kernels",
-    ),
-    "cpu": Efficiency(
-        0.25,
-        0.25,
-        0.5,
-        150e-6,
-        "a quarter of what a square product reaches here, as a step of the tiny model does (benchmarks/results/"
-        "rl_step.json), and 0.15 ms a layer to start its operations",
-    ),
+    "cuda": Efficiency(0.11, 0.25, 0.5, 300e-6, H100),
+    "cpu": Efficiency(0.25, 0.25, 0.5, 150e-6, TINY),
 }
 """By kind of device."""
 
