@@ -74,7 +74,7 @@ SETTINGS = {
     "--orchestrator.sampling.temperature 0.2": "temperature = 0.2 hardly explores",
     "--orchestrator.eval.interval 200": "eval.interval = 200 is beyond max_steps = 100",
     "--orchestrator.eval.num-examples 900": "num_examples = 900, but only 500 examples are held out",
-    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: there will be no checkpoint",
+    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: nothing comes before the end",
     "--budget.hours 0.01": "budget.hours = 0.01 ends the run after about",
     "--budget.tokens 1000": "budget.tokens = 1,000 ends the run after about 0 of 100 steps",
 }

@@ -12,7 +12,7 @@ from hone.config.shared import GradingConfig, Precision, server_url
 from hone.errors import UserError
 
 MAX_TOKENS = 1024
-"""Most new tokens per completion where nothing is said."""
+"""Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var": "-k", "concurrency": "-c", "timeout": "--timeout", "max_retries": "--max-retries"}
 """Fields that mean something with `base_url` alone, and their flags."""
 NEEDS_PROCESS = {"precision": "--precision", "threads": "--threads", "chat_template": "--chat-template"}

@@ -45,11 +45,12 @@ CUSTOMARY = {
 def surprises(plan: Plan) -> list[str]:
     """Return all of them, the gravest kinds first."""
     config = plan.config
-    first = _of_rl(config, plan.steps, plan.facts) if isinstance(config, RLConfig) else _of_sft(config)
-    return [*first, *_training(config, plan.shape), *_checkpoints(plan), *_budget(plan)]
+    rl = config if isinstance(config, RLConfig) else None
+    first = _rollouts(rl, plan.steps, plan.facts) if rl else ()
+    return [*first, *_training(config, plan.shape), *_intervals(config), *_checkpoints(plan), *_budget(plan)]
 
 
-def _of_rl(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
+def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
     """Yield what is odd about lengths, groups and evaluations."""
     orch, evals = config.orchestrator, config.orchestrator.eval
     most, group, temperature = orch.sampling.max_tokens, orch.rollouts_per_example, orch.sampling.temperature
@@ -86,21 +87,19 @@ def _of_rl(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
             "no evaluation: the reward on training prompts will be the only sign; add --orchestrator.eval.num-examples "
             "128"
         )
-        return
-    if evals.interval > config.max_steps:
-        yield _beyond("orchestrator.eval.interval", evals.interval, config.max_steps, "evaluation")
-    if facts.held_out is not None and evals.num_examples > facts.held_out:
+    elif facts.held_out is not None and evals.num_examples > facts.held_out:
         yield f"orchestrator.eval.num_examples = {evals.num_examples}, but only {facts.held_out} examples are held out"
 
 
-def _of_sft(config: SFTConfig) -> Iterator[str]:
-    if config.val is not None and config.val.interval > config.max_steps:
-        yield _beyond("val.interval", config.val.interval, config.max_steps, "validation")
-
-
-def _beyond(key: str, interval: int, steps: int, what: str) -> str:
-    only = f"there will be no {what} between the start and the end"
-    return f"{key} = {interval} is beyond max_steps = {steps}: {only}; set it to {max(1, steps // 5)}"
+def _intervals(config: RLConfig | SFTConfig) -> Iterator[str]:
+    """Yield intervals that the run never comes to."""
+    evals = {"orchestrator.eval": config.orchestrator.eval} if isinstance(config, RLConfig) else {"val": config.val}
+    for name, section in (evals | {"ckpt": config.ckpt}).items():
+        if section is not None and (section.interval or 0) > config.max_steps:
+            yield (
+                f"{name}.interval = {section.interval} is beyond max_steps = {config.max_steps}: nothing comes before "
+                f"the end; set it to {max(1, config.max_steps // 5)}"
+            )
 
 
 def _rounded(tokens: int) -> int:
@@ -142,8 +141,6 @@ def _checkpoints(plan: Plan) -> Iterator[str]:
                 f"{max(1, int(1800 / times.step))} (every half hour)"
             )
         return
-    if ckpt.interval is not None and ckpt.interval > config.max_steps:
-        yield _beyond("ckpt.interval", ckpt.interval, config.max_steps, "checkpoint")
     if plan.shape is None or not plan.here:
         return
     size, free = disk_needed(config, plan.shape), free_disk(config.output_dir)
