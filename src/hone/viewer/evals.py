@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import QueryParams
 
@@ -31,8 +29,7 @@ CHANGES = {
 """What can become of an example between two evaluations, in the order of the page."""
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One of two evaluations: of a version of a run, or a run of `hone eval`."""
 
     label: str
@@ -41,18 +38,12 @@ class Side:
     rows: list[Row]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A held-out example's completion in two evaluations."""
 
     before: Row
     after: Row
     change: str
-
-    @property
-    def gain(self) -> float:
-        """By how much its reward rose."""
-        return (self.after["reward"] or 0.0) - (self.before["reward"] or 0.0)
 
 
 def read_eval(run: Run, version: int | None) -> list[Row]:
@@ -62,36 +53,39 @@ def read_eval(run: Run, version: int | None) -> list[Row]:
     except OSError as error:
         raise UserError(f"the samples of this evaluation cannot be read ({error.strerror})") from None
     weights = run.info.get("reward_weights")
-    return [_filled(i, row, weights if isinstance(weights, dict) else {}) for i, row in enumerate(rows)]
-
-
-def _filled(place: int, row: dict[str, Any], weights: Mapping[str, float]) -> Row:
-    made: Row = {"place": place, **row}
-    for name in ("prompt", "completion"):
-        made[name] = made.get(name) if conversation.is_messages(made.get(name)) else []
-    for name in ("outcome", "detail", "answer", "stop_reason", "example_id"):
-        made[name] = str(made.get(name) or "")
-    for name in ("reward", "completion_tokens", "example", "rollout"):
-        value = made.get(name)
-        made[name] = value if isinstance(value, int | float) and math.isfinite(value) else None
-    components = made.get("components")
-    numbers = components.items() if isinstance(components, dict) else ()
-    made["components"] = {name: value for name, value in numbers if isinstance(value, int | float)}
-    made["weights"] = {name: weights[name] for name in made["components"] if name in weights}
-    return made
+    known = weights if isinstance(weights, dict) else {}
+    found = []
+    for place, row in enumerate(rows):
+        made: Row = {"place": place, **row}
+        for name in ("prompt", "completion"):
+            made[name] = made.get(name) if conversation.is_messages(made.get(name)) else []
+        for name in ("outcome", "detail", "answer", "stop_reason", "example_id"):
+            made[name] = str(made.get(name) or "")
+        for name in ("reward", "completion_tokens", "example", "rollout"):
+            value = made.get(name)
+            made[name] = value if isinstance(value, int | float) and math.isfinite(value) else None
+        parts = made.get("components")
+        numbers = parts.items() if isinstance(parts, dict) else ()
+        made["components"] = {name: value for name, value in numbers if isinstance(value, int | float)}
+        made["weights"] = {name: known[name] for name in made["components"] if name in known}
+        found.append(made)
+    return found
 
 
 def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = None) -> str:
-    """Show the samples of an evaluation: of a version of a run, or of a run of `hone eval`."""
+    """Show the samples of an evaluation: of a version of a run, or of a run of `hone eval`; of that, with `against`,
+    beside those of another one.
+    """
     entry = site.catalog.entry(slug)
-    run = Run(entry.path)
-    number = None if version is None else whole("version", version)
+    run, number = Run(entry.path), None if version is None else whole("version", version)
     if number is not None:
         _check_version(entry, number, run.evals())
-    elif not entry.is_evaluation:
-        raise NotFound(f"{entry.name} is no evaluation: choose one of its versions' {run.evals() or ''}".rstrip())
-    elif query.get("against"):
-        return _against(site, query, entry)
+    else:
+        _check_evaluation(entry)
+        if query.get("against"):
+            _check_evaluation(other := site.catalog.entry(query["against"]))
+            sides = [Side(one.name, one.slug, None, read_eval(Run(one.path), None)) for one in (other, entry)]
+            return _compare(site, query, entry, "eval/", sides)
     rows = read_eval(run, number)
     outcome, one = query.get("outcome", ""), query.get("one", "")
     others = [] if number is not None else [e for e in site.catalog.entries() if e.is_evaluation and e.slug != slug]
@@ -131,24 +125,16 @@ def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -
     for version in (whole("version", before), whole("version", after)):
         _check_version(entry, version, run.evals())
         sides.append(Side(f"version {version}", slug, version, read_eval(run, version)))
-    return _changed(site, query, entry, f"change/{sides[0].version}/{sides[1].version}/", sides)
+    return _compare(site, query, entry, f"change/{sides[0].version}/{sides[1].version}/", sides)
 
 
-def _against(site: Site, query: QueryParams, entry: Entry) -> str:
-    """Show two runs of `hone eval` side by side: that of `against`, and this one."""
-    other = site.catalog.entry(query["against"])
-    if not other.is_evaluation:
-        raise NotFound(f"{other.name} is no evaluation: choose a run of `hone eval`")
-    sides = [Side(one.name, one.slug, None, read_eval(Run(one.path), None)) for one in (other, entry)]
-    return _changed(site, query, entry, "eval/", sides)
-
-
-def _changed(site: Site, query: QueryParams, entry: Entry, path: str, sides: list[Side]) -> str:
+def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: list[Side]) -> str:
     kind = query.get("change", "")
     if kind not in ("", *CHANGES):
         raise UserError(f"change cannot be {kind[:50]!r}: it is one of {', '.join(CHANGES)}")
     pairs, lone = paired(sides[0].rows, sides[1].rows)
     counts = Counter(pair.change for pair in pairs)
+    turned, several = counts["right"] + counts["wrong"], any(pair.after["rollout"] for pair in pairs)
     common = [[pair.before for pair in pairs], [pair.after for pair in pairs]]
     return site.run_page(
         "change.html",
@@ -160,7 +146,8 @@ def _changed(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
         counts={name: counts[name] for name in CHANGES},
         right=[sum(row["outcome"] == "correct" for row in side) for side in common],
         means=[_mean(side) for side in common],
-        odds=_odds(pairs, counts),
+        # several completions of an example are not independent of each other
+        odds=f"p = {mcnemar(counts['right'], counts['wrong']):.2g}" if turned and not several else "",
         lone=lone,
         total=len(pairs),
         parts=_parts if query.get("diff") == "1" else None,
@@ -170,23 +157,26 @@ def _changed(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
 
 def paired(before: list[Row], after: list[Row]) -> tuple[list[Pair], int]:
     """Return completions of the same example and number in both, changes first; and how many have no counterpart."""
-    known = dict(zip(_keys(before), before, strict=True))
-    both = [(known[key], row) for key, row in zip(_keys(after), after, strict=True) if key in known]
+    known = _by_example(before)
+    both = [(known[key], row) for key, row in _by_example(after).items() if key in known]
     pairs = [Pair(was, became, _change(was, became)) for was, became in both]
-    order = list(CHANGES)
-    pairs.sort(key=lambda pair: (order.index(pair.change), -abs(pair.gain), pair.after["place"]))
-    return pairs, len(before) + len(after) - 2 * len(pairs)
+
+    def order(pair: Pair) -> tuple[int, float, int]:
+        gain = (pair.after["reward"] or 0.0) - (pair.before["reward"] or 0.0)
+        return list(CHANGES).index(pair.change), -abs(gain), pair.after["place"]
+
+    return sorted(pairs, key=order), len(before) + len(after) - 2 * len(pairs)
 
 
-def _keys(rows: list[Row]) -> list[tuple[str, Any, int]]:
-    """Return example and number of each completion, and which it is of those that have both: a task may ask twice."""
-    seen: Counter[tuple[str, Any]] = Counter()
-    keys = []
+def _by_example(rows: list[Row]) -> dict[Any, Row]:
+    """Return completions by example, number, and which it is of those that have both: a task may ask twice."""
+    seen: Counter[Any] = Counter()
+    found = {}
     for row in rows:
         key = row["example_id"], row["rollout"]
-        keys.append((*key, seen[key]))
+        found[*key, seen[key]] = row
         seen[key] += 1
-    return keys
+    return found
 
 
 def _change(before: Row, after: Row) -> str:
@@ -198,19 +188,15 @@ def _change(before: Row, after: Row) -> str:
     return "better" if after["reward"] > before["reward"] else "worse"
 
 
-def _odds(pairs: list[Pair], counts: Mapping[str, int]) -> str:
-    """Return what McNemar's exact test says; empty if no example turned, or of several completions of each, which are
-    not independent of each other.
-    """
-    turned = counts["right"] + counts["wrong"]
-    if not turned or any(pair.after["rollout"] for pair in pairs):
-        return ""
-    return f"p = {mcnemar(counts['right'], counts['wrong']):.2g}"
-
-
 def _parts(pair: Pair) -> Any:
     texts = ["\n\n".join(conversation.text_of(m) for m in side["completion"]) for side in (pair.before, pair.after)]
     return word_diff(*texts)
+
+
+def _check_evaluation(entry: Entry) -> None:
+    """Raise NotFound for what is no run of `hone eval`."""
+    if not entry.is_evaluation:
+        raise NotFound(f"{entry.name} is no evaluation: choose a run of `hone eval`, or a version that was evaluated")
 
 
 def _check_version(entry: Entry, version: int, versions: list[int]) -> None:

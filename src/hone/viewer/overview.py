@@ -55,7 +55,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         "charts": [asdict(chart) for chart in drawn],
         "markers": [asdict(one) for one in markers(events)],
         "smooth": min(101, rows // 30 // 2 * 2 + 1),  # a thirtieth of the run's steps, an odd number
-        "links": {"step": links.step(slug, _SOMEWHERE), "eval": links.evaluation(slug, _SOMEWHERE)},
+        "links": {"step": links.to("run", slug, "step", _SOMEWHERE), "eval": links.to("run", slug, "eval", _SOMEWHERE)},
         "somewhere": str(_SOMEWHERE),
         "steps": run.rollout_steps(),
         "evals": run.evals(),

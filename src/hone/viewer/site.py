@@ -49,50 +49,18 @@ class Links:
 
     here: str = ""
 
-    def runs(self) -> str:
-        return self._to("")
-
-    def curves(self, **query: Any) -> str:
-        return self._to("curves/", query)
-
-    def run(self, slug: str, path: str = "", **query: Any) -> str:
-        """Return the link to a page of a run: its overview, or `search/`, `behaviours/`, `card/`."""
-        return self._to(f"run/{_quoted(slug)}/{path}", query)
-
-    def step(self, slug: str, step: int, **query: Any) -> str:
-        return self.run(slug, f"step/{step}/", **query)
-
-    def sample(self, slug: str, step: int, row: int, **query: Any) -> str:
-        return self.run(slug, f"sample/{step}/{row}/", **query)
-
-    def compare(self, slug: str, example: str, before: int, after: int) -> str:
-        return self.run(slug, f"compare/{_quoted(example)}/{before}/{after}/")
-
-    def evaluation(self, slug: str, version: int | None = None, **query: Any) -> str:
-        """Return the link to the samples of the evaluation of a version, or of a run of `hone eval`."""
-        return self.run(slug, "eval/" if version is None else f"eval/{version}/", **query)
-
-    def change(self, slug: str, before: int, after: int, **query: Any) -> str:
-        return self.run(slug, f"change/{before}/{after}/", **query)
+    def to(self, *path: object, **query: Any) -> str:
+        """Return the link to a page by the parts of its path, but for those that are None; the list of runs has none."""
+        parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
 
     def asset(self, name: str) -> str:
         return f"{self._up}assets/{name}"
 
-    def data(self, path: str, slug: str = "") -> str:
-        """Return the address of JSON about a run, or about all."""
-        return f"{self._up}data/{f'{_quoted(slug)}/' if slug else ''}{path}"
-
     @property
     def _up(self) -> str:
         return "../" * self.here.count("/")
-
-    def _to(self, path: str, query: dict[str, Any] | None = None) -> str:
-        given = {name: value for name, value in (query or {}).items() if value not in (None, "", [], ())}
-        return (self._up + path or "./") + (f"?{urlencode(given, doseq=True, errors='replace')}" if given else "")
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="~")
 
 
 class Site:

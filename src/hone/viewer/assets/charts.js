@@ -50,11 +50,6 @@ const charts = (() => {
 
   const of = (data, name) => data.get(name) || NONE;
 
-  function format(value, view) {
-    if (value === undefined || value === null) return "?";
-    return view.share ? `${(value * 100).toFixed(1)} %` : Number(value).toPrecision(4);
-  }
-
   // What a hover adds where the axis does not say it.
   const at = (view) => (view.axis === "step" ? "" : ", step %{customdata}");
 
@@ -87,110 +82,85 @@ const charts = (() => {
       cliponaxis: false, connectgaps: true, // there are no values between two evaluations
     };
     if (!spec.low) return trace;
-    const [low, high] = [spec.low, spec.high].map((name) => atSteps(of(data, name), trace.customdata));
-    const apart = (a, b) => (a === undefined || a === null || b === null ? 0 : Math.max(0, a - b));
+    const [low, high] = [spec.low, spec.high].map((name) => new Map(known(of(data, name))));
+    const steps = trace.customdata, has = (step) => low.has(step) && high.has(step);
+    const apart = (a, b) => Math.max(0, a - b);
     trace.error_y = {
       type: "data", symmetric: false, color, thickness: 1.3, width: 4,
-      array: trace.y.map((y, index) => apart(high[index], y)),
-      arrayminus: trace.y.map((y, index) => (y === null ? 0 : apart(y, low[index] ?? y))),
+      array: trace.y.map((y, row) => (has(steps[row]) ? apart(high.get(steps[row]), y) : 0)),
+      arrayminus: trace.y.map((y, row) => (has(steps[row]) ? apart(y, low.get(steps[row])) : 0)),
     };
-    const interval = (index) => ((low[index] ?? null) === null ? ""
-      : ` (95 %: ${format(low[index], view)} to ${format(high[index], view)})`);
-    trace.hovertemplate = trace.y.map((_, index) => `%{y:${digits}}${interval(index)}${at(view)}`);
+    const format = (value) => (view.share ? `${(value * 100).toFixed(1)} %` : value.toPrecision(4));
+    const interval = (step) => (has(step) ? ` (95 %: ${format(low.get(step))} to ${format(high.get(step))})` : "");
+    trace.hovertemplate = steps.map((step) => `%{y:${digits}}${interval(step)}${at(view)}`);
     return trace;
   }
 
-  // The values of a metric at these steps; undefined where it has none.
-  function atSteps(points, steps) {
-    const found = new Map(points.step.map((step, index) => [step, points.y[index]]));
-    return steps.map((step) => found.get(step));
-  }
-
-  // The rows of a metric at these indices.
-  const pick = (points, rows) =>
-    Object.fromEntries(Object.entries(points).map(([key, column]) => [key, rows.map((row) => column[row])]));
-
   // Areas on top of each other; what is below 0 lies below the others. Steps that have none of them are left out.
   function stack(chart, data, view) {
-    const lines = chart.lines.map((spec) => ({ spec, points: of(data, spec.metric) }));
     const sums = new Map();
-    for (const { spec, points } of lines) points.step.forEach((step, index) => {
-      if (points.y[index] !== null) sums.set(step, (sums.get(step) || 0) + points.y[index] * spec.scale);
-    });
-    const found = lines.map(({ spec, points }) => {
-      const rows = points.step.map((_, index) => index).filter((index) => sums.has(points.step[index]));
-      const y = rows.map((row) => (points.y[row] ?? 0) * spec.scale);
-      const below = y.reduce((sum, one) => sum + one, 0) < 0;
-      return area(spec.label, hone.color(spec.color), pick(points, rows), y, view, below);
+    for (const spec of chart.lines) for (const [step, y] of known(of(data, spec.metric))) {
+      sums.set(step, (sums.get(step) || 0) + y * spec.scale);
+    }
+    const found = chart.lines.map((spec) => {
+      const points = of(data, spec.metric), values = new Map(known(points));
+      const x = points[view.axis].filter((_, row) => sums.has(points.step[row]));
+      const steps = points.step.filter((step) => sums.has(step)), y = steps.map((step) => (values.get(step) ?? 0) * spec.scale);
+      return area(spec.label, hone.color(spec.color), x, steps, y, view);
     });
     if (chart.whole) {
       const whole = of(data, chart.whole);
-      const rest = whole.y.map((y, index) => Math.max(0, (y ?? 0) - (sums.get(whole.step[index]) || 0)));
-      found.push(area("other", hone.color("line"), whole, rest, view, false));
+      const rest = whole.y.map((y, row) => Math.max(0, (y ?? 0) - (sums.get(whole.step[row]) || 0)));
+      found.push(area("other", hone.color("line"), whole[view.axis], whole.step, rest, view));
     }
     return found;
   }
 
-  function area(label, color, points, y, view, below) {
+  // Steps and values of a metric, where it has one.
+  const known = (points) => points.step.map((step, row) => [step, points.y[row]]).filter(([_, y]) => y !== null);
+
+  function area(label, color, x, steps, y, view) {
+    const below = y.reduce((sum, one) => sum + one, 0) < 0;
     return {
-      type: "scatter", mode: "lines", name: plain(label), x: points[view.axis], y, customdata: points.step,
-      meta: "step", stackgroup: below ? "below" : "above", line: { width: 0.8, color }, fillcolor: faded(color, 0.75),
+      type: "scatter", mode: "lines", name: plain(label), x, y, customdata: steps, meta: "step",
+      stackgroup: below ? "below" : "above", line: { width: 0.8, color }, fillcolor: faded(color, 0.75),
       hovertemplate: `%{y:${view.share ? ".1%" : ".4~g"}}${at(view)}`, hoverlabel: { namelength: -1 },
     };
   }
 
-  // Where a step lies on the axis: that of the last known step up to it.
-  function place(step, data, axis) {
-    if (axis === "step") return step;
-    const points = ["reward/mean", "loss", "time/step"].map((name) => of(data, name)).find((one) => one.step.length);
-    if (!points) return null;
-    let index = 0;
-    while (index + 1 < points.step.length && points.step[index + 1] <= step) index += 1;
-    return points[axis][index];
-  }
+  // Where a step lies on the axis: where the last row up to it does. `x` has the axes of all rows.
+  const place = (step, x, axis) => (axis === "step" ? step
+    : x[axis][Math.max(0, x.step.findLastIndex((one) => one <= step))] ?? null);
 
   const tint = (one) => hone.color(one.kind === "alarm" ? "warn" : "muted");
 
   // A dotted line for each event, a shaded stretch for an alarm that lasts; `end` is the last step.
-  function eventShapes(events, data, view, end) {
+  function eventShapes(events, x, view, end) {
     const common = { yref: "paper", y0: 0, y1: 1, layer: "below" };
     return events.flatMap((one) => {
-      const x0 = place(one.step, data, view.axis), color = tint(one);
-      if (x0 === null) return [];
+      const x0 = place(one.step, x, view.axis), x1 = place(one.until ?? end, x, view.axis), color = tint(one);
       const dotted = { ...common, type: "line", x0, x1: x0, line: { color, width: 1, dash: "dot" } };
-      if (one.kind !== "alarm") return [dotted];
-      const x1 = place(one.until ?? end, data, view.axis);
-      return [dotted, { ...common, type: "rect", x0, x1, fillcolor: faded(color, 0.08), line: { width: 0 } }];
+      const shade = { ...common, type: "rect", x0, x1, fillcolor: faded(color, 0.08), line: { width: 0 } };
+      return x0 === null ? [] : one.kind === "alarm" ? [dotted, shade] : [dotted];
     });
   }
 
   // The marks that say what the events are.
-  function eventMarks(events, data, view) {
-    const there = events.filter((one) => place(one.step, data, view.axis) !== null);
+  function eventMarks(events, x, view) {
     const wrap = (text) => plain(text).replace(/(.{60}\S*) /g, "$1<br>");
     return {
-      type: "scatter", mode: "markers", name: "events", yaxis: "y2", showlegend: false,
-      x: there.map((one) => place(one.step, data, view.axis)), y: there.map(() => 0.97),
+      type: "scatter", mode: "markers", name: "events", yaxis: "y2", showlegend: false, meta: "step",
+      x: events.map((one) => place(one.step, x, view.axis)), y: events.map(() => 0.97),
       marker: {
-        symbol: there.map((one) => (one.kind === "alarm" ? "triangle-down" : "diamond")), size: 9,
-        color: there.map(tint),
+        symbol: events.map((one) => (one.kind === "alarm" ? "triangle-down" : "diamond")), size: 9,
+        color: events.map(tint),
       },
-      customdata: there.map((one) => one.step), meta: "step",
-      hovertemplate: there.map((one) => `step ${one.step}: ${wrap(one.text)}<extra></extra>`),
+      customdata: events.map((one) => one.step),
+      hovertemplate: events.map((one) => `step ${one.step}: ${wrap(one.text)}<extra></extra>`),
     };
   }
 
-  // The range of an axis for a value that never changes, where Plotly would leave one unit around it.
-  function flat(drawn, log) {
-    const shown = drawn.filter((trace) => trace.yaxis !== "y2");
-    const values = shown.flatMap((trace) => trace.y).filter((y) => typeof y === "number");
-    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
-    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-    if (log || !values.length || low === 0 || high - low > 1e-9 * Math.abs(high)) return {};
-    return { range: [Math.min(0, 2 * low), Math.max(0, 2 * high)] };
-  }
-
-  function layout(chart, view, drawn, shapes = []) {
+  function layout(chart, view, shapes = []) {
     const fg = hone.color("fg"), line = hone.color("line"), muted = hone.color("muted");
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
     const log = chart.log || view.log, share = chart.share && !chart.log;
@@ -211,9 +181,9 @@ const charts = (() => {
       },
       yaxis: {
         ...axis, type: log ? "log" : "linear", tickformat: share ? ".0%" : "",
-        rangemode: chart.stack ? "tozero" : share ? "nonnegative" : "normal",
+        rangemode: chart.stack || chart.lines.some((one) => one.steady) ? "tozero" : share ? "nonnegative" : "normal",
         ...(share && chart.stack ? { range: [0, 1] } : {}), exponentformat: log ? "power" : "e",
-        separatethousands: true, minexponent: 6, ...flat(drawn, log),
+        separatethousands: true, minexponent: 6,
       },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       showlegend: chart.lines.length > 1 || chart.stack,

@@ -19,8 +19,8 @@ document.addEventListener("DOMContentLoaded", () => {
   function overview(chart) {
     const seen = view(chart);
     const drawn = chart.stack ? charts.stack(chart, data, seen) : chart.lines.flatMap((line) => charts.line(line, data, seen));
-    if (chart.wide && page.markers.length) drawn.push(charts.eventMarks(page.markers, data, seen));
-    return { drawn, lay: charts.layout(chart, seen, drawn, charts.eventShapes(page.markers, data, seen, page.last)) };
+    if (chart.wide && page.markers.length) drawn.push(charts.eventMarks(page.markers, page.x, seen));
+    return { drawn, lay: charts.layout(chart, seen, charts.eventShapes(page.markers, page.x, seen, page.last)) };
   }
 
   // A point of an evaluation opens its samples, any other those of its step.
@@ -82,7 +82,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function overlay(chart) {
     const seen = view(chart);
     const drawn = groups().flatMap((runs) => (runs.length > 1 ? bandOf(runs, chart.id, seen) : lineOf(runs[0], chart.id, seen)));
-    return { drawn, lay: charts.layout({ ...chart, lines: page.runs, stack: false }, seen, drawn) };
+    return { drawn, lay: charts.layout({ ...chart, lines: page.runs }, seen) };
   }
 
   // --- the page ---
