@@ -87,29 +87,20 @@ def test_search(looks: Looks, url: str, root: Path) -> None:
     page.goto(f"{url}/run/many/search/")
     for words, expected in (
         (COMMON, sum(COMMON in text.lower() for text in every)),
-        (f'"{PHRASE}"', sum(PHRASE in text.lower() for text in every)),
         (r"/the rema[a-z]+ is 7\d/", sum(bool(re.search(r"the rema[a-z]+ is 7\d", text, re.I)) for text in every)),
-        ("no%thing_like this", 0),
+        (f'"{PHRASE}"', sum(PHRASE in text.lower() for text in every)),
     ):
         page.fill("input[name=q]", words)
         page.keyboard.press("Enter")
         page.wait_for_function("words => new URL(location).searchParams.get('q') === words", arg=words)
         page.wait_for_load_state()  # all of the list
         found = page.locator("p[aria-live] b").inner_text().replace(",", "")
-        assert int(found) == expected, words
-        assert page.locator("li.item").count() == min(50, expected)
-    page.fill("input[name=q]", f'"{PHRASE}"')
-    page.keyboard.press("Enter")
-    page.wait_for_selector("li.item mark")
-    page.wait_for_load_state()
+        assert int(found) == expected and page.locator("li.item").count() == min(50, expected), words
     assert {text.lower() for text in page.locator("li.item mark").all_text_contents()} == {PHRASE}
     shot(page, "search-results")
-    other = looks.page()
-    other.goto(page.url)
-    assert other.locator("li.item").all_text_contents() == page.locator("li.item").all_text_contents()
     page.locator("li.item a.open").first.click()
     page.wait_for_url(re.compile(r"/run/many/sample/\d+/\d+/$"))
-    assert PHRASE in page.locator("#completion").inner_text().lower()
+    assert PHRASE in page.locator("#completion").text_content().lower()
 
 
 def test_the_same_prompt_at_two_steps(looks: Looks, url: str, root: Path) -> None:
@@ -130,14 +121,6 @@ def test_the_same_prompt_at_two_steps(looks: Looks, url: str, root: Path) -> Non
     page.set_viewport_size(NARROW)
     upper, lower = (sides.nth(k).bounding_box() for k in range(2))
     assert upper["y"] + upper["height"] <= lower["y"] and overflow(page) <= 0
-
-
-def test_before_and_after(page: Any, url: str) -> None:
-    page.goto(f"{url}/{RL}/")
-    page.click("text=before and after")
-    page.wait_for_url(re.compile(rf"/{RL}/change/0/40/$"))
-    assert "turned right" in page.locator("main").inner_text()
-    shot(page, "before-and-after")
 
 
 def test_what_a_model_wrote_is_only_text(looks: Looks, url: str, root: Path) -> None:
@@ -174,13 +157,3 @@ def test_200_000_characters(page: Any, url: str) -> None:
     whole = page.evaluate("document.querySelector('#completion').textContent")
     assert hostile.TEXTS["long"] in whole
     assert overflow(page) <= 0
-
-
-def test_conversations_with_tools(page: Any, url: str) -> None:
-    page.goto(f"{url}/run/tools/sample/1/0/")
-    turns = page.locator("#completion .turn")
-    assert turns.count() >= 2
-    said = page.locator("#completion").inner_text()
-    assert "calls add" in said and "tool" in said
-    assert page.locator("#completion .turn.policy").count() < turns.count()
-    shot(page, "conversation", whole=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from hone.errors import UserError
-from hone.runs.rollouts import plain
 from hone.viewer import curves, evals, overview, runs, samples, search
 from hone.viewer.card import view as card
 from hone.viewer.catalog import NotFound
@@ -37,23 +35,6 @@ PAGES: dict[str, Callable[..., str]] = {
     "/run/{slug}/change/{before}/{after}/": evals.change,
 }
 """The function of each page by the path of its URL: (site, query, parts of the path) → HTML."""
-DATA: dict[str, Callable[..., Any]] = {
-    "/data/runs.json": runs.runs_data,
-    "/data/{slug}/state.json": runs.state_data,
-    "/data/{slug}/series.json": overview.series_data,
-    "/data/{slug}/sample/{step}/{row}.json": samples.sample_data,
-}
-"""The same for JSON."""
-
-
-class _Data(JSONResponse):
-    """JSON in which null stands for numbers that JSON lacks; a failed grader may have left some."""
-
-    def render(self, content: Any) -> bytes:
-        try:
-            return json.dumps(content, allow_nan=False).encode()
-        except ValueError:
-            return json.dumps(plain(content), allow_nan=False).encode()
 
 
 def create_app(site: Site) -> FastAPI:
@@ -64,16 +45,14 @@ def create_app(site: Site) -> FastAPI:
     for kind in (UserError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: _error(site, request, error))
 
-    def add(path: str, make: Callable[..., Any], response: type[Response]) -> None:
+    def add(path: str, make: Callable[..., str]) -> None:
         def respond(request: Request) -> Response:
-            return response(make(site, request.query_params, **request.path_params))
+            return HTMLResponse(make(site, request.query_params, **request.path_params))
 
-        app.add_api_route(path, respond, methods=["GET"], response_class=response)
+        app.add_api_route(path, respond, methods=["GET"])
 
     for path, make in PAGES.items():
-        add(path, make, HTMLResponse)
-    for path, make in DATA.items():
-        add(path, make, _Data)
+        add(path, make)
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:
@@ -110,7 +89,5 @@ def _error(site: Site, request: Request, error: Exception) -> Response:
         sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))
     else:
         status, sentence = 404 if isinstance(error, NotFound) else 400, str(error)
-    if request.url.path.startswith("/data/"):
-        return JSONResponse({"error": sentence}, status)
     title = "Not found" if status == 404 else "This cannot be shown"
     return HTMLResponse(site.error(request.url.path.lstrip("/"), title, sentence), status)

@@ -79,12 +79,10 @@ def _call(one: Any) -> Call:
     if not isinstance(function, dict):
         return Call("", [], _text(one))
     name, given = str(function.get("name") or ""), function.get("arguments")
-    arguments = given
-    if isinstance(given, str):
-        try:
-            arguments = parse_json(given)
-        except ValueError:
-            return Call(name, [], given)
+    try:
+        arguments = parse_json(given) if isinstance(given, str) else given
+    except ValueError:
+        arguments = None
     if not isinstance(arguments, dict) or not name:
         return Call(name, [], "" if given is None else _text(given))
     return Call(name, [(str(key), _text(value)) for key, value in arguments.items()])

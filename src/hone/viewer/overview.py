@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -18,7 +18,7 @@ from hone.viewer import curves
 from hone.viewer.catalog import RunState
 from hone.viewer.charts import charts, environments
 from hone.viewer.series import Series, to_json
-from hone.viewer.site import Links, Site, names_in
+from hone.viewer.site import Links, Site
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
 """Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
@@ -53,7 +53,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
     rows = max((len(one["y"]) for one in data["series"].values()), default=0)
     data |= {
         "charts": [asdict(chart) for chart in drawn],
-        "markers": [asdict(one) for one in markers(events)],
+        "markers": markers(events),
         "smooth": min(101, rows // 30 // 2 * 2 + 1),  # a thirtieth of the run's steps, an odd number
         "links": {"step": links.to("run", slug, "step", _SOMEWHERE), "eval": links.to("run", slug, "eval", _SOMEWHERE)},
         "somewhere": str(_SOMEWHERE),
@@ -80,16 +80,6 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         next_commands=next_commands(state),
         events=[describe_event(event) for event in events],
     )
-
-
-def series_data(site: Site, query: QueryParams, slug: str) -> dict[str, Any]:
-    """Return metrics of a run: `names` (several, by default all)."""
-    entry = site.catalog.entry(slug)
-    series = site.series(entry.path)
-    names = names_in(query, "names", series.names) or series.names
-    facts = {"name": entry.name, "live": entry.state.pid is not None, "names": series.names}
-    facts |= {"unknown": [name for name in names if name not in series.names]}
-    return facts | {"units": {name: unit(name) for name in series.names}} | to_json(series, names)
 
 
 def headline(run: RunState) -> str:
@@ -146,21 +136,17 @@ def _number(name: str, value: float | None, digits: int | None = None) -> str:
     return f"{value:.6g}" if digits is None else f"{value:.{1 if unit(name) == 'tokens' else digits}f}"
 
 
-@dataclass(frozen=True)
-class Marker:
-    """What happened at a step, to be shown on the curves; `until` the step at which it was over, if it lasted."""
+def markers(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what happened during a run, to be shown on the curves, but for what happens all the time.
 
-    step: int
-    kind: str
-    text: str
-    until: int | None = None
-
-
-def markers(events: Sequence[dict[str, Any]]) -> list[Marker]:
-    """Return what happened during a run, but for what happens all the time. An alarm lasts until it is over."""
-    found = [Marker(one.since, "alarm", f"{one.name}: {one.evidence}", one.over) for one in alarms_in(events)]
+    `until` is the step at which an alarm was over, None for what did not last.
+    """
+    found = [
+        {"step": one.since, "kind": "alarm", "text": f"{one.name}: {one.evidence}", "until": one.over}
+        for one in alarms_in(events)
+    ]
     for event in events:
         kind, step = str(event.get("kind")), event.get("step")
         if step is not None and kind not in _NO_MARKER and (kind != "start" or step):
-            found.append(Marker(step, kind, describe_event(event)))
-    return sorted(found, key=lambda one: one.step)
+            found.append({"step": step, "kind": kind, "text": describe_event(event), "until": None})
+    return sorted(found, key=lambda one: one["step"])

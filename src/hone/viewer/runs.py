@@ -1,4 +1,4 @@
-"""The list of runs: a row for each, and the same facts as JSON."""
+"""The list of runs: a row for each."""
 
 from __future__ import annotations
 
@@ -193,45 +193,3 @@ def _correct(run: RunState) -> Cell:
             return Cell(percent(value), value, title="of the held-out completions")
     value = run.progress.metrics.get("outcome/correct")
     return Cell() if value is None else Cell(percent(value), value, "in training")
-
-
-def _facts(entry: Entry) -> dict[str, Any]:
-    """Return the state of a run, as JSON; of one that is unreadable why."""
-    facts: dict[str, Any] = {"slug": entry.slug, "name": entry.name, "path": str(entry.path), "damage": entry.damage}
-    if entry.summary is None:
-        return facts
-    run, progress = entry.summary, entry.summary.progress
-    return facts | {
-        "id": run.info["id"],
-        "kind": run.kind,
-        "task": run.task,
-        "tags": run.tags,
-        "seed": run.info["seed"],
-        "status": run.status,
-        "live": run.pid is not None,
-        "previous": entry.previous,
-        "steps": progress.done,
-        "max_steps": progress.max_steps,
-        "seconds": run.seconds,
-        "seconds_left": run.left,
-        "tokens": run.spent.tokens,
-        "usd": run.spent.usd,
-        "latest": progress.history[-1] if progress.history else None,
-        "evaluated_at": progress.eval_step,
-        "first_evaluation": run.first_evals,
-        "evaluation": progress.evals,
-        "alarms": [alarm.get("name") for alarm in run.alarms],
-        "exact": run.info.get("exact"),
-        "started": run.info.get("started"),
-        "ended": run.info.get("ended"),
-    }
-
-
-def runs_data(site: Site, query: QueryParams) -> list[dict[str, Any]]:
-    """Return the states of all runs, for scripts."""
-    return [_facts(entry) for entry in site.catalog.entries()]
-
-
-def state_data(site: Site, query: QueryParams, slug: str) -> dict[str, Any]:
-    """Return the state of a run, for scripts."""
-    return _facts(site.catalog.entry(slug))

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from starlette.datastructures import QueryParams
@@ -137,6 +136,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         place=sum(place <= index for place in shown),
         shown=len(shown),
         filters={name: query[name] for name in FILTERS if query.get(name)},
+        kept={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
         blocks=blocks,
         prompt=conversation.turns(conversation.messages_of(one["prompt"]), sampled=False),
         read=read,
@@ -165,12 +165,3 @@ def _pretty(text: str | None) -> str:
     except ValueError:
         return text or ""
     return json.dumps(value, ensure_ascii=False, indent=2) if value else ""
-
-
-def sample_data(site: Site, query: QueryParams, slug: str, step: str, row: str) -> dict[str, Any]:
-    """Return one completion as JSON: all columns of its row."""
-    _, store, number, _ = _open(site, slug, step)
-    one = store.sample(number, whole("row", row))
-    for name in ("prompt", "completion"):
-        one[name] = conversation.messages_of(one[name]) if one.get(name) else None
-    return one

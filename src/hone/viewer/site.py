@@ -50,7 +50,7 @@ class Links:
     here: str = ""
 
     def to(self, *path: object, **query: Any) -> str:
-        """Return the link to a page by the parts of its path, but for those that are None; the list of runs has none."""
+        """Return the link to a page by the parts of its path; those that are None are left out."""
         parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")

@@ -27,8 +27,7 @@ const hone = (() => {
     const url = new URL(location.href);
     for (const [key, value] of Object.entries(values)) {
       url.searchParams.delete(key);
-      const kept = [value ?? ""].flat().filter((one) => one !== "" && String(one) !== String(usual[key] ?? ""));
-      for (const one of kept) url.searchParams.append(key, one);
+      if (value && String(value) !== String(usual[key])) url.searchParams.set(key, value);
     }
     try { history.replaceState(null, "", url); } catch { /* a file in some browsers */ }
   }
