@@ -10,11 +10,11 @@ from typing import Any
 import adding
 import guessing
 import pytest
-from fake_openai import FakeOpenAI, Raw, Say, Status
+from fake_openai import FakeOpenAI, Say, Status
 
 from hone import rng
 from hone.cli import call
-from hone.environments import Environment, Rubric, SingleTurnEnv, calls_of
+from hone.environments import Environment
 from hone.evaluation import client
 from hone.evaluation.remote import evaluate_url
 from hone.inference.endpoint import Endpoint
@@ -85,21 +85,6 @@ def test_calls_that_it_does_not_read_are_read_here_and_go_back_as_text():
     assert json.loads(read["function"]["arguments"]) == adding.CALL["arguments"]
 
 
-def test_a_task_of_a_single_turn_can_have_tools_too():
-    env = SingleTurnEnv(
-        rubric=Rubric([lambda completion: float(calls_of(completion[0])[0]["function"]["name"] == "add")]),
-        eval_dataset=[{"question": "1 + 2?"}],
-    )
-    env.tool_schemas = [adding.SCHEMA]
-    for said in (Say(adding.SAID), calling({"messages": [{"role": "user"}]})):
-        with FakeOpenAI(lambda body, said=said: said) as server:
-            (sample,) = evaluated(server, env).samples
-        (body,) = server.bodies
-        assert body["tools"] == [adding.SCHEMA] and sample.score.reward == 1.0
-        assert sample.trajectory.messages[1]["tool_calls"] and sample.trajectory.state is None
-        assert "turns" not in sample.row()
-
-
 def test_a_server_that_offers_tools_but_reads_no_calls_is_asked_not_to():
     def script(body: dict[str, Any]) -> Any:
         if "tool_choice" not in body:
@@ -129,28 +114,6 @@ def test_a_conversation_that_outgrows_the_context_is_truncated_there():
     (sample,) = result.samples
     assert sample.trajectory.truncated and not result.failed
     assert roles(sample.row()["completion"]) == ["a"] and sample.score.components["guesses"] == 1.0
-
-
-def test_a_server_that_fails_while_it_speaks_of_a_context_has_not_truncated_anything():
-    gone = Status(500, "context deadline exceeded")
-    with FakeOpenAI(lambda body: gone if len(body["messages"]) > 1 else Say("7")) as server:
-        result = evaluated(server, guessing.load_environment())
-    assert not result.samples and "context deadline exceeded" in result.failed[0].reason
-
-
-def test_arguments_that_a_server_gives_as_an_object_are_read():
-    odd = {"id": None, "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
-
-    def script(body: dict[str, Any]) -> Any:
-        if body["messages"][-1]["role"] == "tool":
-            return Say("3")
-        return Say(None, "tool_calls", extra={"tool_calls": [odd]})
-
-    with FakeOpenAI(script) as server:
-        (sample,) = evaluated(server, adding.load_environment()).samples
-    assert sample.score.outcome is Outcome.CORRECT
-    (call_,) = sample.trajectory.messages[1]["tool_calls"]
-    assert call_ == {"id": None, "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 
 
 def test_what_the_server_does_not_deliver_fails_that_rollout_alone():
@@ -219,9 +182,3 @@ def test_a_long_conversation_is_shown_in_part(tmp_path: Path, monkeypatch: pytes
         assert call("eval", words, "hone eval") == 0
     out = capsys.readouterr().out
     assert "… 24 more messages" in out and "(1000 more characters)" in out and out.count("assistant: ") == 8
-
-
-def test_an_answer_that_is_no_completion_is_a_failure_of_that_rollout():
-    with FakeOpenAI(lambda body: Say("1") if len(body["messages"]) == 1 else Raw("{}")) as server:
-        result = evaluated(server, guessing.load_environment())
-    assert not result.samples and "no chat completion" in result.failed[0].reason

@@ -228,44 +228,6 @@ def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: 
             policy.sample(requests(), SamplingParams())
         policy.load(3, folder / "step_3")
         same(policy.sample(requests(), SamplingParams()), expected)
-    # One that is given them while a call is at work, which the server before it had begun: at version 0 nothing but
-    # its name tells the two apart.
-    with serving(weights_root=tmp_path, port=port) as served:
-        policy.load(0, saved(folder, 0))
-        served.slow(monkeypatch)
-        policy.server = Server(endpoint(served.url, max_retries=6), "hone", "hone/tiny")
-        sampling = Sampling(policy, served, requests())
-    with serving(weights_root=tmp_path, port=port):
-        policy.load(0, folder / "step_0")
-        sampling.end()
-        assert isinstance(sampling.error, Halt) and "was started anew" in str(sampling.error)
-
-
-def test_what_a_server_started_anew_samples_is_noticed_with_its_first_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(weights_root=tmp_path) as served:
-        policy, port = policy_of(served.url, random_model(), tmp_path), served.port
-        policy.load(3, saved(tmp_path / "s1", 3))
-    with serving(weights_root=tmp_path, port=port) as served:
-        served.slow(monkeypatch)
-        asked = [*requests()[:3], replace(requests()[-1], max_tokens=1500)]
-        sampling = Sampling(policy, served, asked)
-        sampling.end()
-        assert isinstance(sampling.error, Halt) and "was started anew" in str(sampling.error)
-        until(lambda: served.service.running == 0, "what it was still asked for is dropped")
-        assert served.service.sampled_tokens < 1000
-
-
-def test_tokens_of_an_older_version_of_this_run_are_told_as_such(tmp_path: Path) -> None:
-    """Whether they are too old is for the loop to say, which draws them again then."""
-    with serving(weights_root=tmp_path) as served:
-        policy = policy_of(served.url, random_model(), tmp_path)
-        for version in (2, 3):
-            policy.load(version, saved(tmp_path / "s1", version))
-        policy_of(served.url, random_model(), tmp_path).load(2, tmp_path / "s1" / "step_2")  # not from here
-        for trajectory in policy.sample(requests(), SamplingParams()):
-            assert set(trajectory.versions[trajectory.sampled_mask].tolist()) == {2}
 
 
 def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.split
 
 STEPS, PROMPTS = 8, 3
 TASK = '''
-"""reverse-text, with a grader that can be held."""
+"""reverse-text, with a grader that can be held, and breaks while a file says so."""
+
+from pathlib import Path
 
 import reverse_text
 from hone.environments import Rubric
@@ -30,6 +32,8 @@ from hone.environments import Rubric
 
 def similarity(completion, answer, parser):
     wait_while_held()
+    if Path(FOLDER, "broken").exists():
+        raise ValueError("the grader is broken")
     return reverse_text.similarity(completion, answer, parser)
 
 
@@ -70,11 +74,11 @@ def small_run(warm: Path) -> list[str]:
     ]
 
 
-def consumed_once(out: Path) -> None:
+def consumed_once(out: Path, *more: str) -> None:
     """The run is done, and each of its draws came to one end, in one step."""
     assert [record["step"] for record in records(out / "metrics.jsonl")][:STEPS] == list(range(STEPS))
     states = draws(out)
-    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered"}, states
+    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered", *more}, states
     assert not (out / ".transport").exists() and (out / "weights" / f"step_{STEPS}" / "model.safetensors").exists()
 
 
@@ -134,23 +138,42 @@ def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, 
     assert not alive(f"/proc/{first}")
 
 
-def test_ctrl_c_saves_and_a_resume_makes_the_rest(begin, small):
-    run = begin(*small)
+@pytest.mark.parametrize("lag", [0, 2])
+def test_ctrl_c_saves_what_was_on_its_way_and_a_resume_makes_the_rest(begin, small, lag):
+    run = begin(*small, "--orchestrator.max-async-level", lag)
     run.hold()
     run.at_step(3)
     run.signal(signal.SIGINT)
     run.let_go()
     assert run.ended() == 130, run.said
-    assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said and "Stopped after" in run.said
-    (stopped,) = re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE)
+    assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said
+    (stopped,) = map(int, re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE))
     assert (run.out / "checkpoints" / f"step_{stopped}" / "COMPLETE").exists()
-    line = f"hone rl @ {run.out.name}/config.toml --resume"
-    assert line in run.said
+    assert [line["step"] for line in records(run.out / "metrics.jsonl")] == list(range(stopped))
+    assert sum(draws(run.out).values()) == stopped * PROMPTS
+    assert f"hone rl @ {run.out.name}/config.toml --resume" in run.said
     again = begin("@", "out/config.toml", "--resume")
     assert again.ended() == 0, again.said
     assert f"Resuming out at step {stopped}." in again.said
     consumed_once(run.out)
     assert (run.out / "logs" / "orchestrator.log").read_text().count("Resuming") == 1, "logs are continued"
+
+
+def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, small, tmp_path):
+    """All that is on its way then fails as well; the run still ends at once, and goes on once that is mended."""
+    run = begin(*small, "--orchestrator.max-async-level", 2)
+    run.hold()
+    run.at_step(2)
+    (tmp_path / "broken").touch()
+    run.let_go()
+    assert run.ended() == 2, run.said
+    (step,) = map(int, re.findall(r"every completion of step (\d+) failed in the grader", run.said)[-1:])
+    (saved,) = re.findall(r"Saved: out/checkpoints/step_(\d+);", run.said)
+    assert step < int(saved) <= step + 3 and run.said.count("error: ") == 1
+    (tmp_path / "broken").unlink()
+    again = begin("@", "out/config.toml", "--resume")
+    assert again.ended() == 0, again.said
+    consumed_once(run.out, "failed")
 
 
 def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_path):

@@ -53,7 +53,9 @@ class Audit(Observer):
             return
         # A task of its own, in processes of its own, so that what reward functions remember is not from here. Only the
         # data is read once.
-        fresh = training.fresh_task()
+        from hone.composition.parts import task_of
+
+        fresh = task_of(config, training.given)
         fresh.share_data(env)
         fresh.isolated = True
         status = Status()

@@ -8,7 +8,7 @@ from typing import Any
 from hone.commands.forecast import forecast
 from hone.commands.training import headline, last_lines, observers
 from hone.composition.machine import device_of
-from hone.composition.sft import SFT, data_name
+from hone.composition.sft import SFT, data_name, follow
 from hone.config.sft import SFTConfig
 from hone.runs.predictions import check as check_predictions
 from hone.trainer.parallel import ALONE, Ranks, joined
@@ -22,7 +22,7 @@ def run(config: SFTConfig) -> int:
     check_predictions(config)
     with joined(device_of(config.model.device)) as ranks:
         if not ranks.first:
-            return SFT(config, ranks=ranks).follow()
+            return follow(SFT(config, ranks=ranks))
         return train(watched(config, ranks)).exit_code
 
 

@@ -1,8 +1,4 @@
-"""An evaluation put together from its config: a model in this process or behind a URL, on held-out examples.
-
-evaluation = Evaluation(config)
-result = evaluation.run()
-"""
+"""An evaluation put together from its config: a model in this process or behind a URL, on held-out examples."""
 
 from __future__ import annotations
 
@@ -66,29 +62,26 @@ class Evaluation:
             save_results(self.folder, self.config, result, list(command), self.env.digests(["eval"]))
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
-        config = self.config
-        sampling = local_sampling(config.sampling())
+        config, sampling = self.config, local_sampling(self.config.sampling())
         prefixes = prefix_bytes(self.env, int(KV_GIB * 2**30))
         policy = load_weights(
             config.model, config.precision, config.seed, config.chat_template, config.threads, prefixes
         )
         if self.folder is not None:
             make_folder(self.folder)
-        return evaluate_weights(
-            policy, self.env, sampling, max_tokens=sampling.max_tokens, seed=sampling.seed, **counts
-        )
+        limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
+        return evaluate_weights(policy, self.env, sampling, **limits, **counts)
 
     def _there(self, counts: dict[str, Any]) -> EvalResult:
         config, body, seed = self.config, self.config.sampling(), self.config.seed
         if isinstance(body["seed"], int):
             seed = body.pop("seed")
         check_body(body)
+        settings = {"body": body, "seed": seed, "exact_keys": self._exact_keys}
         endpoint = _endpoint(config)
         made = [] if self.folder is None else make_folder(self.folder)
         try:
-            return evaluate_url(
-                endpoint, config.model, self.env, body=body, seed=seed, exact_keys=self._exact_keys, **counts
-            )
+            return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
         except (UserError, KeyboardInterrupt):
             with suppress(OSError):  # another evaluation may have put its folder beside this one
                 for path in made:
@@ -142,33 +135,17 @@ def load_weights(
 
 
 def evaluate_weights(
-    policy: EnginePolicy,
-    env: Environment,
-    sampling: SamplingParams,
-    *,
-    num_examples: int,
-    rollouts_per_example: int,
-    max_tokens: int,
-    seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    policy: EnginePolicy, env: Environment, sampling: SamplingParams, *, num_examples: int, **more: Any
 ) -> EvalResult:
-    """Call `evaluate` with the model's whole context. UserError, before sampling, for a row without room in it."""
+    """Call `evaluate` with the model's whole context and `more` of its arguments.
+
+    UserError, before sampling, for a row without room in the context.
+    """
     context = policy.engine.model.config.max_position_embeddings
     split = env.split("eval")
-    used = range(min(num_examples, len(split)))
-    remedy = "shorten the row, or evaluate a model of longer context"
     check_turns(env, policy.renderer, split[0])
-    words = f"the model's context of {context} tokens"
-    check_prompts(split, used, policy.renderer, context, words, remedy, tools=env.tool_schemas)
-    return evaluate(
-        policy,
-        env,
-        num_examples=num_examples,
-        rollouts_per_example=rollouts_per_example,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        seq_len=context,
-        seed=seed,
-        renderer=policy.renderer,
-        progress=progress,
-    )
+    remedy = "shorten the row, or evaluate a model of longer context"
+    used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
+    check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)
+    more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer}
+    return evaluate(policy, env, sampling=sampling, **more)

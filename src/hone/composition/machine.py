@@ -37,11 +37,6 @@ def device_of(name: str) -> str:
     return name
 
 
-def usable_cores() -> int:
-    """Return the cores that this process may use: its share of them, where a run's roles share the machine."""
-    return int(os.environ.get(CORES) or share_of_cores(1))
-
-
 def _tune_malloc(ranks: Ranks) -> None:
     """Tell glibc how to treat freed memory; does nothing on other C libraries.
 
@@ -67,7 +62,8 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True, 
     machine have equal shares.
     """
     _tune_malloc(ranks)
-    count = threads or (1 if parameters < SMALL_MODEL else max(1, usable_cores() // ranks.local_world))
+    cores = int(os.environ.get(CORES) or share_of_cores(1))  # its share of them, where a run's roles share the machine
+    count = threads or (1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world))
     torch.set_num_threads(count)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

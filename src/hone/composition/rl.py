@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from hone.composition.sampling import reached, sampling
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
-from hone.environments import Environment
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
@@ -64,6 +63,7 @@ class Sent:
     timings: dict[str, float]
 
 
+@dataclass(eq=False)
 class Steps:
     """The steps of RL, whoever samples, trains and records: in one process, in several, or again in `hone verify`.
 
@@ -71,25 +71,20 @@ class Steps:
     weights reach the sampler in the middle of that. Draws keep their order whatever k is.
     """
 
-    def __init__(
-        self,
-        config: RLConfig,
-        sampler: GroupSampler | None,
-        curriculum: Curriculum,
-        trainer: Updates,
-        ledger: Ledger,
-        recorder: Recorder,
-        publish: Publish,
-        evaluate: Evaluate,
-    ) -> None:
-        self.config, self.sampler, self.curriculum, self.trainer = config, sampler, curriculum, trainer
-        self.ledger, self.recorder, self.publish, self.evaluate = ledger, recorder, publish, evaluate
-        self.metrics: dict[str, float] = {}
-        """Those of the last step that was recorded."""
-        self._sent: deque[Sent] = deque()
-        self._measured: dict[str, float] = {}
-        self._begun: int | None = None
-        self._returned: int | None = None
+    config: RLConfig
+    sampler: GroupSampler | None
+    curriculum: Curriculum
+    trainer: Updates
+    ledger: Ledger
+    recorder: Recorder
+    publish: Publish
+    evaluate: Evaluate
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+    """Those of the last step that was recorded."""
+    _sent: deque[Sent] = field(default_factory=deque, init=False)
+    _measured: dict[str, float] = field(default_factory=dict, init=False)
+    _begun: int | None = field(default=None, init=False)
+    _returned: int | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -225,7 +220,7 @@ class RL(Training):
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []
         self._refuse_unsupported()
-        self.env = self.fresh_task()
+        self.env = parts.task_of(self.config, self.given)
         self.env.check_rollouts()
         check_predictions(self.config, self.env.id)
         self.source = parts.model_source(self.config)
@@ -240,30 +235,25 @@ class RL(Training):
         context = self.decoder.max_position_embeddings
         parts.check_lengths(self.config, self.env, self.renderer, context, self.curriculum)
 
-    def fresh_task(self) -> Environment:
-        """Make the task anew, with processes of its own. Touches no data."""
-        return parts.task_of(self.config, self.given)
-
     def sample(self) -> list[Group]:
         """Draw the next prompts, sample a group of completions of each, and grade them."""
-        self.check_steps_left()
-        with self.inside():
+        with self._inside():
             groups = self.steps.sample()
         self._drawn = [group.draw for group in groups]
         return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on all groups that `sample` gave, in their order; returns the step's metrics."""
-        self.check_steps_left()
+        self._check_left(takes_step=True)
         if not self._drawn or [group.draw for group in groups] != self._drawn:
             raise UserError("update takes all groups that the last sample() has returned, in their order, once")
         self._drawn = []
-        with self.inside():
+        with self._inside():
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, as `orchestrator.eval` says. Nothing is recorded."""
-        self.check_not_finished()
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded."""
+        self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
         settings = self.config.orchestrator.eval or OnlineEvalConfig()

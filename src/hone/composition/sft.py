@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -95,24 +95,20 @@ class Log(Protocol):
     ) -> None: ...
 
 
+@dataclass(eq=False)
 class SFTSteps:
     """The steps of SFT, on one rank or several, or again in `hone verify`."""
 
-    def __init__(
-        self,
-        config: SFTConfig,
-        source: Source,
-        validation: list[Packed],
-        trainer: RankedTrainer,
-        progress: Progress,
-        log: Log,
-        saver: Saver,
-        validating: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.config, self.source, self.validation, self.trainer = config, source, validation, trainer
-        self.progress, self.log, self.saver, self.validating = progress, log, saver, validating
-        self.newest: dict[str, float] = {}
-        """The latest value of each metric."""
+    config: SFTConfig
+    source: Source
+    validation: list[Packed]
+    trainer: RankedTrainer
+    progress: Progress
+    log: Log
+    saver: Saver
+    validating: Callable[[], AbstractContextManager[None]] = nullcontext
+    newest: dict[str, float] = field(default_factory=dict, init=False)
+    """The latest value of each metric."""
 
     @property
     def version(self) -> int:
@@ -181,7 +177,7 @@ class SFT(Training):
     is imitated is what it names, or `dataset`: a path, a hub id, a list of dicts or a `datasets.Dataset`. UserError for
     what is wrong with them, the data or the model. Used as a context, it opens the run directory, sets threads and
     deterministic kernels, and on leaving saves the final version and sets them back. On several `ranks` every one makes
-    it; rank 0 uses it as a context, and the others `follow`.
+    it; rank 0 uses it as a context, and the others call `follow`.
     """
 
     kind = "sft"
@@ -214,20 +210,11 @@ class SFT(Training):
         self.source, self.model = ranks.together(load)
         self.trainer = RankedTrainer(ranks, make, self.config.data.micro_batch_tokens)
 
-    def follow(self) -> int:
-        """Take part in what rank 0 does; returns its exit code."""
-        self._configure()
-        return self.trainer.follow()
-
-    def _configure(self) -> None:
-        config = self.config
-        configure(config.threads, self.model.num_parameters, bool(config.deterministic), self.ranks)
-
     def _open(self, stack: ExitStack) -> None:
         config, trainer, world = self.config, self.trainer, self.ranks.world
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
-        self._configure()
+        configure(config.threads, self.model.num_parameters, bool(config.deterministic), self.ranks)
         self.renderer = load_renderer(self.source, config.model.chat_template)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         self._check()
@@ -280,6 +267,12 @@ class SFT(Training):
         if not self.ranks.alone and ckpt:
             ckpt = ckpt.model_copy(update={"background": False})
         stack.enter_context(self._saving(export, snapshot, ckpt))
+
+
+def follow(sft: SFT) -> int:
+    """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
+    configure(sft.config.threads, sft.model.num_parameters, bool(sft.config.deterministic), sft.ranks)
+    return sft.trainer.follow()
 
 
 DATA = "data.jsonl"

@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from hone.errors import UserError
 from hone.inference.endpoint import Endpoint, api_key
 from hone.model.chat import ChatRenderer
 from hone.model.hf import model_config
-from hone.orchestrator.canary import GapWatch, band_from_config, fixed_tokens
+from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
 from hone.orchestrator.exactness import exactness, inexact_sampling
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
@@ -37,7 +37,6 @@ from hone.runs import provenance
 from hone.runs.files import TMP_PREFIX
 from hone.runs.observer import Observer
 from hone.runs.saving import Snapshot
-from hone.runs.writer import RunWriter
 from hone.trainer.agreement import shared_values
 from hone.transport import FileTransport, Hello, Session
 
@@ -88,14 +87,30 @@ class SplitRL(RL):
         ledger = self._restored(run.restored[1] if run.restored else None)
         policy = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
         sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
-        session = _session(config, run, fixed_tokens(sampler.first(8), self.renderer, config.seq_len))
+        start, temperature = run.start_step, config.orchestrator.sampling.temperature
+        canary = fixed_tokens(sampler.first(EXAMPLES), self.renderer, config.seq_len)
+        session = Session(
+            id=provenance.new_id(),
+            start=start,
+            checkpoint=str(run.checkpoints.path(start).absolute()) if run.restored else None,
+            output_dir=str(config.output_dir.absolute()),
+            shared=shared_values(config),
+            temperature=temperature,
+            canary=canary,
+            lag=config.orchestrator.max_async_level,
+        )
         transport.open(session)
         stack.callback(transport.close)
-        trainer = _connected(config, transport, policy, run, session)
+        evals = config.orchestrator.eval
+        publishers_end = FileTransport(config.transport_path)
+        publishers_end.session(wait=False)
+        evaluated = lambda version: evals is not None and version % evals.interval == 0  # noqa: E731
+        publisher = Publisher(publishers_end, policy, canary, temperature, start, evaluated)
+        trainer = RemoteTrainer(transport, publisher, run.checkpoints, start, lambda: policy.idle_seconds)
         stack.callback(trainer.close)
         transport.interrupt = trainer.alive
         if not self.launched:
-            trainer.alive = transport.interrupt = _Alive(transport, hello, run)
+            trainer.alive = transport.interrupt = watch_trainer(transport, hello, run.folder)
 
         def snapshot(checkpoint: bool) -> Snapshot:
             stage(transport.weights(trainer.version), run.folder)
@@ -150,52 +165,25 @@ def connect(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, 
     return replace(server, endpoint=endpoint)
 
 
-def _session(config: RLConfig, run: RunWriter, canary: tuple[int, ...]) -> Session:
-    start = run.start_step
-    return Session(
-        id=provenance.new_id(),
-        start=start,
-        checkpoint=str(run.checkpoints.path(start).absolute()) if run.restored else None,
-        output_dir=str(config.output_dir.absolute()),
-        shared=shared_values(config),
-        temperature=config.orchestrator.sampling.temperature,
-        canary=canary,
-        lag=config.orchestrator.max_async_level,
-    )
+def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
+    """Return what is called in waiting for the trainer: UserError once that is gone, or was started anew."""
+    looked, missed = time.monotonic(), 0
 
-
-def _connected(
-    config: RLConfig, transport: FileTransport, policy: ServerPolicy, run: RunWriter, session: Session
-) -> RemoteTrainer:
-    """Make the trainer, whose versions will be published to the server."""
-    settings = config.orchestrator.eval
-    evaluated = lambda version: settings is not None and version % settings.interval == 0  # noqa: E731
-    own_end = FileTransport(config.transport_path)
-    own_end.session(wait=False)
-    publisher = Publisher(own_end, policy, session.canary, session.temperature, session.start, evaluated)
-    return RemoteTrainer(transport, publisher, run.checkpoints, session.start, lambda: policy.idle_seconds)
-
-
-class _Alive:
-    """Called in waiting for the trainer: raises UserError once that is gone, or was started anew."""
-
-    def __init__(self, transport: FileTransport, hello: Hello, run: RunWriter) -> None:
-        self.transport, self.hello, self.run = transport, hello, run
-        self._looked = time.monotonic()
-        self._missed = False
-
-    def __call__(self) -> None:
-        if time.monotonic() - self._looked < HELLO_SECONDS:
+    def look() -> None:
+        nonlocal looked, missed
+        if time.monotonic() - looked < HELLO_SECONDS:
             return
-        self._looked = time.monotonic()
-        hello = FileTransport(self.transport.path).hello(timeout=0)
-        before, self._missed = self._missed, hello is None or hello.id != self.hello.id
-        if before and self._missed:  # once is not enough: its last words may not have been looked for since it left
+        looked = time.monotonic()
+        now = FileTransport(transport.path).hello(timeout=0)
+        missed = missed + 1 if now is None or now.id != hello.id else 0
+        if missed == 2:  # once is not enough: its last words may not have been looked for since it left
+            config = shlex.quote(str(folder / "config.toml"))
             raise UserError(
-                f"the trainer (process {self.hello.pid} on {self.hello.host}) is gone, and what it had made since the "
-                f"last checkpoint: start a trainer, and go on with: hone orchestrator @ "
-                f"{shlex.quote(str(self.run.folder / 'config.toml'))} --resume"
+                f"the trainer (process {hello.pid} on {hello.host}) is gone, and what it had made since the last "
+                f"checkpoint: start a trainer, and go on with: hone orchestrator @ {config} --resume"
             )
+
+    return look
 
 
 def stage(weights: Path, folder: Path) -> None:

@@ -34,6 +34,7 @@ class Training(ABC):
     SIGINT and SIGTERM end it after the step that is being taken; `done` is true then. If that step is given up, or the
     run must not go on (a Halt), the version before it is saved as a checkpoint. So it is if the block raises between
     two steps. `ending` tells how the run ended, and `exit_code` what a command returns: 0, or 130/143 for a signal.
+    `command` is the command line that run.json records; by default that of this process.
     """
 
     kind: ClassVar[str]
@@ -46,8 +47,8 @@ class Training(ABC):
     ending: Ending | None = None
     exit_code = 0
     command: list[str] | None = None
-    """The command line that run.json records; by default that of this process."""
     _error: BaseException | None = None
+    """The last error of hone's own code, where the state may be half a step's: not of the block that uses the run."""
     _stack: ExitStack | None = None
 
     @abstractmethod
@@ -57,57 +58,50 @@ class Training(ABC):
     @property
     def done(self) -> bool:
         """True once no step is left to take, or a stop was asked for."""
-        return self.opened.nothing_left or self.steps.done
+        return self._opened().nothing_left or self.steps.done
 
     @property
     def version(self) -> int:
         """Return the number of updates made."""
-        run = self.run if hasattr(self, "run") else self.opened
+        run = self.run if hasattr(self, "run") else self._opened()
         return run.start_step if run.nothing_left else self.steps.version
 
     def step(self) -> dict[str, float]:
         """Take one step; returns its metrics."""
-        self.check_steps_left()
-        with self.inside():
+        with self._inside():
             return self.steps.step()
 
     def train(self) -> None:
         """Take all steps that are left."""
-        with self.inside():
-            while not self.done:
+        while not self.done:
+            with self._inside():
                 if self.steps.begin():
                     self.steps.step()
 
     def save(self) -> Path:
         """Save the current version now, as weights and as a checkpoint; returns the checkpoint's folder."""
-        self.check_not_finished()
-        with self.inside():
+        with self._inside(takes_step=False):
             self.saver.save_now(self.version)
             return self.run.checkpoints.path(self.version)
 
-    def check_not_finished(self) -> None:
-        """UserError where a finished run was resumed: nothing was loaded."""
-        if self.opened.nothing_left:
-            raise UserError(f"the run in {self.run.folder} is finished: there is nothing left to do in it")
-
-    def check_steps_left(self) -> None:
-        """UserError if all steps were taken."""
-        self.check_not_finished()
-        if self.version >= self.config.max_steps:
-            raise UserError(f"all {self.config.max_steps} steps are taken: loop `while not {self.kind}.done`")
-
-    @property
-    def opened(self) -> RunWriter:
-        """The run. UserError outside of the context."""
+    def _opened(self) -> RunWriter:
+        """Return the run. UserError outside of the context."""
         if self._stack is None:
             name = type(self).__name__
             raise UserError(f"the run is not open: write `with {name}(...) as {self.kind}:`, and take steps in it")
         return self.run
 
+    def _check_left(self, takes_step: bool) -> None:
+        """UserError outside of the context, of a finished run (nothing was loaded), and if no step is left to take."""
+        if self._opened().nothing_left:
+            raise UserError(f"the run in {self.run.folder} is finished: there is nothing left to do in it")
+        if takes_step and self.version >= self.config.max_steps:
+            raise UserError(f"all {self.config.max_steps} steps are taken: loop `while not {self.kind}.done`")
+
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Around what takes steps: an error in there is no error of the block that uses the run."""
-        assert self.opened
+    def _inside(self, takes_step: bool = True) -> Iterator[None]:
+        """Put this around what takes steps or saves: an error in there is no error of the block that uses the run."""
+        self._check_left(takes_step)
         try:
             yield
         except BaseException as error:
@@ -135,8 +129,8 @@ class Training(ABC):
             with self._stack:
                 if error is not None:
                     raise error
-                with self.inside():
-                    if not self.run.nothing_left and self.ending is None:
+                if not self.run.nothing_left and self.ending is None:
+                    with self._inside(takes_step=False):
                         self.saver.halted = not self.done
                         self.ending = self.steps.finish(complete=self.done)
         finally:
@@ -162,8 +156,7 @@ class Training(ABC):
         self, export: Export, snapshot: Callable[[bool], Snapshot], ckpt: CkptConfig | None, planned: bool = False
     ) -> Iterator[None]:
         """Save versions in the block; also when an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
-        run = self.run
-        halted: AlarmStop | None = None
+        run, halted = self.run, None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:
             self.saver = Saver(run, stop, ckpt, export, snapshot, planned)
             try:

@@ -22,7 +22,7 @@ from hone.model.tool_calls import FORMATS, HERMES, tool_calls
 from hone.types import Example, Message, Reply
 
 Body = Callable[[int], dict[str, Any]]
-"""What a request says beside model, messages and tools, by the number of the turn (from 0)."""
+"""What a request has beside model, messages and tools, by the number of the turn (from 0)."""
 
 
 class Dialogues:
@@ -34,7 +34,7 @@ class Dialogues:
         self._tools: dict[str, Any] = {"tools": env.tool_schemas} if env.tool_schemas else {}
 
     async def hold(self, example: Example, seed: int, sample_id: str, body: Body) -> Reply | Failure:
-        """The whole conversation; a Failure if a turn of it is not delivered. `seed` is the environment's."""
+        """Return the whole conversation; a Failure if a turn of it is not delivered. `seed` is the environment's."""
         env, responder = self.env, self._responder
         state = env.initial_state(example, seed) if isinstance(env, MultiTurnEnv) else None
         messages, sent = list(example.prompt), list(example.prompt)
@@ -43,22 +43,25 @@ class Dialogues:
         while True:
             reply = await self._complete(ChatRequest(list(sent), body(len(replies)), sample_id))
             if isinstance(reply, Failure):
-                if not replies or not _outgrown(reply.reason):
+                outgrown = reply.reason.startswith("status 4") and "context" in reply.reason
+                if not replies or not outgrown:
                     return reply
-                # The answer left no room: what was said before it is the conversation.
-                messages, stop_reason = messages[: _last_turn(messages) + 1], "length"
+                # The answer left no room: the conversation is what came before it.
+                while messages[-1]["role"] != "assistant":
+                    messages.pop()
+                stop_reason = "length"
                 break
             replies.append(reply)
-            said, stop_reason = reply.messages[-1], reply.stop_reason
-            sent.append(said)
-            messages.append(self._with_calls(said))
+            turn, stop_reason = reply.messages[-1], reply.stop_reason
+            sent.append(turn)
+            messages.append(self._with_calls(turn))
             if not isinstance(env, MultiTurnEnv) or stop_reason == "length" or len(replies) == env.max_turns:
                 break
             assert responder is not None and state is not None
             answers, state, failure = settled(await responder.answer(messages, state), env, messages, state)
             if not answers:
                 break
-            messages, sent = messages + answers, sent + answers
+            messages, sent = [*messages, *answers], [*sent, *answers]
         counts = [reply.completion_tokens for reply in replies]
         return replace(
             replies[0],
@@ -72,7 +75,7 @@ class Dialogues:
         )
 
     async def _complete(self, request: ChatRequest) -> Reply | Failure:
-        """The completion. A server that offers tools, but reads no calls (vLLM without a parser), is asked not to."""
+        """Complete it. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
         before = self._tools
         reply = await self.client.complete(self.model, replace(request, body=before | request.body))
         refused = isinstance(reply, Failure) and "tool-choice" in reply.reason.replace(" ", "-").lower()
@@ -82,7 +85,7 @@ class Dialogues:
         return await self._complete(request)
 
     def _with_calls(self, message: Message) -> Message:
-        """The message with the calls in its text, if the server has not read them."""
+        """Return the message with the calls in its text, if the server has not read them."""
         if "tool_calls" in message or not self.env.tool_schemas:
             return message
         # Whose model it is, the server does not tell: the form in which a call can be read is the right one.
@@ -100,7 +103,7 @@ class Responder:
         self._task: asyncio.Task[None] | None = None
 
     async def answer(self, messages: list[Message], state: dict[str, Any]) -> Answer:
-        """What the environment says to a conversation; raises what `respond_many` raises."""
+        """Return the environment's answer to a conversation; raises what `respond_many` raises."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(((messages, state), future))
         if self._task is None or self._task.done():
@@ -120,12 +123,3 @@ class Responder:
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():  # cancelled by Ctrl-C
                     future.set_result(answer)
-
-
-def _outgrown(reason: str) -> bool:
-    """Whether a request was refused for the length of its conversation, by the server's words."""
-    return reason.startswith("status 4") and "context" in reason
-
-
-def _last_turn(messages: list[Message]) -> int:
-    return max(index for index, message in enumerate(messages) if message["role"] == "assistant")

@@ -25,7 +25,7 @@ _FIRST_MESSAGES, _LAST_MESSAGES = 8, 8
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """One completion with its prompt, and how its reward came about."""
+    """Show one completion with its prompt, and how its reward came about."""
     _title(console, f"One completion (example {sample.index})")
     messages = sample.trajectory.messages
     left = len(messages) - _FIRST_MESSAGES - _LAST_MESSAGES
@@ -41,12 +41,12 @@ def show_sample(console: Console, sample: EvalSample) -> None:
         parts = [f"{name} {value:.3g} x {score.weights[name]:g}" for name, value in score.components.items()]
         line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
     console.print(line.append(", ").append(str(score.outcome), OUTCOME_STYLES[score.outcome]))
-    if not score.outcome.is_failure:  # why grading failed is told once, below the result
+    if not score.outcome.is_failure:  # why grading failed is shown once, below the result
         console.print(Text(f"  {printable(score.detail)}", "dim"))
 
 
 def show_result(console: Console, result: EvalResult) -> None:
-    """Averages with their intervals, components, outcomes, pass@k, tokens and time."""
+    """Show averages with their intervals, components, outcomes, pass@k, tokens and time."""
     examples = len(result.by_example)
     _title(console, f"{result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
     rewards = result.rewards
@@ -72,7 +72,7 @@ def show_result(console: Console, result: EvalResult) -> None:
 
 
 def _show_failures(console: Console, result: EvalResult) -> None:
-    """Rollouts that the server did not deliver, by their reasons, the most frequent first."""
+    """Show the rollouts that the server did not deliver, by their reasons, the most frequent first."""
     if not result.failed:
         return
     total = len(result.samples) + len(result.failed)
@@ -85,7 +85,7 @@ def _show_failures(console: Console, result: EvalResult) -> None:
 
 
 def _message(message: Message) -> Text:
-    """A message after its role; calls of tools that its text does not hold, in a line of their own."""
+    """Return a message after its role; calls of tools that its text does not hold, in a line of their own."""
     text = message_text(message)
     lines = [text] if text else []
     for call in message.get("tool_calls") or []:
@@ -121,21 +121,17 @@ def _outcome_rows(result: EvalResult) -> Iterable[tuple[str | Text, ...]]:
 def _show_cost(console: Console, result: EvalResult) -> None:
     seconds, count = result.seconds, len(result.samples)
     cut = f"{sum(s.trajectory.truncated for s in result.samples)} of {count} cut by the limit"
+    lengths_text, rate = f"not counted by the server ({cut})", ""
     if tokens := result.tokens():
         prompts, lengths = (np.array(counts) for counts in tokens)
+        completion = f"completion {lengths.mean():.1f} (longest {lengths.max()}, {cut})"
+        lengths_text = f"prompt {prompts.mean():.1f} on average, {completion}"
         speed = lengths.sum() / seconds["sample"] if seconds["sample"] > 0 else 0.0
         rate = f" ({speed:,.0f} completion tokens/s)"
-        of_all = (
-            f"prompt {prompts.mean():.1f} on average, completion {lengths.mean():.1f} (longest {lengths.max()}, {cut})"
-        )
-    else:
-        of_all, rate = f"not counted by the server ({cut})", ""
-    lines = [f"tokens      {of_all}"]
+    lines = [f"tokens      {lengths_text}"]
     if turns := result.turns():
         lines.append(f"turns       {np.mean(turns):.1f} on average, at most {max(turns)}")
-    lines += [
-        f"time        sampling {seconds['sample']:.1f} s{rate}, grading {seconds['grade']:.2f} s",
-    ]
+    lines.append(f"time        sampling {seconds['sample']:.1f} s{rate}, grading {seconds['grade']:.2f} s")
     if result.requests:
         waits, requests = result.requests.summary(), result.requests
         lines.append(
@@ -160,10 +156,9 @@ def _title(console: Console, text: str) -> None:
 
 def _table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
-    for index, name in enumerate(header):
-        table.add_column(
-            name, justify="left" if index == 0 else "right", no_wrap=True, min_width=12 if index == 0 else 0
-        )
+    table.add_column(header[0], no_wrap=True, min_width=12)
+    for name in header[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console.print(table)

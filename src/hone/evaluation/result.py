@@ -30,16 +30,16 @@ class EvalSample:
         return not self.score.outcome.is_failure
 
     @property
-    def completion_tokens(self) -> int | None:
-        """Tokens that were sampled; None if the server did not say."""
-        rollout = self.trajectory
-        return rollout.completion_tokens if isinstance(rollout, Reply) else rollout.num_sampled
-
-    @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before the first that was sampled; None if the server did not say."""
+        """Tokens before the first that was sampled; None if the server did not count them."""
         rollout = self.trajectory
         return rollout.prompt_tokens if isinstance(rollout, Reply) else rollout.prompt_length
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Tokens that were sampled; None if the server did not count them."""
+        rollout = self.trajectory
+        return rollout.completion_tokens if isinstance(rollout, Reply) else rollout.num_sampled
 
     def row(self) -> dict[str, Any]:
         """Return its line in `results.jsonl`. The reward is None if grading failed."""
@@ -127,7 +127,7 @@ class EvalResult:
     """The values that a component of the reward may take, as the rubric declares them."""
 
     def __repr__(self) -> str:
-        """The figures, not the samples: a notebook shows this."""
+        """Return the figures, not the samples: a notebook shows this."""
         reward = f"reward {self.rewards.mean():.3f}" if len(self.rewards) else "no reward"
         if self.reward_interval is not None:
             reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
@@ -135,18 +135,18 @@ class EvalResult:
         return f"<EvalResult {self.env_id}: {reward}{correct}, {len(self.samples)} completions>"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of `results.jsonl`, by example and rollout."""
+        """Return the lines of `results.jsonl`, by example and rollout."""
         return [r.row() for r in sorted([*self.samples, *self.failed], key=lambda r: (r.index, r.rollout))]
 
     def tokens(self) -> tuple[list[int], list[int]] | None:
-        """Tokens of prompts and of completions; None if the server did not count all."""
+        """Return the tokens of prompts and of completions; None if the server did not count all."""
         prompts = [s.prompt_tokens for s in self.samples if s.prompt_tokens is not None]
         completions = [s.completion_tokens for s in self.samples if s.completion_tokens is not None]
         counted = 0 < len(self.samples) == len(prompts) == len(completions)
         return (prompts, completions) if counted else None
 
     def turns(self) -> list[int]:
-        """The model's turns in each rollout; empty for a task of a single turn."""
+        """Return the model's turns in each rollout; empty for a task of a single turn."""
         return [s.trajectory.turns for s in self.samples if s.trajectory.state is not None]
 
     @cached_property
@@ -211,18 +211,15 @@ class EvalResult:
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:
-        """Everything as `eval/<env>/…`. What is undefined, such as the mean if all gradings failed, is absent."""
+        """Return all as `eval/<env>/…`. What is undefined, such as the mean if all gradings failed, is absent."""
         metrics: dict[str, float] = {}
         if len(self.rewards):
-            metrics["reward/mean"] = float(self.rewards.mean())
-            metrics["reward/std"] = float(self.rewards.std())
+            metrics |= {"reward/mean": float(self.rewards.mean()), "reward/std": float(self.rewards.std())}
             metrics |= component_means([s.score.components for s in self.samples if s.graded])
-        if self.reward_interval is not None:
-            metrics |= {"ci95/low": self.reward_interval.low, "ci95/high": self.reward_interval.high}
+        metrics |= _ends("ci95", self.reward_interval)
         if self.correct is not None:
             metrics["correct"] = self.correct
-        if self.correct_interval is not None:
-            metrics |= {"correct/ci95/low": self.correct_interval.low, "correct/ci95/high": self.correct_interval.high}
+        metrics |= _ends("correct/ci95", self.correct_interval)
         metrics |= {f"pass@{k}": value for k, value in self.pass_at.items()}
         if self.samples:
             metrics |= outcome_shares([s.score.outcome for s in self.samples])
@@ -232,3 +229,7 @@ class EvalResult:
         if turns := self.turns():
             metrics["turns/mean"] = float(np.mean(turns))
         return {f"eval/{self.env_id}/{name}": value for name, value in metrics.items()}
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, float]:
+    return {} if interval is None else {f"{name}/low": interval.low, f"{name}/high": interval.high}

@@ -20,7 +20,7 @@ from hone.runs.rollouts import RESULTS, plain, to_lines
 
 
 def results_folder(config: EvalConfig) -> Path:
-    """Where the evaluation goes; nothing is written yet. UserError for a folder that holds something else."""
+    """Return where the evaluation goes; writes nothing. UserError for a folder that holds something else."""
     if config.output_dir is None:
         model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
@@ -36,7 +36,7 @@ def results_folder(config: EvalConfig) -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Creates the folder of results; returns what it made, the innermost first.
+    """Create the folder of results; returns what it made, the innermost first.
 
     UserError if nothing can be written there: call it before sampling for hours.
     """
@@ -55,7 +55,7 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(
     folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
 ) -> None:
-    """Writes the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced.
+    """Write the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced.
 
     `sources` are digests of the task and its examples.
     """
@@ -70,6 +70,11 @@ def save_results(
 
 def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
     prompts, completions = result.tokens() or (None, None)
+    source: dict[str, Any] = {"precision": config.precision}
+    if (requests := result.requests) is not None:
+        seconds = {name: round(value, 4) for name, value in requests.summary().items()}
+        counts = {"concurrency": requests.concurrency, "retries": requests.retries, "seconds": seconds}
+        source = {"base_url": config.base_url, "requests": counts}
     return {
         "env": config.env,
         "env_args": config.env_args,
@@ -78,7 +83,7 @@ def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
         "num_examples": len(result.by_example),
         "rollouts_per_example": config.rollouts_per_example,
         "sampling": config.sampling(),
-        **_source(config, result),
+        **source,
         "metrics": result.metrics(),
         "failures": len(result.failures),
         "failed_rollouts": len(result.failed),
@@ -86,18 +91,6 @@ def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
         "completion_tokens": None if completions is None else sum(completions),
         "seconds": {phase: round(value, 4) for phase, value in result.seconds.items()},
         "date": provenance.now(),
-    }
-
-
-def _source(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
-    """Where the completions came from: this process, in this precision, or a server."""
-    requests = result.requests
-    if requests is None:
-        return {"precision": config.precision}
-    seconds = {name: round(value, 4) for name, value in requests.summary().items()}
-    return {
-        "base_url": config.base_url,
-        "requests": {"concurrency": requests.concurrency, "retries": requests.retries, "seconds": seconds},
     }
 
 
