@@ -83,8 +83,8 @@ def script(text: str, *args: object) -> subprocess.CompletedProcess:
 
 def test_names_stay_what_they_are_whatever_is_imported():
     assert hone.RL.__name__ == "RL" and hone.SFT.__name__ == "SFT" and hone.Run is Run
-    for name in COMMANDS:
-        import_module(f"hone.commands.{name.split()[0].replace('-', '_')}")
+    for command in COMMANDS.values():
+        import_module(f"hone.commands.{command.function.partition('.')[0]}")
     for function, name in ((hone.rl, "rl"), (hone.sft, "sft"), (hone.evaluate, "evaluate")):
         assert callable(function) and function.__module__ == "hone.api" and function.__name__ == name
     assert set(hone.__all__) <= set(dir(hone))

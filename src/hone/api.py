@@ -42,14 +42,14 @@ def rl(
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
     warns. Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. UserError for what is wrong.
     """
-    from hone.commands import rl as command
+    from hone.commands.training import train_rl
     from hone.config.parse import from_settings
     from hone.config.rl import RLConfig
 
     found = from_settings(RLConfig, config, settings)
     task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
     task |= {"reward_weights": reward_weights, "correct": correct}
-    return _ended(command.train(command.watched(found, refuses=False, **task)))
+    return _ended(train_rl(found, refuses=False, **task))
 
 
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
@@ -58,11 +58,11 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     `config` is a TOML file, an `SFTConfig` or nothing, `settings` are keys of it. `dataset`: a path, a hub id, a list
     of dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C as in `rl`.
     """
-    from hone.commands import sft as command
+    from hone.commands.training import train_sft
     from hone.composition.sft import with_dataset
 
     found, rows = with_dataset(config, dataset, settings)
-    return _ended(command.train(command.watched(found, dataset=rows)))
+    return _ended(train_sft(found, dataset=rows))
 
 
 def evaluate(

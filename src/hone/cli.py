@@ -1,4 +1,4 @@
-"""`hone COMMAND ...`: finds the command in a table, parses its typed config, calls `run(config)` of its module."""
+"""`hone COMMAND ...`: finds the command in a table, parses its typed config, calls its function with it."""
 
 from __future__ import annotations
 
@@ -20,69 +20,77 @@ from hone.errors import UserError
 
 
 class Command(NamedTuple):
-    """A line of `hone --help`, and where the command's config class is, below hone.config.
-
-    Its first word is the module in hone.commands whose `run(config) -> exit code` does the work.
+    """A line of `hone --help`; its config class, below hone.config; and the function, below hone.commands, that gets
+    the config and returns the exit code.
     """
 
     summary: str
     config_class: str
+    function: str
 
     def config(self) -> Any:
         """Import the class of the config."""
-        module, name = self.config_class.split(".")
-        return getattr(import_module(f"hone.config.{module}"), name)
+        return _import(f"hone.config.{self.config_class}")
+
+    def run(self, config: Any) -> int:
+        """Import the function and call it; returns the exit code."""
+        return _import(f"hone.commands.{self.function}")(config)
 
 
 COMMANDS = {
-    "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig"),
-    "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig"),
-    "init-model": Command("write a small model made from nothing", "init.InitModelConfig"),
-    "init-env": Command("write a task of your own to start from", "init.InitEnvConfig"),
-    "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig"),
-    "rl": Command("reinforce with a verifiable reward", "rl.RLConfig"),
-    "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole"),
-    "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole"),
-    "eval": Command("measure a model on held-out examples", "eval.EvalConfig"),
-    "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig"),
-    "plan": Command("what a run will do, take and cost, before it starts", "plan.PlanConfig"),
-    "audit": Command("find a broken reward, or chat template, beforehand", "audit.AuditConfig"),
-    "replay": Command("retrain a run from its recorded rollouts", "reproduce.ReplayConfig"),
-    "verify": Command("check a run: its files, and steps done again", "reproduce.VerifyConfig"),
-    "diff": Command("where two runs part: step and quantity", "reproduce.DiffConfig"),
-    "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig"),
-    "view": Command("look at runs in a browser: curves, and their samples", "view.ViewConfig"),
-    "report": Command("the run card: what came of a run, and how sure", "report.ReportConfig"),
-    "doctor": Command("what is wrong on this machine, and what mends it", "plan.DoctorConfig"),
-    "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig"),
-    "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig"),
-    "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig"),
-    "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig"),
-    "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig"),
-    "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig"),
-    "runs predictions": Command("what you predicted, and how well the probabilities fit", "runs.RunsPredictionsConfig"),
+    "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig", "quickstart.run"),
+    "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "examples.run"),
+    "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
+    "init-env": Command("write a task of your own to start from", "init.InitEnvConfig", "init_env.run"),
+    "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
+    "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
+    "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole", "trainer.run"),
+    "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole", "training.orchestrator"),
+    "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
+    "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig", "inference.run"),
+    "plan": Command("what a run will do, take and cost, before it starts", "plan.PlanConfig", "plan.run"),
+    "audit": Command("find a broken reward, or chat template, beforehand", "audit.AuditConfig", "audit.run"),
+    "replay": Command("retrain a run from its recorded rollouts", "reproduce.ReplayConfig", "replay.run"),
+    "verify": Command("check a run: its files, and steps done again", "reproduce.VerifyConfig", "verify.run"),
+    "diff": Command("where two runs part: step and quantity", "reproduce.DiffConfig", "diff.run"),
+    "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig", "regrade.run"),
+    "view": Command("look at runs in a browser: curves, and their samples", "view.ViewConfig", "view.run"),
+    "report": Command("the run card: what came of a run, and how sure", "report.ReportConfig", "report.run"),
+    "doctor": Command("what is wrong on this machine, and what mends it", "plan.DoctorConfig", "doctor.run"),
+    "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
+    "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
+    "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig", "runs.stop"),
+    "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
+    "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig", "runs.attach"),
+    "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs predictions": Command(
+        "what you predicted, and how well the probabilities fit", "runs.RunsPredictionsConfig", "runs.score_predictions"
+    ),
 }
-"""By name; commands of two words form a group, which its first word alone lists."""
-GROUPS = {"runs": "look at runs, and end one"}
-"""Line of a group in `hone --help`."""
-RANKED = ("sft", "trainer")
-"""Commands that torchrun starts several processes of, its ranks."""
+"""By name; `hone runs` lists those that begin with it."""
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The console script `hone`. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        return _guarded(_print_commands)
-    if argv[0] == "--version":
+    if argv[:1] == ["--version"]:
         return _guarded(lambda: print(f"hone {__version__}"))
-    if argv[0] in GROUPS and argv[1:] in ([], ["-h"], ["--help"]):
-        return _guarded(lambda: _print_commands(argv[0]))
-    words = 2 if argv[0] in GROUPS else 1
-    name = " ".join(argv[:words])
-    if name not in COMMANDS:
-        return _fail(f"hone has no command {name!r}: {_nearest(name)}")
-    return call(name, argv[words:], f"hone {name}")
+    group = "runs " if argv[:1] == ["runs"] else ""
+    words = argv[1:] if group else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        return _guarded(lambda: _print_commands(group))
+    name = group + words[0]
+    if name in COMMANDS:
+        return call(name, words[1:], f"hone {name}")
+    known = [other for other in [*COMMANDS, "runs"] if other.startswith("runs ") == bool(group)]
+    close = get_close_matches(name, known, n=1, cutoff=0.5 + 0.2 * bool(group))
+    hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(known)}"
+    return _fail(f"hone has no command {name!r}: {hint}")
 
 
 def script(name: str, prog: str = "") -> int:
@@ -96,21 +104,26 @@ vf_eval = partial(script, "eval", "vf-eval")
 
 
 def call(name: str, argv: list[str], prog: str) -> int:
-    """Run one command. Returns its exit code; 2 after one sentence on what a user can mend; 130 for Ctrl-C."""
-    if name not in RANKED:
-        return _guarded(lambda: _run(name, argv, prog))
-    follows = int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
+    """Run one command. Returns its exit code; 2 after one sentence on what a user can mend; 130 for Ctrl-C.
+
+    A process that joined other ranks ends here, without the interpreter's own end: after an error it would wait for the
+    others, and they for that end; else it may abort over a thread of gloo or of a checkpoint.
+    """
+    ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
-        code = _guarded(lambda: _run(name, argv, prog), quiet=follows)
+        code = _guarded(lambda: _run(name, argv, prog), ranked and int(os.environ.get("RANK") or 0) > 0)
     except BaseException:
-        if _is_among_ranks():
-            traceback.print_exc()
-            _end_at_once(1)
-        raise
-    if _is_among_ranks():
+        if not _is_among_ranks():
+            raise
+        traceback.print_exc()
+        code = 1
+    else:
+        if not _is_among_ranks():
+            return code
         atexit._run_exitfuncs()
-        _end_at_once(code)
-    return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(name: str, argv: list[str], prog: str) -> int:
@@ -131,7 +144,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
             return detach.start(name, argv)
         detach.enter()
     prepare_process()
-    return import_module(f"hone.commands.{name.split()[0].replace('-', '_')}").run(config)
+    return COMMANDS[name].run(config)
 
 
 def prepare_process() -> None:
@@ -148,17 +161,8 @@ def _is_among_ranks() -> bool:
     return parallel is not None and parallel.has_joined
 
 
-def _end_at_once(code: int) -> None:
-    """End without the interpreter's own end: after an error it would wait for other ranks, and they for that end; else
-    it may abort over a thread of gloo or of a checkpoint.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
-    """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 says what was wrong."""
+    """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 prints what was wrong."""
     try:
         code = action() or 0
         sys.stdout.flush()
@@ -166,7 +170,9 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
     except UserError as error:
         if not quiet:
             return _fail(str(error))
-        _let_the_first_rank_speak()
+        # torchrun ends all ranks as soon as one has ended: rank 0 needs time to come to the same error.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -178,39 +184,23 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
         return 141
 
 
-def _let_the_first_rank_speak() -> None:
-    """Wait until rank 0 comes to the same error: torchrun ends all ranks as soon as one has ended."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(1)
-
-
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
 
 
-def _nearest(name: str) -> str:
-    """Return what may have been meant by a command that does not exist."""
-    prefix = f"{name.split()[0]} " if " " in name else ""
-    known = [other.removeprefix(prefix) for other in [*COMMANDS, *GROUPS] if other.startswith(prefix)]
-    known = [other for other in known if " " not in other]
-    close = get_close_matches(name.split()[-1], known, n=1, cutoff=0.5)
-    return f"did you mean `hone {prefix}{close[0]}`?" if close else f"there are {', '.join(known)}"
-
-
 def _print_commands(group: str = "") -> None:
     """Print all commands, or those of a group."""
-    words = f" {group}" if group else ""
-    about = GROUPS.get(group, "reinforcement learning with verifiable rewards, reproducible to the bit")
-    print(f"usage: hone{words} COMMAND ...\n\n{about[0].upper()}{about[1:]}.\n")
-    lines = {name: command.summary for name, command in COMMANDS.items() if name.rpartition(" ")[0] == group}
-    for other, summary in GROUPS.items() if not group else ():
-        lines[other] = f"{summary}: {', '.join(name.split()[1] for name in COMMANDS if name.startswith(f'{other} '))}"
+    lines = {name: command.summary for name, command in COMMANDS.items() if name.startswith("runs ") == bool(group)}
+    about = "Look at runs, and end one." if group else "Reinforcement learning with verifiable rewards."
+    if not group:
+        names = ", ".join(name.split()[1] for name in COMMANDS if name.startswith("runs "))
+        lines["runs"] = f"look at runs, and end one: {names}"
+    print(f"usage: hone {group}COMMAND ...\n\n{about}\n")
     width = max(map(len, lines)) + 2
     for name, summary in lines.items():
         print(f"  {name:<{width}}{summary}")
-    files = "" if group else " A config file is given as `@ FILE.toml`; flags win over files."
-    print(f"\n`hone{words} COMMAND --help` lists a command's keys.{files}")
+    print(f"\n`hone {group}COMMAND --help` lists a command's keys. `@ FILE.toml` is a config file; flags win over it.")
 
 
 if __name__ == "__main__":

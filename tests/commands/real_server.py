@@ -13,7 +13,7 @@ import pytest
 import torch
 import uvicorn
 
-from hone.commands.serving import HEAD_SECONDS, listen, settings
+from hone.commands.serving import listen, settings
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
@@ -56,15 +56,13 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def serving(
-    model: Decoder | None = None, port: int = 0, head_seconds: float = HEAD_SECONDS, **options: Any
-) -> Iterator[Served]:
+def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
     """A server of `model` (by default a random one) under the name hone/tiny."""
     renderer = load_renderer("hone/tiny")
     service = Service(Engine(model or random_model()))
     app = create_app(service, renderer, "hone/tiny", **options)
     listener = listen("127.0.0.1", port)
-    server = uvicorn.Server(settings(app, listener, 1, head_seconds))
+    server = uvicorn.Server(settings(app, listener, 1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
 

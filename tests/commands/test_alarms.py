@@ -20,7 +20,6 @@ CUT = ("--alarms.window", "2", "--orchestrator.sampling.max-tokens", "2")
 CUT += ("--alarms", "off", "--alarms.truncation.action", "warn", "--alarms.truncation.threshold", "1e-6")
 """Nearly all completions of two tokens are cut: the alarm is raised at step 1."""
 PAUSING = ("rl", "@", "warned-of-cuts/config.toml", "--alarms.truncation.action", "pause")
-PAUSE = ("--alarms.truncation.action", "pause", "--display", "none")
 PREDICT = ("--predict", "reward/mean@0 >= 0 p=0.9", "--predict", "reward/mean@5 >= 0 p=0.9")
 """One can be decided at the stop, one is open."""
 DEADLINE = 600
@@ -51,12 +50,6 @@ def test_a_warning_is_an_event_and_changes_nothing_else(bench, warned, capsys):
     )
     main(["runs", "show", str(warned)])
     assert "alarms       truncation since step 1; then: 100 % of the completions were cut" in capsys.readouterr().out
-
-
-def test_a_checkpoint_is_saved_where_none_was_asked_for(bench, warned):
-    run = bench.rl("saved", *CUT, "--ckpt", "None", "--alarms.truncation.action", "checkpoint")
-    assert Run(run).checkpoints.steps() == [2] and kinds(run) == ["alarm", "checkpoint"]
-    assert (run / "metrics.jsonl").read_bytes() == (warned / "metrics.jsonl").read_bytes()
 
 
 def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
@@ -115,39 +108,3 @@ def test_a_pause_waits_to_be_continued(bench, warned, monkeypatch, capsys):
     assert same(run, warned) and Run(run).info["status"] == "done" and kinds(run).count("paused") == 1
     assert main(["runs", "continue", str(run)]) == 2
     fails(capsys, 2, "done, 6 of 6 steps: it is not paused")
-
-
-def test_a_run_that_was_killed_in_its_pause_goes_on_by_a_resume(bench, warned, capsys):
-    pausing = subprocess.Popen(
-        [sys.executable, "-m", "hone.cli", "rl", "@", "warned-of-cuts/config.toml", "--output-dir", "killed", *PAUSE],
-        cwd=bench.folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    run = bench.folder / "killed"
-    try:
-        wait_for_the_pause(run, pausing)
-    finally:
-        pausing.kill()
-        pausing.wait()
-    assert main(["runs", "continue", str(run)]) == 2
-    fails(capsys, 2, "killed after 2 of 6 steps: it is not paused; to go on from step 2: hone rl @", "--resume")
-    bench.hone("rl", "@", "killed/config.toml", "--output-dir", "killed", "--resume")
-    assert same(run, warned) and kinds(run).count("paused") == 1 and not (run / "paused.json").exists()
-
-
-def test_a_pause_can_be_ended(bench):
-    pausing = subprocess.Popen(
-        [sys.executable, "-m", "hone.cli", *PAUSING, "--output-dir", "ended", "--display", "none"],
-        cwd=bench.folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    run = bench.folder / "ended"
-    try:
-        wait_for_the_pause(run, pausing)
-        assert main(["runs", "stop", str(run)]) == 0
-        assert pausing.wait(DEADLINE) == 143
-    finally:
-        pausing.kill()
-    assert Run(run).info["status"] == "stopped" and not (run / "paused.json").exists()
-    assert Run(run).metrics()["step"].to_pylist() == [0, 1] and Run(run).checkpoints.steps() == [2], "no other step"
-    assert "continued" not in [event["kind"] for event in Run(run).events()]

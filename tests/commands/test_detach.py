@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -190,20 +189,6 @@ def test_what_preflight_refuses_is_the_commands_own_error(folder: Path, tiny_mod
     assert refused.returncode == 2 and not (folder / "out").exists()
     assert refused.stdout == "" and refused.stderr.count("\n") == 1, refused.stdout + refused.stderr
     assert refused.stderr.startswith("error: seq_len = 9000 exceeds the model's context"), refused.stderr
-
-
-def test_an_sft_run_can_be_detached_and_ends_by_itself(folder: Path, tiny_model_dir: Path) -> None:
-    rows = [{"prompt": "abc", "completion": "cba"}] * 4
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = folder / "out"
-    argv = ["sft", "--detach", "--model.name", str(tiny_model_dir), "--data.path", "rows.jsonl", "--max-steps", "2"]
-    argv += ["--data.batch-size", "2", "--no-data.pack", "--data.seq-len", "32", "--output-dir", "out"]
-    with no_survivor(run):
-        started = hone(folder, *argv)
-        assert started.returncode == 0 and "goes on in the background" in started.stdout, started.stderr
-        until(lambda: holder(run) is None, "the run does not end")
-        assert Run(run).info["status"] == "done"
-        assert "Done: 2 steps" in (run / "logs" / "sft.out").read_text()
 
 
 def test_ctrl_c_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tomllib
@@ -39,23 +38,6 @@ def test_a_page_that_ends_with_a_verdict(tmp_path) -> None:
     assert any(line.startswith("  warning  OMP_NUM_THREADS ") for line in lines)
     assert lines[-1].startswith("Ready, with ") and lines[-1].endswith("Next: hone plan @ FILE.toml")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_run_needs(tmp_path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        line = f"--model.name hone/tiny --inference.port {port} --orchestrator.env.id reverse-text --ckpt"
-        flags = line.split()
-        done = doctor(tmp_path, "--json", *flags)
-    found = findings(done)
-    assert done.returncode == 0
-    assert found["run", "model"]["text"] == "hone/tiny: 0.4M parameters"
-    assert found["run", "task"]["text"] == "reverse-text: 50,000 training examples"
-    assert found["run", "disk"]["text"].startswith("13 MiB for what it saves; ")
-    assert found["ports", "server"]["status"] == "warning"
-    assert json.loads(done.stdout)["verdict"].endswith(f"Next: hone plan {' '.join(flags)}")
 
 
 def test_a_run_that_can_not_work(tmp_path) -> None:

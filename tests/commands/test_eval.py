@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hone.cli import call
-from hone.orchestrator.colocated import EnginePolicy
 from hone.runs import Run
 
 
@@ -38,16 +37,6 @@ def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_
     assert "\x1b" not in out
 
 
-def test_equal_settings_give_equal_results_and_other_seeds_others(here: Path, tiny_model_dir: Path):
-    texts = []
-    for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
-        words = ("reverse-text", "-m", str(tiny_model_dir), "-n", "2", "-t", "8", "--seed", seed, "--output-dir", name)
-        assert hone_eval(*words) == 0
-        texts.append((here / name / "results.jsonl").read_text())
-    assert texts[0] == texts[1]
-    assert texts[0] != texts[2]
-
-
 def test_a_small_eval_split_is_used_up_and_said_so(here: Path, tiny_model_dir: Path, capsys):
     words = (
         "reverse-text",
@@ -66,11 +55,6 @@ def test_a_small_eval_split_is_used_up_and_said_so(here: Path, tiny_model_dir: P
     out = capsys.readouterr().out
     assert "reverse-text has 3 held-out examples: all are used (50 asked for)" in out
     assert "3 examples x 1 completions" in out and "-n 3 -r 8" in out
-
-
-def test_nothing_is_written_with_no_save(here: Path, tiny_model_dir: Path):
-    assert hone_eval("reverse-text", "-m", str(tiny_model_dir), "-n", "1", "-t", "2", "--no-save") == 0
-    assert list(here.iterdir()) == []
 
 
 def test_when_no_completion_can_be_graded_the_exit_code_is_1(here: Path, tiny_model_dir: Path, capsys):
@@ -108,36 +92,6 @@ def load_environment():
     assert hone_eval(*words) == 1
     assert "2 of 8 completions could not be graded, more than 10% (--grading.max-failed)" in capsys.readouterr().err
     assert hone_eval(*words, "--grading.max-failed", "0.25") == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("revers-text",), "did you mean reverse-text"),
-        (("reverse-text", "-a", '{"min_char": 3}'), "did you mean 'min_chars'"),
-        (("reverse-text", "-a", '{"dataset": "no.jsonl"}'), "no.jsonl does not exist"),
-        (("reverse-text", "-m", "no/such/folder"), "no/such/folder"),
-        (("reverse-text", "--output-dir", "mine"), "not a run of hone"),
-        (("reverse-text", "--output-dir", "mine/notes.txt/x"), "mine/notes.txt/x cannot be written (Not a directory)"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_exit_2(here: Path, words, why: str, capsys, monkeypatch):
-    monkeypatch.setattr(EnginePolicy, "sample", lambda *_: pytest.fail("nothing may be sampled"))
-    (here / "mine").mkdir()
-    (here / "mine" / "notes.txt").write_text("mine")
-    assert hone_eval(*words) == 2
-    err = capsys.readouterr().err
-    assert why in err and err.startswith("error: ") and err.count("\n") == 1
-    assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == ["mine", "mine/notes.txt"]
-
-
-def test_a_prompt_longer_than_the_context_is_named_with_its_row(here: Path, tiny_model_dir: Path, capsys):
-    (here / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("short", "long " * 1000)))
-    words = ("reverse-text", "-a", '{"eval_dataset": "d.jsonl"}', "-m", str(tiny_model_dir))
-    assert hone_eval(*words) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: d.jsonl, line 2: the prompt has 5")
-    assert "leaves no room for a completion in the model's context of 2048 tokens" in err and "seq_len" not in err
 
 
 def test_an_evaluation_in_a_run_keeps_what_hone_eval_would_write(bench, rl_run: Path, tmp_path: Path):

@@ -11,17 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_openai import Drop, FakeOpenAI, Say, Status
+from fake_openai import FakeOpenAI, Say, Status
 
-from hone import rng
 from hone.cli import call
 from hone.composition import evaluating
-from hone.composition.evaluating import local_sampling
 from hone.environments import load_environment
-from hone.errors import UserError
 from hone.evaluation import client
-from hone.evaluation.remote import request_body
-from hone.inference.types import SamplingParams
 
 
 def vf_eval(*words: str) -> int:
@@ -112,61 +107,6 @@ def test_every_flag_reaches_the_server(here: Path, monkeypatch):
         assert "sk-secret" not in path.read_text()
 
 
-def test_each_rollout_has_a_seed_of_its_own_that_the_evaluations_seed_decides(here: Path):
-    def seeds(*words: str) -> list[int]:
-        with FakeOpenAI() as server:
-            assert vf_eval("reverse-text", "-b", server.url, "-n", "2", "-r", "2", "-c", "1", "--no-save", *words) == 0
-        return [body.get("seed") for body in server.bodies]
-
-    expected = [rng.key(3, "eval", 0, e, r) >> 33 for e in range(2) for r in range(2)]
-    assert seeds("--seed", "3") == seeds("-S", '{"seed": 3}') == expected
-    assert len({*expected, *seeds()}) == 8 and max(expected) < 2**31
-    assert seeds("-S", '{"seed": null}') == [None] * 4
-
-
-def test_hones_own_server_is_sent_the_keys_of_the_local_evaluation(here: Path):
-    with FakeOpenAI(owner="hone") as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "1", "-r", "2", "-c", "1", "--seed", "5") == 0
-    assert [body["key"] for body in server.bodies] == [rng.key(5, "eval", 0, 0, r) for r in range(2)]
-    assert not any("seed" in body for body in server.bodies)
-    assert "key" not in request_body({"seed": None}, 0, 0, 0, exact_keys=True)
-
-
-def test_the_saved_config_makes_the_same_requests_again(here: Path):
-    words = ("-S", '{"temperature": 0, "top_p": null, "max_completion_tokens": 4, "stop": ["a"]}', "--seed", "3")
-    with FakeOpenAI() as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "2", "-c", "1", *words) == 0
-        _, _, folder = answers(here)
-        assert vf_eval("@", f"{folder}/config.toml", "--no-save") == 0
-    assert len(server.bodies) == 12 and server.bodies[:6] == server.bodies[6:]
-    assert server.bodies[0].keys() == {"model", "messages", "seed", "temperature", "max_completion_tokens", "stop"}
-
-
-def test_other_names_of_flags_and_of_max_tokens_work(here: Path):
-    args = '{"max_completion_tokens": 50, "top_p": null}'
-    words = ("--api-base-url", "--max-concurrent", "--sampling-args")
-    with FakeOpenAI() as server:
-        assert vf_eval("reverse-text", words[0], f"{server.url}/", words[1], "1", words[2], args, "-n", "1") == 0
-    _, metadata, _ = answers(here)
-    assert metadata["base_url"] == server.url
-    assert {"max_tokens", "top_p"}.isdisjoint(server.bodies[0]) and server.bodies[0]["max_completion_tokens"] == 50
-
-
-def test_a_server_that_fails_now_and_then_costs_nothing_but_time(here: Path, capsys):
-    count = iter(range(1000))
-    problems = {1: Status(429), 4: Drop(), 5: Status(500), 7: Drop(midway=True)}
-
-    def script(body):
-        return problems.get(next(count)) or Say(tag(question(body)[::-1]))
-
-    with FakeOpenAI(script) as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "3", "-r", "2", "-c", "1") == 0
-    rows, metadata, _ = answers(here)
-    assert [row["outcome"] for row in rows] == ["correct"] * 6
-    assert metadata["requests"]["retries"] == 4
-    assert "4 tried again" in capsys.readouterr().out
-
-
 def test_failed_rollouts_are_counted_said_saved_and_the_exit_code_is_1(here: Path, capsys):
     split = load_environment("reverse-text").split("eval")
     bad, worse = (split[i].prompt[-1]["content"] for i in (1, 3))
@@ -194,16 +134,6 @@ def test_failed_rollouts_are_counted_said_saved_and_the_exit_code_is_1(here: Pat
     assert captured.err == "error: 4 of 8 rollouts failed: the averages are over the other 4\n"
 
 
-def test_when_every_rollout_fails_there_is_no_result_and_exit_code_1(here: Path, capsys):
-    with FakeOpenAI(lambda body: Status(400, "no")) as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "2", "-r", "1") == 1
-    captured = capsys.readouterr()
-    assert captured.err == "error: all 2 rollouts failed, so there is no result\n"
-    assert "2 of 2 rollouts failed" in captured.out and "nan" not in captured.out
-    rows, metadata, _ = answers(here)
-    assert len(rows) == 2 and metadata["metrics"] == {} and metadata["completion_tokens"] is None
-
-
 def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
     came, left = iter(range(1000)), threading.Event()
 
@@ -220,46 +150,6 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
     assert [row["outcome"] for row in rows] == ["correct"] * 3 + ["rollout_failed"] * 3
     assert "  3 x stopped by Ctrl-C before an answer came" in capsys.readouterr().out
     assert metadata["failed_rollouts"] == 3
-
-
-def test_ctrl_c_before_anything_came_leaves_nothing(here: Path, interruptible):
-    left = threading.Event()
-
-    def script(body):
-        os.kill(os.getpid(), signal.SIGINT)
-        left.wait(300)
-        return Say("late")
-
-    with FakeOpenAI(script) as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-c", "1") == 130
-        left.set()
-    assert list(here.iterdir()) == []
-
-
-def test_a_server_that_counts_no_tokens_is_said_to(here: Path, capsys):
-    with FakeOpenAI(lambda body: Say("hm", usage=False)) as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "1") == 0
-    assert "tokens      not counted by the server (0 of 3 cut by the limit)" in capsys.readouterr().out
-    rows, metadata, _ = answers(here)
-    assert rows[0]["completion_tokens"] is None and metadata["prompt_tokens"] is None
-    assert "eval/reverse-text/completion/length/mean" not in metadata["metrics"]
-
-
-def test_where_nothing_answers_one_sentence_says_how_to_start_inference(here: Path, capsys):
-    with FakeOpenAI() as server:
-        url = server.url
-    assert vf_eval("reverse-text", "-m", "my/model", "-b", url) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: nothing answers at {url} (") and err.count("\n") == 1
-    assert f"start a server with `inference --model.name my/model --port {server.port}`" in err
-    assert list(here.iterdir()) == []
-
-
-def test_a_url_without_v1_is_guessed_at(here: Path, capsys):
-    with FakeOpenAI(models=Status(404)) as server:
-        url = server.url.removesuffix("/v1")
-        assert vf_eval("reverse-text", "-b", url) == 2
-    assert capsys.readouterr().err == f"error: {url} lists no models: did you mean {url}/v1?\n"
 
 
 @pytest.mark.parametrize(
@@ -285,26 +175,3 @@ def test_mistakes_are_one_sentence_and_exit_2(here: Path, models, words, why: st
     err = capsys.readouterr().err
     assert why in err and err.startswith("error: ") and err.count("\n") == 1 and "sk-123" not in err
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("-c", "8"), "-c is for a server: give its URL with -b"),
-        (("-k", "K"), "-k is for a server"),
-        (("-S", '{"stop": ["x"]}'), "'stop' is no sampling argument of a model in this process: it has"),
-        (("-S", '{"top_k": 2.5}'), "top_k is 2.5 (-S), but should be a whole number"),
-        (("-S", '{"temperature": "hot"}'), "temperature is 'hot' (-S), but should be a number"),
-        (("-S", '{"top_p": 3}'), "top_p is 3; it must lie in (0, 1]"),
-    ],
-)
-def test_without_a_server_its_flags_are_refused_and_sampling_arguments_checked(here: Path, words, why: str, capsys):
-    assert vf_eval("reverse-text", *words) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_sampling_arguments_reach_the_model_in_this_process():
-    said = {"max_tokens": 5, "temperature": 0.5, "top_p": None, "seed": 4, "top_k": 3}
-    assert local_sampling(said) == SamplingParams(max_tokens=5, temperature=0.5, seed=4, top_k=3)
-    with pytest.raises(UserError, match="'logit_bias'"):
-        local_sampling({"logit_bias": {}})

@@ -15,24 +15,14 @@ import openai
 import pytest
 
 from hone import cli
-from hone.commands import inference, serving
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
-
-ROOT = Path(__file__).parent.parent.parent
-QWEN_SFT = "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def test_the_example_names_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    config = parse(ServeConfig, ["@", "examples/reverse_text/rl/infer.toml"], "inference")
-    assert (config.model.name, config.host, config.port, config.api_key) == (QWEN_SFT, "127.0.0.1", 8000, None)
 
 
 def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:
@@ -54,30 +44,6 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == words
 
 
-def test_no_answer_waits_for_an_acknowledgement() -> None:
-    """asyncio sets TCP_NODELAY only on sockets of this protocol; without it a kept connection waits 40 ms."""
-    with serving.listen("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--backend", "vllm", "--vllm-python", "./nowhere"], "there is no Python at nowhere"),
-        (["--backend", "vllm", "--vllm-python", sys.executable], "has no vLLM: on a CPU, `make vllm-env`"),
-        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
-        (["--model.name", "./nowhere"], "there is no model folder ./nowhere"),
-        (["--api-key", "k", "--api-key-var", "KEY"], "leave out api_key"),
-        (["--api-key-var", "NOT_SET"], "NOT_SET (--api-key-var) is not set"),
-        (["--weights-root", "./nowhere"], "weights_root = nowhere is not a folder"),
-    ],
-)
-def test_what_cannot_be_served(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inference", "--port", str(free_port()), *argv]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and words in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "", *(["::"] if socket.has_dualstack_ipv6() else [])])
 @pytest.mark.parametrize("backend", ["hone", "vllm"])
 def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -91,14 +57,6 @@ def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.
     for more in (["--api-key-var", "KEY"], ["--host", "localhost"], ["--host", "127.0.0.2"]):
         assert cli.main([*argv, *more]) == 2
         assert "nowhere" in capsys.readouterr().err
-
-
-def test_the_banner_says_what_weights_are_taken_or_how_to_have_some_taken(tmp_path: Path) -> None:
-    config = ServeConfig(weights_root=tmp_path)
-    assert f"takes those under {tmp_path}" in inference._intro(config, "")
-    assert "takes none" in inference._intro(ServeConfig(), "") and "--weights-root outputs" in inference._intro(
-        ServeConfig(), ""
-    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")

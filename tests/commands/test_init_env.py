@@ -11,10 +11,7 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.environments import load_environment
 from hone.runs import Run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 
 def pytest_passes(*argv: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *argv], capture_output=True, text=True)
-    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
@@ -60,30 +57,13 @@ def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
     Path("outputs/sort-it-2-sft/weights/step_500").symlink_to("step_3")
     assert main([*rl, "--max-steps", "2", "--display", "plain", "--orchestrator.eval.num-examples", "4"]) == 0
     metrics = Run("outputs/sort-it-2-rl").metrics()
-    assert {"reward/mean", "reward/well_formed/mean", "reward/correctness/mean"} <= set(metrics.column_names)
+    assert {"reward/mean", "reward/format/mean", "reward/correctness/mean"} <= set(metrics.column_names)
     prompts = Run("outputs/sort-it-2-rl").rollouts(0)["prompt"].to_pylist()
     assert len(prompts) == 128 and len(set(prompts)) == 16
     Path("outputs/sort-it-2-rl/weights/step_150").symlink_to("step_2")
     capsys.readouterr()
     assert main([*evaluate[1:], "-r", "1"]) == 0
     assert "sort-it-2: 100 examples" in capsys.readouterr().out
-
-
-def test_a_name_that_holds_the_name_of_the_scaffold(capsys):
-    assert main(["init-env", "my-task-2"]) == 0
-    assert "#   sft @ my_task_2/tiny_sft.toml\n" in Path("my_task_2/tiny_sft.toml").read_text()
-    assert 'load_environment("my-task-2")' in Path("test_my_task_2.py").read_text()
-    assert "class MyTask2(SingleTurnEnv)" in Path("my_task_2.py").read_text()
-
-
-def test_capitals_of_a_name_stay(capsys):
-    assert main(["init-env", "sortIt"]) == 0
-    assert "class SortIt(SingleTurnEnv)" in Path("sortIt.py").read_text()
-
-
-def test_a_folder_that_nothing_can_be_written_to(capsys):
-    Path("environments").symlink_to("/proc")
-    fails(capsys, main(["init-env", "my-task"]), "environments/my_task.py can't be written", "in a folder of yours")
 
 
 def test_it_lies_where_a_project_has_its_folders(capsys):
@@ -106,66 +86,9 @@ def test_it_lies_where_a_project_has_its_folders(capsys):
     pytest_passes(test[1])
 
 
-def test_the_recipes_belong_together_and_their_answers_fit(tiny_model_dir):
-    from hone.config.parse import parse
-    from hone.config.rl import RLConfig
-    from hone.config.sft import SFTConfig
-    from hone.model.chat import load_renderer
-
-    assert main(["init-env", "my-task"]) == 0
-    sft = parse(SFTConfig, ["@", "my_task/tiny_sft.toml"], "sft")
-    rl = parse(RLConfig, ["@", "my_task/tiny.toml"], "rl")
-    assert rl.model.name == f"{sft.output_dir}/weights/step_{sft.max_steps}"
-    assert sft.data.env is not None
-    assert sft.data.env.args.items() - {("demo_noise", 1.0)} == rl.orchestrator.env.args.items()
-    renderer = load_renderer(str(tiny_model_dir))
-    env = load_environment("my-task", **rl.orchestrator.env.args)
-    for example in env.split("train")[:300]:
-        answer = renderer.completion_ids(example.prompt, env.reference(example))
-        assert len(answer) <= rl.orchestrator.sampling.max_tokens
-        assert len(renderer.prompt_ids(example.prompt)) + rl.orchestrator.sampling.max_tokens <= rl.seq_len
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("json", "standard library"),
-        ("numpy", "there is a module of that name already ("),
-        ("char-count", "there is a module of that name already ("),
-        ("3sum", "starts with a letter"),
-        ("My Task!", "English letters, digits and single dashes"),
-        ("a--b", "single dashes"),
-        ("../up", "English letters"),
-        ("environments", "another use"),
-        ("conftest", "another use"),
-        ("class", "another use"),
-        ("a" * 61, "at most 60 characters"),
-    ],
-)
-def test_names_that_no_task_can_have(name, why, capsys):
-    fails(capsys, main(["init-env", name]), f"a task can't be called {name!r}: ", why, "choose another")
-    assert files() == set()
-
-
 @pytest.mark.parametrize("path", ["test_my_task.py", "my_task/tiny.toml", "my_task/notes.txt"])
 def test_nothing_is_overwritten(path, capsys):
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text("mine")
     fails(capsys, main(["init-env", "my-task"]), "exists already, and nothing is overwritten")
     assert files() == {path} and Path(path).read_text() == "mine"
-
-
-def test_a_second_time_it_names_the_first(capsys):
-    assert main(["init-env", "my-task"]) == 0
-    before = {name: Path(name).read_text() for name in files()}
-    fails(capsys, main(["init-env", "my-task"]), "my_task.py)", "choose another")
-    assert {name: Path(name).read_text() for name in files()} == before
-
-
-def test_the_package_holds_the_scaffold():
-    """Hatchling puts all files of the package into a wheel, but for those that git ignores."""
-    folder = ROOT / "src/hone/commands/scaffold"
-    names = ["my_task.py", "test_my_task.py", "tiny.toml", "tiny_sft.toml"]
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == names
-    done = subprocess.run(["git", "check-ignore", *names], cwd=folder, capture_output=True, text=True)
-    assert done.returncode != 0, f"git ignores {done.stdout}"

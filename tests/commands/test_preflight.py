@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
-from hone.runs import Run
 
 pytestmark = pytest.mark.audit
 
@@ -72,10 +68,6 @@ def rl(model: Path, *flags: str) -> int:
     return main(words(model, *flags))
 
 
-def audit_events(folder: str) -> list[int]:
-    return [event["step"] for event in Run(folder).events() if event["kind"] == "audit"]
-
-
 def test_a_run_is_the_same_with_its_audit_and_without(task, tiny_model_dir):
     """The data is read once."""
     assert rl(tiny_model_dir) == 0
@@ -100,30 +92,6 @@ def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys
     assert json.loads(Path("outputs/audit.json").read_text())["verdict"] == "skipped"
 
 
-def test_a_branch_has_the_audit_of_its_parent(task, tiny_model_dir):
-    assert rl(tiny_model_dir, "--ckpt") == 0
-    branch = ("--max-steps", "2", "--output-dir", "branch", "--resume.dir", "outputs")
-    assert rl(tiny_model_dir, *branch) == 0
-    assert Path("branch/audit.json").read_bytes() == Path("outputs/audit.json").read_bytes()
-    assert audit_events("branch") == [0]
-
-
-def test_a_branch_with_another_task_is_audited(task, tiny_model_dir, capsys):
-    assert rl(tiny_model_dir, "--ckpt") == 0
-    branch = ("--max-steps", "2", "--output-dir", "branch", "--resume.dir", "outputs", "--allow-drift")
-    assert rl(tiny_model_dir, *branch, "--orchestrator.env.args", '{"broken": true}') == 2
-    assert "fails its audit: reference" in capsys.readouterr().err
-    assert not Path("branch").exists()
-
-
-def test_a_grader_that_takes_its_time_is_given_that_of_the_run(task, tiny_model_dir, monkeypatch):
-    """Slower than the audit's own deadline, but not than the run's: it is no reason to refuse a run."""
-    monkeypatch.setattr("hone.commands.preflight.DEADLINE", 0.05)
-    task.write_text(SAYS.replace("SECONDS", "0.1"))
-    assert rl(tiny_model_dir) == 0
-    assert not [f for f in findings("outputs/audit.json") if f["name"] == "hangs"]
-
-
 def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limit(task, tiny_model_dir, capsys):
     task.write_text(SAYS.replace("SECONDS", "1000"))
     assert rl(tiny_model_dir, "--orchestrator.grading.timeout", "0.3") == 2
@@ -131,44 +99,11 @@ def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limi
     assert "fails its audit: hangs: " in said and "grading.timeout allows 0.3 s of the processor" in said
 
 
-def test_in_the_background_a_run_is_refused_before_it_begins(task, tiny_model_dir):
-    argv = words(tiny_model_dir, "--orchestrator.env.args", '{"broken": true}', "--detach")
-    done = subprocess.run([sys.executable, "-m", "hone.cli", *argv], capture_output=True, text=True)
-    assert done.returncode == 2 and "fails its audit: reference" in done.stderr
-    assert not Path("outputs").exists()
-
-
-def test_ctrl_c_ends_an_audit_and_all_of_its_processes(task):
-    task.write_text(SAYS.replace("SECONDS", "0.5"))
-    # In the background of a shell SIGINT is ignored.
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from hone.cli import main; "
-    argv = [sys.executable, "-c", code + "sys.exit(main(['audit', 'says', '-n', '2']))"]
-    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    marker = f"HONE_GRADER={running.pid}-".encode()
-    until(lambda: marked(marker), "the task is graded")
-    running.send_signal(signal.SIGINT)
-    out, error = running.communicate(timeout=300)
-    assert (running.returncode, out, error) == (130, "", "")
-    until(lambda: not marked(marker), "its processes have ended")
-
-
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.05)
-
-
-def marked(marker: bytes) -> list[str]:
-    """The processes that have this in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker in (folder / "environ").read_bytes():
-                found.append(folder.name)
-        except OSError:
-            continue
-    return found
 
 
 def findings(file: str) -> list[dict]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import tampering
 from refusals import fails
-from run_folders import held, make_run
+from run_folders import make_run
 
 from hone.cli import main
-from hone.runs import Run
 from hone.runs.rollouts import write_rollouts
 
 TASK = '''
@@ -47,7 +44,6 @@ def load_environment(reads: int = 8):
     rows = [{"question": "which?", "answer": "yes"}]
     return SingleTurnEnv(rubric=Rubric([correctness]), parser=Early(reads), dataset=rows, eval_dataset=rows)
 '''
-RECORDED = '[orchestrator.env]\nid = "early"\n'
 
 
 def row(step: int, index: int, text: str, right: bool, **more: Any) -> dict[str, Any]:
@@ -127,13 +123,6 @@ def test_a_parser_that_lost_the_answers_is_told_from_a_model_that_lost_them(drif
     assert "Your parser lost it: the model did not get worse." in printed
     assert "| I think that yes is it\n  recorded: unparsable (0), as recorded\n  now:      correct (1)" in printed
     assert "To see what else the recorded grader loses:\n  hone audit early\n" in printed
-    assert "hone rl @" in printed and """--orchestrator.env.args '{"reads": "100"}'""" not in printed
-    assert """--orchestrator.env.args '{"reads": 100}'""" in printed
-
-
-def test_arguments_alone_override_those_of_the_run(drifted):
-    found = regrade(drifted, "--env.args.reads", "100")
-    assert found["graded_by"] == "early (reads 100)" and found["verdict"]["cause"] == "parser"
 
 
 def test_the_runs_own_task_gives_the_recorded_rewards(drifted, capsys):
@@ -177,26 +166,12 @@ def test_a_grader_that_fails_too_often_ends_it(folder, capsys):
     fails(capsys, main(["regrade", str(few)]), "no completion of", "was graded both times", "128 now")
 
 
-def test_the_length_limit_is_a_part_of_its_own(folder):
-    """From the second half on, half of the completions are cut off before they say what is right."""
-    cut = {"stop_reason": "length", "outcome": "truncated"}
-    whole = [[row(s, i, "yes is it", True) for i in range(4)] for s in range(10)]
-    half = [
-        [row(s, i, "ye", False, **cut) if i < 2 else row(s, i, "yes is it", True) for i in range(4)]
-        for s in range(10, 20)
-    ]
-    verdict = regrade(record(folder / "run", whole + half))["verdict"]
-    assert verdict["cause"] == "truncation" and verdict["change"]["truncation"] == pytest.approx(-0.5)
-    assert verdict["change"]["skill"] == verdict["change"]["parser"] == 0
-
-
 def test_spans_and_samples(drifted, capsys):
     found = regrade(drifted, "--env.args.reads", "100", "--from", "12:14", "--to", "18:")
     assert (found["verdict"]["from"]["first"], found["verdict"]["to"]["last"]) == (12, 19)
     assert found["verdict"]["change"]["recorded"] == 0
     assert regrade(drifted, "--steps", "4:8")["steps"] == [4, 5, 6, 7]
     assert regrade(drifted, "--every", "8")["steps"] == [0, 8, 16]
-    assert regrade(drifted, "--max-rollouts", "18")["steps"] == [0, 5, 10, 15]
     capsys.readouterr()
     for flags, words in (
         (["--steps", "5"], "'5' is no span of steps: write 60:80"),
@@ -240,27 +215,6 @@ def test_a_run_whose_task_is_gone_needs_another(drifted, folder, capsys):
     assert "no environment 'early'" in found["check"]["impossible"]
 
 
-def test_a_run_of_one_step_has_no_change(folder):
-    run = record(folder / "run", [[row(0, i, "yes is it", True) for i in range(4)]])
-    verdict = regrade(run, "--env.args.reads", "100")["verdict"]
-    assert (verdict["cause"], verdict["change"]["recorded"]) == ("none", 0.0)
-    assert verdict["sentence"] == "there is no change to split: all that was graded both times is of the steps 0."
-
-
-def test_flags_that_would_keep_arguments_of_the_recorded_task_are_not_suggested(drifted, capsys):
-    """Tables of a config are merged: `reads` would stay."""
-    (drifted / "config.toml").write_text(
-        (drifted / "config.toml").read_text() + "\n[orchestrator.env.args]\nreads = 8\n"
-    )
-    regrade(drifted, "--env", "early", "--env.args.reads", "100")
-    assert "--orchestrator.env.id early" in capsys.readouterr().out
-    (drifted.parent / "environments" / "later.py").write_text(TASK.replace("reads: int = 8", "reads: int = 100"))
-    capsys.readouterr()
-    regrade(drifted, "--env", "later")
-    told = capsys.readouterr().out
-    assert "in a copy of" in told and '  [orchestrator.env]\n  id = "later"\n' in told and "hone rl @" not in told
-
-
 def test_what_a_task_prints_is_not_in_the_json_and_what_it_says_is_escaped(drifted, capfd):
     module = drifted.parent / "environments" / "loud.py"
     loud = TASK.replace('    if "boom"', '    print("loud")\n    if "boom"').replace(
@@ -288,49 +242,7 @@ def test_the_answer_and_info_of_another_task_are_made_by_a_template(folder):
         assert main(["regrade", str(run), "--env", "early", "--env.template", '{"prompt": "a"}']) == 2
 
 
-def test_of_a_conversation_the_messages_are_graded_and_a_state_that_is_not_recorded_is_said(folder, capsys):
-    turns = [
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "cold, higher"},
-        {"role": "assistant", "content": "7"},
-    ]
-    facts = {"answer": "7", "completion": json.dumps(turns)}
-    parts = {"components": [("correctness", 1.0), ("guesses", 2.0)], "weights": [("correctness", 1.0), ("guesses", 0)]}
-    run = record(folder / "run", [[row(0, i, "3\n\n7", True, **facts, **parts) for i in range(2)]])
-    config = (run / "config.toml").read_text().replace('"early"', '"guessing"')
-    (run / "config.toml").write_text(config)
-    found = regrade(run)
-    assert found["check"]["same"] == 2 and found["windows"][0]["regraded"] == 1.0
-    assert "reward functions read the state of a conversation, which is not recorded" in capsys.readouterr().out
-
-
-def test_a_run_that_is_at_work_is_regraded_as_far_as_it_is(drifted, capsys):
-    info = json.loads((drifted / "run.json").read_text())
-    (drifted / "run.json").write_text(json.dumps(info | {"status": "running"}))
-    with held(drifted):
-        before = tampering.snapshot(drifted)
-        assert regrade(drifted)["check"]["same"] == 80
-        assert tampering.snapshot(drifted) == before
-    assert "drifted: running" in capsys.readouterr().out
-
-
 def test_what_is_no_run_of_rl_is_refused(folder, sft_run, capsys):
     fails(capsys, main(["regrade", str(sft_run)]), "is a run of `hone sft`, which records no rollouts")
     empty = record(folder / "empty", [])
     fails(capsys, main(["regrade", str(empty)]), "has no rollouts yet: there is nothing to grade")
-
-
-def test_a_copied_run_of_hone_is_regraded_without_its_model_and_without_torch(bench, rl_run, tmp_path):
-    """In a process of its own, which sees the task but not the model."""
-    copied = shutil.copytree(rl_run, tmp_path / "copied")
-    shutil.rmtree(copied / "weights")
-    (tmp_path / "environments").mkdir()
-    shutil.copy(bench.folder / "environments" / "parity.py", tmp_path / "environments")
-    script = "import sys; from hone.cli import main; code = main(['regrade', 'copied', '--json']); "
-    script += "assert 'torch' not in sys.modules and 'transformers' not in sys.modules; sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    rewards = [reward for step in range(6) for reward in Run(rl_run).rollouts(step)["reward"].to_pylist()]
-    assert found["check"] == {"completions": 48, "same": 48, "impossible": None} and len(rewards) == 48
-    assert sum(w["recorded"] * w["graded"] for w in found["windows"]) == pytest.approx(sum(rewards))

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import tampering
-from fake_vllm import fake_environment
 from real_server import Served, serving, until
 from recorded import PARITY
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import ask_server
-from hone.composition import sampling
-from hone.config.inference import ServeConfig
-from hone.config.parse import parse
-from hone.config.rl import RLConfig
-from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.runs import Run
-from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
 
 
@@ -100,28 +89,6 @@ def test_what_a_server_sampled_is_trained_on_again_and_not_sampled_again(rl, ser
     assert main(["verify", out]) == 1
 
 
-@pytest.mark.parametrize("column", ["text", "prompt", "token_ids", "versions"])
-def test_recorded_completions_that_were_edited_are_found(rl, server, tmp_path, capsys, column):
-    """Consistently, with the hashes: the prompt in words and in ids, the text, and what it was graded on."""
-    assert rl("out", "--max-steps", "1", *url(server)) == 0
-    out = tmp_path / "out"
-    row = Run(out).rollouts(0).to_pylist()[0]
-    prompt = row["sampled_mask"].index(True)
-    edited = {
-        "text": row["text"] + " ",
-        "prompt": row["prompt"].replace('"content": "', '"content": "!'),
-        "token_ids": [row["token_ids"][0] + 1, *row["token_ids"][1:]],
-        "versions": [*row["versions"][:prompt], 7, *row["versions"][prompt + 1 :]],
-    }
-    assert edited[column] != row[column]
-    tampering.edit_rollouts(out, 0, lambda rows: rows[0].update({column: edited[column]}), fit_hashes=True)
-    tampering.fit_advantages_and_metrics(out, 0)
-    capsys.readouterr()
-    assert main(["verify", str(out)]) == 1
-    what = "token 0 of sample 0-0-0" if column == "token_ids" else f"the column {column} of sample 0-0-0"
-    assert what in capsys.readouterr().out
-
-
 def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeypatch, capsys):
     step = Trainer.step
 
@@ -143,14 +110,6 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
     assert [line["step"] for line in lines(out)] == [0, 1, 2, 3]
     assert [line["canary/verdict"] for line in lines(out)] == [0, 0, 0, 0]
     assert main(["verify", str(out), "--steps", "3"]) == 0
-
-
-def test_a_resume_with_a_server_makes_the_steps_before_it_no_less_exact(rl, server, tmp_path):
-    assert rl("out", "--max-steps", "2", "--ckpt.interval", "1") == 0
-    assert rl("out", *url(server), "--resume", "--allow-drift") == 0
-    entries = Run(tmp_path / "out").info["inexact"]
-    assert {"step": 2, "cause": f"completions are sampled by the server at {server.url}/v1"} in entries
-    assert {entry["step"] for entry in entries} == {2}
 
 
 def test_a_run_that_waits_for_its_server_ends_in_time(rl, server, tmp_path, capfd):
@@ -176,95 +135,4 @@ def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir
     model = load_model(str(tiny_model_dir), precision="bf16_linear")
     with serving(model, weights_root=tmp_path) as served:
         flags = [*url(served), "--gap.stop", "1e-4"]
-        fails(capsys, rl("out", *flags), "sampler and trainer disagree at version 0", "numerics", "step_0; go on with")
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--orchestrator.client.base-url", "localhost:8000"], "is no URL of a server"),
-        (["--orchestrator.client.base-url", "http://me:pw@h/v1"], "give the key with orchestrator.client.api_key_var"),
-        (["--orchestrator.client.base-url", "http://127.0.0.1:9/v1", "--inference.backend", "vllm"], "leave out one"),
-        (["--orchestrator.client.base-url", "http://127.0.0.1:9/v1"], "start one with `inference --model.name"),
-        (["--inference.backend", "vllm", "--inference.vllm-python", "/nowhere/python"], "no Python at /nowhere/python"),
-    ],
-)
-def test_what_can_not_be_sampled_from_touches_nothing(rl, tmp_path, capsys, flags, words):
-    fails(capsys, rl("out", *flags), words)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_server_that_cannot_be_used_is_asked_before_anything_is_loaded(rl, tmp_path, monkeypatch, capsys):
-    """With the command that starts one: it is run, and the server that it describes is asked again."""
-    from hone.commands import rl as command
-    from hone.commands import rl_split
-
-    monkeypatch.setattr(command, "train", lambda run: SimpleNamespace(exit_code=77))
-    monkeypatch.setattr(command, "watched", lambda config: None)
-    monkeypatch.setattr(rl_split, "run", lambda config: 77)
-    (tmp_path / "elsewhere").mkdir()
-    tiny = load_model("hone/tiny", seed=5)
-    split = ["--mode", "split"]
-    for options, more, words in (
-        ({}, [], "--weights-root"),
-        ({}, split, "--output-dir"),
-        ({"weights_root": tmp_path / "elsewhere"}, [], "--weights-root"),
-        ({"weights_root": tmp_path / "elsewhere"}, [*split, "--transport.path", "t"], "--transport.path t"),
-        ({"weights_root": tmp_path}, ["--seq-len", "4096"], "lower seq_len"),
-        ({"weights_root": tmp_path}, ["--model.name", "hone/tiny", "--model.init.hidden", "64"], "parameters"),
-        ({"weights_root": tmp_path, "api_key": "sesame"}, [], "--orchestrator.client.api-key-var"),
-    ):
-        with serving(tiny, **options) as served:
-            fails(capsys, rl("out", *url(served), *more), words, "`inference --model.name ", f"--port {served.port}")
-    with serving(tiny, weights_root=tmp_path) as served:
-        assert rl("out", *url(served)) == rl("out", *url(served), *split) == 77
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("mode", ["split", "colocated"])
-def test_the_command_for_a_server_starts_one_that_takes_the_weights_of_the_run(mode, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    argv = ["--mode", mode, "--orchestrator.env.id", "parity", "--orchestrator.client.base-url", "http://h:81/v1"]
-    config = parse(RLConfig, [*argv, "--output-dir", "outputs/x"], "rl")
-    command, *flags = shlex.split(ask_server._command(config, 81))
-    serve = parse(ServeConfig, flags, command)
-    spool = ask_server._weights_folder(config).resolve()
-    assert command == "inference" and serve.port == 81 and serve.model == config.model
-    assert serve.weights_folder is not None and spool.is_relative_to(serve.weights_folder.resolve())
-    assert serve.weights_root is None or serve.weights_root.is_dir()
-
-
-def fake_cuda(folder: Path) -> list[str]:
-    """Flags for a vLLM that was built for CUDA, says what it is told, and has no room for the cache."""
-    python = fake_environment(folder, "vllm", "0.32.0")
-    module = folder / "packages/vllm/entrypoints/openai/api_server.py"
-    module.parent.mkdir(parents=True)
-    said = "ValueError: too little memory is available for the KV cache. Try more"
-    module.write_text(f"import sys\nprint(*sys.argv)\nsys.exit({said!r})\n")
-    return ["--inference.backend", "vllm", "--inference.vllm-python", str(python)]
-
-
-def test_a_device_that_vllm_was_not_built_for_touches_nothing(rl, tmp_path, capsys):
-    flags = [*fake_cuda(tmp_path / "fake"), "--model.device", "cpu"]
-    fails(capsys, rl("out", *flags), "was built for cuda", "another vLLM with --inference.vllm-python")
-    assert not (tmp_path / "out").exists()
-
-
-def test_vllm_is_started_on_the_device_of_the_config(tmp_path, tiny_model_dir):
-    """Made and not started, for there may be no such device here."""
-    flags = ["--model.name", str(tiny_model_dir), "--model.device", "cuda:1", "--orchestrator.env.id", "parity"]
-    config = parse(RLConfig, [*flags, *fake_cuda(tmp_path / "fake")], "rl")
-    run = SimpleNamespace(folder=tmp_path, display=SimpleNamespace(message=print))
-    model, renderer = load_model(str(tiny_model_dir)), load_renderer(str(tiny_model_dir))
-    vllm = sampling._vllm(config, run, SimpleNamespace(model=model), renderer, Spool(tmp_path / "spool", model))
-    assert vllm.described == "vLLM 0.32.0, dtype bfloat16, cuda:1"
-
-
-def test_memory_for_vllm_on_a_gpu_and_what_gives_more(rl, tmp_path, capsys):
-    flags = fake_cuda(tmp_path / "fake")
-    remedy = "for the KV cache; raise inference.kv_gib, or lower seq_len (log: "
-    fails(capsys, rl("out", *flags), remedy)
-    told = (tmp_path / "out/logs/vllm.log").read_text()
-    assert f"--kv-cache-memory-bytes {8 * 2**30} " in told and "--max-model-len 65 " in told
-    fails(capsys, rl("more", *flags, "--inference.kv-gib", "20"), remedy)
-    assert f"--kv-cache-memory-bytes {20 * 2**30} " in (tmp_path / "more/logs/vllm.log").read_text()
+        fails(capsys, rl("out", *flags), "sampler and trainer disagree at version 0", "step_0; go on with")

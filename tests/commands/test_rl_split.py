@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.commands.ask_server import check_server
-from hone.commands.rl_split import check_port, roles, serve_config, variables
+from hone.commands.rl_split import roles, run, serve_config, variables
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
@@ -102,26 +101,13 @@ def test_a_vllm_of_the_run_has_its_room_and_precision():
     assert serve_config(config(), on_gpu=False).max_model_len is None
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is in use, .* --inference.port {port + 1}"):
-            check_port(port)
-    check_port(port)
-
-
-def test_a_server_that_is_missing_comes_with_the_command_that_starts_it():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"--orchestrator.client.base-url http://localhost:{port}/v1"
-    with pytest.raises(UserError, match=f"`inference --model.name hone/tiny --output-dir outputs --port {port}`"):
-        check_server(config(url))
-    with pytest.raises(UserError, match=f"--transport.path /x --port {port} --precision fp32`"):
-        check_server(config(f"{url} --transport.path /x --precision fp32"))
-    check_server(config("--orchestrator.client.base-url https://models.example/v1"))  # the orchestrator asks
+        with pytest.raises(UserError, match=f"port {port} can't be listened on .* --inference.port {port + 1}"):
+            run(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
 
 
 def test_the_launcher_loads_nothing_heavy():

@@ -50,68 +50,19 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
     assert "SFT: " in out and "data set `rows.jsonl`" in out
 
 
-def test_the_weights_folder_is_a_model_that_sft_and_transformers_take(sft, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    assert sft() == 0
-    weights = tmp_path / "out" / "weights" / "step_3"
-    AutoModelForCausalLM.from_pretrained(weights)
-    assert AutoTokenizer.from_pretrained(weights).chat_template
-    assert sft("--output-dir", str(tmp_path / "more"), model=weights) == 0
-    assert (tmp_path / "more" / "weights" / "step_3" / "model.safetensors").exists()
-
-
-def test_an_overridden_chat_template_travels_with_the_weights(sft, tmp_path):
-    from transformers import AutoTokenizer
-
-    template = tmp_path / "short.jinja"
-    template.write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    assert sft("--model.chat-template", str(template)) == 0
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "weights" / "step_3")
-    assert tokenizer.chat_template == template.read_text()
-
-
-def test_messages_columns_from_a_folder_of_parquet_files(sft, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = tmp_path / "parquet"
-    folder.mkdir()
-    for part in range(2):
-        rows = [
-            {"messages": [{"role": "user", "content": f"{part}{i}"}, {"role": "assistant", "content": f"{i}{part}"}]}
-            for i in range(3)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"train-{part}.parquet")
-    assert sft("--data.batch-size", "6", path=folder) == 0
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[2])["examples/total"] == 18 and json.loads(lines[2])["epoch"] == 3.0
-
-
-def test_dropped_examples_are_counted_in_the_report(sft, data, tmp_path, capsys):
-    with data.open("a") as file:
-        file.write(json.dumps({"prompt": "long", "completion": "x" * 200}) + "\n")
-    assert sft("--data.seq-len", "64", "--data.too-long", "drop", "--max-steps", "6") == 0
-    assert "Too long (data.seq_len = 64): 1 dropped, 0 truncated." in capsys.readouterr().out
-
-
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypatch, capfd, signum, code):
+def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypatch, capfd):
     step = Trainer.step
 
     def interrupted(self, batches):
         if self.version == 1:
-            signal.raise_signal(signum)
+            signal.raise_signal(signal.SIGINT)
         return step(self, batches)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
-    assert sft() == code
+    assert sft() == 130
     monkeypatch.undo()
     out = tmp_path / "out"
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1]
@@ -126,20 +77,6 @@ def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypa
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_data_file(sft, tmp_path, capsys):
-    fails(capsys, sft(path=tmp_path / "nowhere.jsonl"), "nowhere.jsonl does not exist")
-    fails(capsys, sft(path="nowhere"), "data.path nowhere does not exist")
-
-
-def test_no_data_at_all(sft, capsys):
-    fails(capsys, sft(path=None), "data.name", "data.path", "data.env.id")
-
-
-def test_an_empty_data_file(sft, data, capsys):
-    data.write_text("")
-    fails(capsys, sft(), "rows.jsonl", "no rows")
 
 
 def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
@@ -162,24 +99,6 @@ def test_an_example_longer_than_the_context(sft, data, capsys):
     with data.open("a") as file:
         file.write(json.dumps({"prompt": "x", "completion": "y" * 3000}) + "\n")
     fails(capsys, sft("--max-steps", "10"), "line 11", "more than the model's 2048")
-
-
-def test_a_directory_that_is_not_hone_s_is_left_as_it_is(sft, tmp_path, capsys):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "thesis.tex").write_text("precious")
-    before = snapshot(out)
-    fails(capsys, sft(), "thesis.tex", "--output-dir")
-    assert snapshot(out) == before
-
-
-def test_bad_data_leaves_an_earlier_run_untouched(sft, data, tmp_path, capsys):
-    assert sft() == 0
-    capsys.readouterr()
-    before = snapshot(tmp_path / "out")
-    data.write_text("not json\n")
-    fails(capsys, sft(), "rows.jsonl, line 1")
-    assert snapshot(tmp_path / "out") == before
 
 
 def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
@@ -206,7 +125,8 @@ def test_several_ranks_cannot_be_detached(sft, monkeypatch, capsys, tmp_path):
 def test_the_first_rank_speaks_for_all(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("hone.cli._let_the_first_rank_speak", lambda: None)
+    monkeypatch.setattr("hone.cli.signal.signal", lambda *_: None)
+    monkeypatch.setattr("hone.cli.time.sleep", lambda seconds: None)
     assert main(["sft", "--bogus", "1"]) == 2 and capsys.readouterr().err == ""
     assert main(["eval", "--bogus", "1"]) == 2 and "--bogus" in capsys.readouterr().err
 
@@ -218,9 +138,3 @@ def test_the_module_runs_as_a_script_for_torchrun(data, tiny_model_dir, tmp_path
     root = Path(__file__).parents[2]
     one = subprocess.run(command, cwd=root, env=os.environ | {"WORLD_SIZE": "1"}, capture_output=True, text=True)
     assert one.returncode == 0 and (tmp_path / "out" / "weights" / "step_1" / "model.safetensors").exists(), one.stderr
-
-
-def test_a_resume_of_what_is_not_there_starts_at_step_0_and_says_so(sft, tmp_path, capsys):
-    assert sft("--resume") == 0
-    assert "starting at step 0" in capsys.readouterr().out
-    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
-from hone.model.hf import load_model
 from hone.orchestrator.groups import GroupSampler
 from hone.runs import Run
-from hone.trainer.fingerprint import fingerprint
 from hone.trainer.step import Trainer
 
 
@@ -47,48 +43,23 @@ def exact_files(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-@pytest.mark.parametrize("kind", ["rl", "sft"])
-def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path, capsys, kind):
-    assert main(command(kind, "straight")) == 0
+def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path, capsys):
+    assert main(command("rl", "straight")) == 0
     totals = Run(tmp_path / "straight").metrics()["tokens/total"].to_pylist()
     limit = totals[1] + max(totals[0], totals[1] - totals[0]) - 1  # the third step might not fit
     capsys.readouterr()
-    assert main(command(kind, "out", "--budget.tokens", str(limit))) == 0
+    assert main(command("rl", "out", "--budget.tokens", str(limit))) == 0
     out = tmp_path / "out"
     printed = capsys.readouterr().out.splitlines()
     assert f"after 2 of 4 steps ({totals[1]:,} of {limit:,} tokens). Saved: {out}/checkpoints/step_2" in printed[-2]
-    assert (
-        printed[-1] == f"Go on with a larger one: hone {kind} @ {out}/config.toml --resume --budget.tokens {2 * limit}"
-    )
+    assert printed[-1] == f"Go on with a larger one: hone rl @ {out}/config.toml --resume --budget.tokens {2 * limit}"
     assert Run(out).info["status"] == "budget" and Run(out).info["seconds"] > 0
     assert [line["step"] for line in Run(out).hashes()] == [0, 1, 2]
-    assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", str(limit)]) == 0
+    assert main(["rl", "@", str(out / "config.toml"), "--resume", "--budget.tokens", str(limit)]) == 0
     assert "The budget is used up" in capsys.readouterr().out and not (out / "superseded").exists()
-    measured = [2] if kind == "rl" else []  # the canary of the version that it stopped at
-    assert Run(out).metrics()["step"].to_pylist() == [0, 1, *measured]
-    assert main([kind, "@", str(out / "config.toml"), "--resume", "--budget.tokens", "1000000"]) == 0
+    assert Run(out).metrics()["step"].to_pylist() == [0, 1, 2]  # with the canary of the version that it stopped at
+    assert main(["rl", "@", str(out / "config.toml"), "--resume", "--budget.tokens", "1000000"]) == 0
     assert exact_files(out) == exact_files(tmp_path / "straight") and Run(out).info["exact"] is True
-
-
-def test_a_budget_evaluates_the_version_it_stops_at_if_the_run_evaluates(command, tmp_path):
-    flags = ("--orchestrator.eval.interval", "10", "--orchestrator.eval.num-examples", "4")
-    assert main(command("rl", "out", *flags, "--budget.tokens", "1")) == 0
-    first, last = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert first["step"] == 0 and "reward/mean" in first, "what a step takes is known after the first one"
-    assert last["step"] == 1 and "eval/reverse-text/reward/mean" in last and "reward/mean" not in last
-    assert list(Run(tmp_path / "out").weights()) == [1]
-
-
-def test_hours_count_over_resumes(command, tmp_path, capsys):
-    assert main(command("rl", "out", "--ckpt")) == 0
-    spent, lines = Run(tmp_path / "out").info["seconds"], Run(tmp_path / "out").timings()
-    capsys.readouterr()
-    flags = ("--resume", "--max-steps", "40", "--budget.usd", "1", "--budget.usd-per-hour", str(3600 / spent))
-    assert main(command("rl", "out", *flags)) == 0
-    assert re.search(
-        r"The budget is used up \(\d+\.\d\d of 1\.00 US dollars\): .* --budget\.usd ", capsys.readouterr().out
-    )
-    assert Run(tmp_path / "out").timings() == lines, "no step was taken"
 
 
 def wait_for_the_alarm() -> None:
@@ -122,8 +93,7 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(comma
     assert exact_files(out) == exact_files(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("kind", ["rl", "sft"])
-def test_an_update_is_given_up_between_its_micro_batches(command, tmp_path, monkeypatch, kind):
+def test_an_update_is_given_up_between_its_micro_batches(command, tmp_path, monkeypatch):
     accumulate, calls = Trainer._accumulate, []
 
     def slow(self, batch):
@@ -142,35 +112,15 @@ def test_an_update_is_given_up_between_its_micro_batches(command, tmp_path, monk
         '    return SingleTurnEnv(rubric=Rubric([coin]), dataset=[{"question": f"q{i}"} for i in range(8)])\n'
     )
     monkeypatch.chdir(tmp_path)
-    task = ("--orchestrator.env.id", "coin") if kind == "rl" else ()
+    task = ("--orchestrator.env.id", "coin")
     monkeypatch.setattr(Trainer, "_accumulate", slow)
-    assert main(command(kind, "out", "--grace-seconds", "0.1", *task)) == 143
+    assert main(command("rl", "out", "--grace-seconds", "0.1", *task)) == 143
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert calls == [0, 0] and Run(tmp_path / "out").checkpoints.steps() == [0]
-    assert main([*command(kind, "out", *task), "--resume"]) == 0
-    assert main(command(kind, "straight", *task)) == 0
+    assert main([*command("rl", "out", *task), "--resume"]) == 0
+    assert main(command("rl", "straight", *task)) == 0
     assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight")
-
-
-def test_the_fingerprint_of_a_version_is_that_of_its_weights(command, tmp_path):
-    assert main(command("sft", "out", "--ckpt.interval", "1", "--precision", "fp32")) == 0
-    run = Run(tmp_path / "out")
-    assert [line["step"] for line in run.hashes()] == [0, 1, 2, 3, 4]
-    for step, folder in run.weights().items():
-        model = load_model(str(folder))
-        assert run.hashes()[step]["weights"] == fingerprint(dict(model.named_parameters()))
-    assert len({line["weights"] for line in run.hashes()}) == 5
-    assert run.info["sources"].keys() == {"code", "environment", "data", "model", "tokenizer"}
-    assert run.info["sources"]["model"] == run.hashes()[0]["weights"]
-
-
-def test_checkpoints_in_the_foreground_are_the_same_bytes(command, tmp_path):
-    assert main(command("rl", "a", "--ckpt.interval", "1")) == 0
-    assert main(command("rl", "b", "--ckpt.interval", "1", "--no-ckpt.background")) == 0
-    files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a" / "checkpoints").rglob("*.*"))]
-    assert len(files) == 12
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
 def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, capsys):
@@ -191,26 +141,6 @@ def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, c
     assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6", "--allow-drift")) == 0
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["exact"] is False and "task file" in info["inexact"][0]["cause"]
-
-
-def test_edited_evaluation_rows_are_noticed_by_a_resume(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    task = (
-        "import json\nfrom pathlib import Path\nfrom hone.environments import Rubric, SingleTurnEnv\n\n\n"
-        "def half(completion):\n    return 0.5\n\n\ndef rows():\n"
-        '    return [{"question": line} for line in Path("rows.txt").read_text().splitlines()]\n\n\n'
-        "def load_environment():\n"
-        '    return SingleTurnEnv(rubric=Rubric([half]), dataset=[{"question": "q"}], eval_dataset=rows)\n'
-    )
-    (tmp_path / "two_splits.py").write_text(task)
-    (tmp_path / "rows.txt").write_text("a\nb\n")
-    flags = ("--orchestrator.env.id", "two-splits", "--ckpt.interval", "1")
-    evaluated = (*flags, "--orchestrator.eval.interval", "2")
-    assert main(command("rl", "evaluated", *evaluated)) == 0 and main(command("rl", "plain", *flags)) == 0
-    (tmp_path / "rows.txt").write_text("a\nc\n")
-    assert main(command("rl", "evaluated", *evaluated, "--resume", "--max-steps", "6")) == 2
-    assert "with another data (" in capsys.readouterr().err
-    assert main(command("rl", "plain", *flags, "--resume", "--max-steps", "6")) == 0
 
 
 def test_a_terminal_that_goes_away_ends_the_run_saved(command, tmp_path, monkeypatch, capfd):
@@ -235,17 +165,6 @@ def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
     assert process.wait(600) in (0, 141)
     run = Run(tmp_path / "out")
     assert run.info["status"] == "done" and list(run.weights()) == [4]
-
-
-def test_a_resume_without_the_initial_model_takes_the_runs_own(command, tmp_path, tiny_model_dir):
-    shutil.copytree(tiny_model_dir, tmp_path / "model")
-    flags = ("--model.name", str(tmp_path / "model"), "--ckpt.interval", "1")
-    assert main(command("sft", "straight", *flags)) == 0
-    assert main(command("sft", "out", *flags, "--budget.tokens", "300")) == 0
-    assert 0 < max(Run(tmp_path / "out").checkpoints.steps()) < 4
-    (tmp_path / "model").rename(tmp_path / "moved")
-    assert main([*command("sft", "out", *flags), "--resume"]) == 0
-    assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight") and Run(tmp_path / "out").info["exact"]
 
 
 def test_a_failed_run_says_why_until_it_is_resumed(command, tmp_path, monkeypatch, capsys):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
-from refusals import fails
 
 from hone.cli import main
 from hone.runs import Run
@@ -75,86 +73,3 @@ def test_sft_imitates_the_messages_that_the_template_makes():
         {"role": "user", "content": "Mia has 3 bags of 14 nuts. How many nuts?"},
         {"role": "assistant", "content": "3 * 14 = 42\nANSWER: 42"},
     ]
-
-
-@pytest.mark.parametrize(("kind", "file"), [("sft", "words_sft.toml"), ("rl", "words_rl.toml")])
-def test_the_resolved_config_holds_the_template(kind, file):
-    from hone.config.dump import to_toml
-    from hone.config.parse import parse
-    from hone.config.rl import RLConfig
-    from hone.config.sft import SFTConfig
-
-    cls = SFTConfig if kind == "sft" else RLConfig
-    config = parse(cls, ["@", file], kind)
-    Path("resolved.toml").write_text(to_toml(config))
-    assert parse(cls, ["@", "resolved.toml"], kind) == config
-
-
-def test_turns_of_the_page_become_messages():
-    from hone.environments.template import Template
-
-    (shown,) = re.findall(r"`(messages = \{ each .*?\})`", SECTION)
-    row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
-    assert Template(tomllib.loads(shown)).row(row, "row") == {
-        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    }
-
-
-def test_flags_make_a_template_too(capsys):
-    flags = ["--data.template.prompt", "{task.text}", "--data.template.completion", "{gold}", "--no-data.pack"]
-    assert main(["sft", "--data.path", "problems.jsonl", *flags, *SHORT, "--output-dir", "out"]) == 0
-    assert tomllib.loads(Path("out/config.toml").read_text())["data"]["template"] == {
-        "prompt": "{task.text}",
-        "completion": "{gold}",
-    }
-
-
-def test_a_demonstrated_task_reads_its_data_through_its_template(capsys):
-    template = '{"question": "{task.text}", "answer": "{steps}\\n#### {gold}"}'
-    flags = ["--data.env.id", "gsm8k", "--data.env.args.dataset", "problems.jsonl", "--no-data.pack"]
-    assert main(["sft", *flags, "--data.env.template", template, *SHORT, "--output-dir", "out"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--data.template.prompt", "{task.text}"], ["data.template makes prompt; SFT learns from messages, or from"]),
-        (["--data.template.mesages", "{task}"], ["data.template makes mesages"]),
-        (["--data.template.messages", "{tsak}"], ["problems.jsonl, line 1: no column 'tsak'", "did you mean {task}?"]),
-        (["--data.template.messages", "{task!r}"], ["data.template.messages: {task!r} is no placeholder"]),
-        (["--data.template.messages", "{gold}"], ["column `messages` must be a list of messages"]),
-        (
-            ["--data.template.prompt", "{task.text}", "--data.template.completion", "{nil}"],
-            [": column `completion` is null"],
-        ),
-        (["--data.template", "{}"], ["data.template makes nothing"]),
-        (
-            ["--data.path", "None", "--data.env.id", "gsm8k", "--data.template.messages", "{q}"],
-            ["set data.env.template for an environment"],
-        ),
-    ],
-)
-def test_sft_refuses(flags, why, capsys):
-    fails(capsys, main(["sft", "--data.path", "problems.jsonl", *SHORT, *flags]), *why)
-    assert not Path("outputs").exists()
-
-
-def test_rl_and_eval_name_the_key_of_a_bad_template(capsys):
-    Path("words_rl.toml").write_text(Path("words_rl.toml").read_text().replace("{gold}", "{golt}"))
-    fails(capsys, main(["rl", "@", "words_rl.toml", *SHORT, "--model.name", "hone/tiny"]),
-          "no column 'golt', which orchestrator.env.template.answer wants (did you mean {gold}?)")  # fmt: skip
-    fails(capsys, main(["eval", "gsm8k", "--template.answer", "{gold}"]), "gsm8k makes up its own")
-
-
-@pytest.mark.parametrize(
-    ("command", "key", "file"),
-    [("sft", "data.template", "words_sft.toml"), ("rl", "orchestrator.env.template", "words_rl.toml")],
-)
-def test_a_resume_with_another_template_is_refused(command, key, file, capsys):
-    short = [*SHORT, "--model.name", "hone/tiny", "--ckpt.interval", "1"]
-    short += [*FEW, "--orchestrator.sampling.max-tokens", "8"] if command == "rl" else ["--no-data.pack"]
-    assert main([command, "@", file, *short]) == 0
-    assert main([command, "@", file, *short, "--resume.step", "1"]) == 0
-    Path(file).write_text(Path(file).read_text().replace("{task.text}", "Say: {task.text}"))
-    capsys.readouterr()
-    fails(capsys, main([command, "@", file, *short, "--resume.step", "1"]), f"with another {key}.", ", data (")

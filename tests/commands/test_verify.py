@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import tampering
-import torch
 from recorded import PARITY, Bench
 from refusals import fails
 
@@ -84,12 +82,6 @@ def test_a_run_is_verified_and_certified(rl_run, verify, capsys):
     )
 
 
-def test_a_certificate_does_not_keep_a_run_from_starting_in_the_folder_above(bench, copied, verify, tmp_path):
-    assert verify(copied)[0] == 0 and (tmp_path / "copied.verify.json").exists()
-    bench.rl(str(tmp_path), "--max-steps", "1")
-    assert (tmp_path / "copied.verify.json").exists()
-
-
 def test_the_seed_chooses_the_steps_and_each_starts_from_the_nearest_version(rl_run, verify):
     code, first = verify(rl_run, "--steps", "2", "--seed", "1")
     assert code == 0
@@ -98,10 +90,6 @@ def test_the_seed_chooses_the_steps_and_each_starts_from_the_nearest_version(rl_
     assert steps == [(check["step"], check["from"], check["replayed"]) for check in again["steps"]]
     starts = {0: "the initial model", 1: "the initial model"}
     assert steps == [(s, starts.get(s, f"checkpoint step_{s // 2 * 2}"), s % 2) for s, _, _ in steps]
-    chosen = set()
-    for seed in range(6):
-        chosen |= {check["step"] for check in verify(rl_run, "--steps", "1", "--seed", str(seed))[1]["steps"]}
-    assert len(chosen) > 1
 
 
 def test_a_copy_is_verified_where_the_model_is_gone(copied, tmp_path, verify, capsys):
@@ -113,17 +101,6 @@ def test_a_copy_is_verified_where_the_model_is_gone(copied, tmp_path, verify, ca
     (note,) = certificate["notes"]
     assert note.startswith("steps 0 to 1 can't be executed again: its initial model model can't be loaded (")
     assert note in capsys.readouterr().out
-
-
-def test_another_model_of_that_name_is_not_taken_for_the_initial_one(copied, tmp_path, bench, verify):
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY)
-    shutil.copytree(copied / "weights" / "step_4", tmp_path / "model")
-    code, certificate = verify(copied, cwd=tmp_path)
-    assert code == 0 and [check["step"] for check in certificate["steps"]] == [2, 3, 4, 5]
-    assert "model is not the model that it began with" in certificate["notes"][0]
-    code, certificate = verify(copied, "--model", str(bench.folder / "model"), cwd=tmp_path)
-    assert code == 0 and [check["step"] for check in certificate["steps"]] == [0, 1, 2, 3, 4, 5]
 
 
 def make_correct(rows: list[dict]) -> None:
@@ -237,7 +214,7 @@ def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, v
     tampering.fit_advantages_and_metrics(copied, 5)
     code, certificate = verify(copied, "--steps", "0")
     assert (code, certificate["verdict"]) == (0, "files only")
-    assert "only executing steps again finds " in capsys.readouterr().out
+    assert "which alone finds completions, scores or weights that were made up" in capsys.readouterr().out
     code, certificate = verify(copied)
     assert (code, certificate["verdict"], certificate["damaged"]) == (1, "differs", [])
     difference = certificate["steps"][-1]["difference"]
@@ -267,12 +244,6 @@ def perturbed(monkeypatch):
     monkeypatch.setattr(Optimizer, "step", lambda self, lr: original(self, lr * (1 + 1e-6)))
 
 
-def test_a_difference_on_the_same_machine_is_one(rl_run, verify, perturbed):
-    code, certificate = verify(rl_run)
-    assert (code, certificate["verdict"]) == (1, "differs")
-    assert certificate["steps"][0]["difference"]["quantity"] == "weights" and len(certificate["steps"]) == 1
-
-
 @pytest.mark.parametrize("fact", ["hardware", "versions", "threads", "variables", "code"])
 def test_elsewhere_a_difference_is_not_comparable(fact, rl_run, verify, perturbed, monkeypatch, capsys):
     other = {
@@ -293,23 +264,6 @@ def test_elsewhere_a_difference_is_not_comparable(fact, rl_run, verify, perturbe
     assert "tampered" not in printed and "changed" not in printed
 
 
-def test_elsewhere_an_equal_step_is_verified_all_the_same(rl_run, verify, monkeypatch):
-    hardware = provenance.hardware() | {"cpu": "Another CPU"}
-    monkeypatch.setattr(provenance, "hardware", lambda: hardware)
-    code, certificate = verify(rl_run, "--steps", "1")
-    assert (code, certificate["verdict"]) == (0, "verified") and len(certificate["incomparable"]) == 1
-
-
-def test_a_changed_task_is_not_comparable(copied, tmp_path, bench, verify):
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY.replace("/ 1", "/ 2"))
-    model = str(bench.folder / "model")
-    code, certificate = verify(copied, "--model", model, "--trust-local-task", cwd=tmp_path)
-    assert (code, certificate["verdict"]) == (3, "not comparable")
-    assert certificate["steps"][-1]["difference"]["quantity"] == "rewards"
-    assert certificate["incomparable"][0].startswith("the task's module ")
-
-
 @pytest.mark.parametrize("command", [["verify"], ["regrade"], ["regrade", "--env.args", "{}"]])
 def test_a_task_file_here_that_is_not_the_runs_is_not_executed(copied, tmp_path, bench, monkeypatch, capsys, command):
     (tmp_path / "environments").mkdir()
@@ -322,31 +276,6 @@ def test_a_task_file_here_that_is_not_the_runs_is_not_executed(copied, tmp_path,
     error = capsys.readouterr().err
     assert str(task) in error and "--trust-local-task" in error
     assert not trace.exists()
-
-
-def test_a_run_that_says_it_is_inexact_is_said_so(copied, verify, perturbed, capsys):
-    info = json.loads((copied / "run.json").read_text())
-    for step, verdict in ((0, "not comparable"), (1, "differs")):  # it differs from step 0 on
-        info |= {"exact": False, "inexact": [{"step": step, "cause": "a deadline fired"}]}
-        (copied / "run.json").write_text(json.dumps(info))
-        code, certificate = verify(copied)
-        assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
-        said = f"a deadline fired (from step {step} on)"
-        assert certificate["incomparable"] == ([] if step else [said])
-        assert f"the run itself says that it is not reproducible: {said}" in capsys.readouterr().out
-
-
-def test_hashes_that_are_gone_are_missed(copied, verify):
-    (copied / "hashes.jsonl").unlink()
-    shutil.rmtree(copied / "checkpoints")  # they remember it
-    code, certificate = verify(copied)
-    assert code == 1 and certificate["damaged"] == [{"file": "hashes.jsonl", "problem": "is missing"}]
-    (copied / "hashes.jsonl").touch()
-    code, certificate = verify(copied)
-    assert code == 1 and certificate["damaged"][0] == {
-        "file": "hashes.jsonl",
-        "problem": "is empty, but the run is done, after 6 steps",
-    }
 
 
 def truncate(path: Path, lines: int) -> None:
@@ -380,107 +309,6 @@ def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verif
     assert certificate["steps"][-1]["difference"]["what"] == "loss"
 
 
-@pytest.mark.parametrize("saved", [["weights"], ["checkpoints", "weights"]])
-def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed, verify, capsys):
-    for kind in {"checkpoints", "weights"} - set(saved):
-        shutil.rmtree(killed / kind / "step_6")
-    for kind in saved:
-        folder = killed / kind / "step_6"
-        shutil.copy(killed / kind / "step_4" / "model.safetensors", folder)
-        tampering.fit_complete(folder)
-    code, certificate = verify(killed, "--steps", "1")
-    assert (code, certificate["verdict"]) == (1, "damaged")
-    (damage,) = certificate["damaged"]
-    assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
-    assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
-    assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
-
-
-def test_weights_of_a_version_that_the_run_never_reached_are_damage(copied, verify):
-    shutil.copytree(copied / "weights" / "step_6", copied / "weights" / "step_9")
-    _, certificate = verify(copied)
-    assert certificate["damaged"] == [
-        {"file": "weights/step_9", "problem": "hashes.jsonl has no version 9: it ends with 6"}
-    ]
-
-
-def test_what_is_no_model_but_fits_its_marker_is_damage(copied, verify):
-    (copied / STEP_4 / "model.safetensors").write_bytes(b"no model")
-    tampering.fit_complete(copied / STEP_4)
-    (copied / "weights" / "step_2" / "model.safetensors").unlink()
-    tampering.fit_complete(copied / "weights" / "step_2")
-    (copied / "checkpoints" / "step_6" / "state.json").write_text('{"ledger": 3, "logs": {"hashes.jsonl": 1}}')
-    tampering.fit_complete(copied / "checkpoints" / "step_6")
-    code, certificate = verify(copied)
-    assert code == 1 and [damage["file"] for damage in certificate["damaged"]] == [
-        "checkpoints/step_4/model.safetensors",
-        "weights/step_2/model.safetensors",
-        "checkpoints/step_6/state.json",
-    ]
-
-
-def test_a_line_that_tells_of_no_update_is_damage(copied, verify):
-    shutil.rmtree(copied / "checkpoints")
-    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: line.pop("lr"))
-    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
-    _, certificate = verify(copied)
-    (damage,) = certificate["damaged"]
-    assert damage["problem"] == "the line of step 3 has no update, though the run went on after it"
-
-
-TOUCHY = PARITY.replace(
-    "    return (",
-    """    if len(completion[-1]["content"]) % 3 == 0:
-        raise RuntimeError("no grade")
-    return (""",
-)
-
-
-def test_completions_that_could_not_be_graded_fail_again(tmp_path, tiny_model_dir, verify, capsys):
-    (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
-    bench = Bench(tmp_path / "first", tiny_model_dir, TOUCHY)
-    run = bench.rl("touchy")
-    states = {row["state"] for step in range(6) for row in Run(run).rollouts(step).to_pylist()}
-    assert {"failed", "trained"} <= states
-    assert verify(run, cwd=bench.folder)[0] == 0
-    bench.hone("replay", "touchy")
-    # Elsewhere the task has another path, and so has the traceback in `detail`, which decides nothing.
-    other = Bench(tmp_path / "second", tiny_model_dir, TOUCHY)
-    code, certificate = verify(run, cwd=other.folder)
-    assert (code, certificate["verdict"]) == (0, "verified")
-
-
-def test_a_run_that_branched_off_is_a_run(bench, rl_run, verify):
-    branch = bench.rl("branch", "--max-steps", "8", "--resume.dir", "rl", "--resume.step", "4")
-    before = tampering.snapshot(branch)
-    code, certificate = verify(branch, "--steps", "8")
-    assert (code, certificate["verdict"]) == (0, "verified") and len(certificate["steps"]) == 8
-    bench.hone("diff", "rl", "branch")
-    bench.hone("replay", "branch")
-    assert tampering.snapshot(branch) == before
-
-
-@pytest.mark.parametrize("lines", [1, 2])
-def test_a_run_that_was_killed_before_its_last_hash_is_whole(lines, copied, verify):
-    for name in ("checkpoints", "weights"):
-        shutil.rmtree(copied / name / "step_6")
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
-    hashes = (copied / "hashes.jsonl").read_text().splitlines(keepends=True)
-    (copied / "hashes.jsonl").write_text("".join(hashes[:-1]))
-    metrics = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copied / "metrics.jsonl").write_text("".join(metrics[:-1]) + '{"step": 6, "torn')
-    if lines == 2:
-        (copied / "hashes.jsonl").write_text("".join(hashes[:-2]))
-        (copied / "evals" / "step_000006.jsonl").unlink()
-    code, certificate = verify(copied)
-    assert (code, certificate["verdict"]) == (0, "verified")
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"running"', '"done"'))
-    code, certificate = verify(copied)
-    assert (code, certificate["verdict"]) == (1, "damaged")
-    assert certificate["damaged"][0]["problem"] == f"ends with step {6 - lines}, but the run is done, after 6 steps"
-
-
 def test_sft_runs_are_executed_again_from_their_data(sft_run, verify):
     before = tampering.snapshot(sft_run)
     code, certificate = verify(sft_run)
@@ -490,19 +318,8 @@ def test_sft_runs_are_executed_again_from_their_data(sft_run, verify):
     ]
 
 
-def test_an_sft_validation_that_was_edited_is_found(sft_run, tmp_path, verify):
-    run = shutil.copytree(sft_run, tmp_path / "sft")
-    shutil.rmtree(run / "checkpoints")
-    tampering.edit_metrics(run, 3, "val/loss", 0.5, fit_hashes=True)
-    code, certificate = verify(run)
-    difference = certificate["steps"][-1]["difference"]
-    assert (code, difference["step"], difference["what"], difference["first"]) == (1, 3, "val/loss", "0.5")
-
-
-@pytest.mark.parametrize("kind", ["rl", "sft"])
-def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(kind, rl_run, sft_run, tmp_path, verify, capsys):
-    run = shutil.copytree({"rl": rl_run, "sft": sft_run}[kind], tmp_path / "run")
-    name = {"rl": "canary/gap/mean", "sft": "val/loss"}[kind]
+def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(copied, verify, capsys):
+    run, name = copied, "canary/gap/mean"
     tampering.edit_metrics(run, 6, name, 0.99, fit_hashes=True)
     code, certificate = verify(run, "--steps", "1")
     assert (code, certificate["verdict"], len(certificate["steps"])) == (1, "differs", 1)
@@ -518,27 +335,6 @@ def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(kind, rl_ru
     code, certificate = verify(run, "--steps", "1")
     assert (code, certificate["verdict"]) == (1, "differs")
     assert certificate["evaluation"]["difference"]["first"] == "nothing"
-
-
-def test_the_last_evaluation_is_reached_from_the_checkpoint_before(copied, verify):
-    shutil.rmtree(copied / "checkpoints" / "step_6")
-    for seed in range(9):
-        code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
-        evaluation, reached = certificate["evaluation"], max(certificate["steps"][0]["step"] + 1, 4)
-        assert code == 0 and (evaluation["from"], evaluation["replayed"]) == ("checkpoint step_4", 6 - reached)
-        if reached == 4:
-            break
-
-
-def test_an_evaluation_that_was_taken_out_is_missed(copied, verify):
-    shutil.rmtree(copied / "checkpoints")
-    names = [name for name in json.loads((copied / "metrics.jsonl").read_text().splitlines()[3]) if "eval/" in name]
-    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: [line.pop(name) for name in names])
-    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
-    code, certificate = verify(copied)
-    difference = certificate["steps"][-1]["difference"]
-    assert (code, difference["step"], difference["first"]) == (1, 3, "nothing")
-    assert difference["what"].startswith("eval/parity/")
 
 
 def reword(row: dict) -> None:
@@ -561,37 +357,6 @@ def test_samples_of_an_evaluation_that_were_edited_are_found_by_evaluating_again
     difference = certificate["evaluation"]["difference"]
     assert (code, difference["step"], difference["quantity"]) == (1, 6, "evaluation")
     assert difference["what"] == "completion of completion 0 of example 2"
-
-
-@pytest.mark.parametrize("version", [3, 6])
-def test_an_evaluation_that_a_killed_run_had_not_hashed_is_done_again(version, copied, verify, capsys):
-    """Killed after the samples were written, before anything else of the step was: before step 3, and at the end."""
-    for later in range(version, 7):
-        for kind in ("checkpoints", "weights"):
-            shutil.rmtree(copied / kind / f"step_{later}", ignore_errors=True)
-        for file in (f"rollouts/step_{later:06d}.parquet", *([f"evals/step_{later:06d}.jsonl"] * (later > version))):
-            (copied / file).unlink(missing_ok=True)
-        for log in ("hashes.jsonl", "metrics.jsonl"):
-            truncate(copied / log, 1)
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"done"', '"running"'))
-    code, certificate = verify(copied, "--steps", "1")
-    assert (code, certificate["verdict"], len(certificate["steps"])) == (0, "verified", 1)
-    assert (certificate["evaluation"]["step"], certificate["evaluation"]["equal"]) == (version, True)
-    assert not certificate["notes"]
-    tampering.edit_evaluation(copied, version, lambda rows: reword(rows[3]))
-    code, certificate = verify(copied, "--steps", "1")
-    assert (code, certificate["verdict"]) == (1, "differs")
-    assert certificate["evaluation"]["difference"]["what"] == "completion of completion 0 of example 3"
-
-
-def test_threads_are_those_of_the_run(copied, verify):
-    info = json.loads((copied / "run.json").read_text()) | {"threads": 2}
-    (copied / "run.json").write_text(json.dumps(info))
-    try:
-        _, certificate = verify(copied, "--steps", "1")
-        assert certificate["machine"]["threads"] == 2 == torch.get_num_threads()
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch):
@@ -618,16 +383,6 @@ def test_a_run_in_the_middle_of_an_interrupted_resume_is_told(copied, capsys):
     assert not copied.with_name("copied.verify.json").exists()
     assert main(["runs", "show", str(copied)]) == 0
     assert f"To finish the resume that was interrupted:\n  {command}" in capsys.readouterr().out
-
-
-def test_a_model_that_can_not_be_loaded_says_why(copied, tmp_path, bench, verify):
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "parity.py").write_text(PARITY)
-    shutil.copytree(bench.folder / "model", tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
-    code, certificate = verify(copied, "--steps", "1", cwd=tmp_path)
-    assert code == 0 and "its initial model model can't be loaded (" in certificate["notes"][0]
-    assert "model.safetensors" in certificate["notes"][0]
 
 
 def test_a_run_that_is_being_written_is_left_alone(copied, capsys):
@@ -675,30 +430,6 @@ def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, veri
     code, certificate = verify(run)
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [3, 4]
-    assert certificate["notes"][-1].startswith("steps before 3 can't be executed again: the run was resumed there")
-
-
-def fit_all_lines(run: Path) -> None:
-    """Hashes of the lines of metrics as they are now."""
-    for line in (run / "metrics.jsonl").read_text().splitlines(keepends=True):
-        tampering.edit_hashes(run, json.loads(line)["step"], metrics=hashlib.sha256(line.encode()).hexdigest())
-
-
-def reorder(run: Path) -> None:
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join([*lines[:2], lines[3], lines[2], *lines[4:]]))
-    fit_all_lines(run)
-
-
-def test_metrics_in_another_order_are_damage(copied, verify):
-    shutil.rmtree(copied / "checkpoints")  # they remember the logs
-    reorder(copied)
-    code, certificate = verify(copied, "--steps", "0")
-    assert (code, certificate["verdict"]) == (1, "damaged")
-    assert {damage["file"] for damage in certificate["damaged"]} == {"metrics.jsonl"}
-
-
-def test_an_optimiser_with_a_marker_to_fit_shows_in_the_step_after_it(copied, verify):
-    tampering.edit_tensor(copied / STEP_4 / "optimizer.safetensors", "exp_avg/embed", fit_marker=True)
-    code, certificate = verify(copied)
-    assert (code, certificate["verdict"], certificate["steps"][-1]["step"]) == (1, "differs", 4)
+    assert certificate["notes"][-1].startswith(
+        "steps 0 to 2 can't be executed again: at step 3 it was resumed with --allow"
+    )

@@ -22,10 +22,9 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
         *(
-            "hone.commands.rl",
+            "hone.commands.training",
             "hone.commands.preflight",
             "hone.composition.rl",
-            "hone.commands.sft",
             "hone.commands.eval",
             "pyarrow.parquet",
             "reverse_text",

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hone.commands.init_model import FILES, run
+from hone.commands.init_model import run
 from hone.config.init import InitModelConfig
 from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.model import PackedAttention, load_model
+
+FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+FILES |= {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_writes_a_model_that_transformers_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +42,9 @@ def test_overwrites_its_own_work_only(tmp_path: Path) -> None:
     run(InitModelConfig(out=out, init=InitConfig(layers=3)))
     assert load_model(out).config.num_layers == 3
     (out / "notes.txt").write_text("mine")
+    run(InitModelConfig(out=out, init=InitConfig(layers=1)))
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "README.md").write_text("mine")
     with pytest.raises(UserError, match="not made by `hone init-model`"):
         run(InitModelConfig(out=out))
-    assert load_model(out).config.num_layers == 3 and (out / "notes.txt").read_text() == "mine"
+    assert load_model(out).config.num_layers == 1 and (out / "README.md").read_text() == "mine"

@@ -211,11 +211,8 @@ def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, war
     argv = sections(tmp_path, warm, port)
     missing = begin(*argv)
     assert missing.ended() == 2
+    assert "start one with `inference --model.name" in missing.said and f"localhost:{port}" in missing.said
     start = f"inference --model.name {warm} --output-dir out --port {port} --precision fp32"
-    assert (
-        f"error: no server answers at http://localhost:{port}/v1 (Connection refused): start one with `{start}`"
-        in missing.said
-    )
     server = Command(start.split(), tmp_path)
     try:
         server.says("Serving")

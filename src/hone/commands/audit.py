@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ from hone.audit.report import Check, Report, Verdict, report_page, show_report
 from hone.commands.status import Status
 from hone.config.audit import AuditConfig
 from hone.config.eval import MAX_TOKENS
-from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.runs.files import write_file
 from hone.runs.outputs import check_target
@@ -36,7 +34,14 @@ def run(config: AuditConfig) -> int:
     # What a task prints when it is imported is no part of the report.
     with redirect_stdout(sys.stderr):
         try:
-            report = _template(config, status) if config.template is not None else _task(config, status)
+            if (template := config.template) is None:
+                report = _task(config, status)
+            else:
+                from hone.audit.template import audit_template
+
+                words = f"auditing the chat template of {template}"
+                report = audit_template(template, config.chat_template, lambda check: status(f"{words}: {check}"))
+                report = allowing(report, config.allow)
         finally:
             status.clear()
     if config.html is not None:
@@ -44,18 +49,45 @@ def run(config: AuditConfig) -> int:
     if config.as_json:
         print(json.dumps(report.record(), ensure_ascii=False, indent=2))
     else:
-        _print(config, report)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+        show_report(console, report)
+        for label, text in (("page", config.html), ("next", _next(config, report))):
+            if text:
+                console.print(Text(f"{label:<12}{text}"), soft_wrap=True)
     return int(report.verdict is Verdict.FAIL)
 
 
 def _task(config: AuditConfig, status: Status) -> Report:
+    """Audit a task; with a model, also what that answers."""
     assert config.env is not None
     env = configured(config.env, config.env_args, config.env_template, "env_template")
     env.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
     count, more = None, []
-    if config.model is not None:
-        count, check = _policy(config, env, config.model, status)
-        more = [check]
+    if (model := config.model) is not None:
+        from hone.audit.policy import policy_check
+        from hone.composition.evaluating import evaluate_weights, load_weights
+        from hone.inference.types import SamplingParams
+
+        env.check_rollouts()
+        env.split("eval")  # a task without one is refused before the model is loaded
+        policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
+        longest = config.max_tokens or MAX_TOKENS
+        count = lambda text: len(policy.renderer.tokenizer.encode(text, add_special_tokens=False).ids)  # noqa: E731
+
+        def check() -> Check:
+            result = evaluate_weights(
+                policy,
+                env,
+                SamplingParams(longest, config.temperature),
+                num_examples=config.num_examples,
+                rollouts_per_example=config.rollouts_per_example,
+                max_tokens=longest,
+                seed=config.seed,
+                progress=lambda done, total: status(f"sampling from {model}: {done} of {total} examples"),
+            )
+            return policy_check(result, longest)
+
+        more.append(check)
     report = audit_environment(
         env,
         num_examples=config.num_examples,
@@ -71,56 +103,6 @@ def _task(config: AuditConfig, status: Status) -> Report:
     return replace(report, subject=f"{env.id} {json.dumps(config.env_args)}") if config.env_args else report
 
 
-def _policy(
-    config: AuditConfig, env: Environment, model: str, status: Status
-) -> tuple[Callable[[str], int], Callable[[], Check]]:
-    """Return what counts the tokens of a text for the model, and the check that samples from it."""
-    from hone.audit.policy import policy_check
-    from hone.composition.evaluating import evaluate_weights, load_weights
-    from hone.inference.types import SamplingParams
-
-    env.check_rollouts()
-    env.split("eval")  # a task without one is refused before the model is loaded
-    policy = load_weights(model, config.precision, config.seed, config.chat_template, config.threads)
-    most = config.max_tokens or MAX_TOKENS
-
-    def check() -> Check:
-        result = evaluate_weights(
-            policy,
-            env,
-            SamplingParams(most, config.temperature),
-            num_examples=config.num_examples,
-            rollouts_per_example=config.rollouts_per_example,
-            max_tokens=most,
-            seed=config.seed,
-            progress=lambda done, total: status(f"sampling from {model}: {done} of {total} examples"),
-        )
-        return policy_check(result, most)
-
-    return lambda text: len(policy.renderer.tokenizer.encode(text, add_special_tokens=False).ids), check
-
-
-def _template(config: AuditConfig, status: Status) -> Report:
-    from hone.audit.template import audit_template
-
-    assert config.template is not None
-    report = audit_template(
-        config.template,
-        config.chat_template,
-        progress=lambda check: status(f"auditing the chat template of {config.template}: {check}"),
-    )
-    return allowing(report, config.allow)
-
-
-def _print(config: AuditConfig, report: Report) -> None:
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
-    show_report(console, report)
-    if config.html is not None:
-        console.print(Text(f"page        {config.html}"), soft_wrap=True)
-    if hint := _next(config, report):
-        console.print(Text(f"next        {hint}"), soft_wrap=True)
-
-
 def _next(config: AuditConfig, report: Report) -> str:
     """Return what to do now."""
     if report.failures:
@@ -130,8 +112,9 @@ def _next(config: AuditConfig, report: Report) -> str:
         return "define `reference(example) -> str`, a completion that deserves full marks, and audit the task again"
     if config.env is None:
         return ""
-    words = ["hone", "audit", config.env] if config.model is None else ["rl", "--orchestrator.env.id", config.env]
-    if config.env_args:
-        words += ["-a" if config.model is None else "--orchestrator.env.args", json.dumps(config.env_args)]
-    words += ["-m", "MODEL", "-t", "MAX_TOKENS"] if config.model is None else ["--model.name", config.model]
-    return shlex.join(words)
+    args = json.dumps(config.env_args)
+    if config.model is None:
+        words = ["hone", "audit", config.env, *(["-a", args] if config.env_args else [])]
+        return shlex.join([*words, "-m", "MODEL", "-t", "MAX_TOKENS"])
+    words = ["rl", "--orchestrator.env.id", config.env, "--model.name", config.model]
+    return shlex.join([*words, *(["--orchestrator.env.args", args] if config.env_args else [])])

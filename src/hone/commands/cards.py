@@ -27,48 +27,34 @@ class Card(Observer):
     def at_end(self, status: str) -> None:
         if status not in ("done", "budget", "stopped"):
             return
-        folder, say = self._run.folder, self._run.display.message
-        again = f"hone report {shlex.quote(str(folder))} writes it"
+        folder, display = self._run.folder, self._run.display
+        again = f"hone report {shlex.quote(str(folder))}"
         try:
             from hone.viewer.card.facts import facts_of
             from hone.viewer.card.files import write_card
 
-            self._run.display.phase("report")
-            card = facts_of(folder, self._reader(status), ours=True)
+            display.phase("report")
+            env = self._env
+            read = None if env is None else lambda run, rows: self._read(env, run, rows, status, again)
+            card = facts_of(folder, read, ours=True)
             if card.run.progress.history:
                 write_card(card, folder)
-                say(f"Card: {folder / CARD[0]}")
+                display.message(f"Card: {folder / CARD[0]}")
         except KeyboardInterrupt:
-            say(f"The card was left out: {again}.")
+            display.message(f"The card was left out: {again} writes it.")
         except Exception as error:
-            if not isinstance(
-                error, OSError
-            ):  # a disk that takes no card may take no log either, and the message is it
+            if not isinstance(error, OSError):  # a disk that takes no card may take no log either
                 logging.getLogger(__name__).warning("the run card could not be written", exc_info=True)
             cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            say(f"The card could not be written ({cause}): {again}.")
+            display.message(f"The card could not be written ({cause}): {again} writes it.")
 
-    def _reader(self, status: str) -> Any:
-        """Return what reads evaluations leniently, as `facts_of` takes it; None without a task."""
-        from hone.viewer.card.lenient import Leniency
+    def _read(self, env: Any, run: Any, evaluated: Any, status: str, again: str) -> Any:
+        """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
+        from hone.environments.rubric import is_async
+        from hone.viewer.card.lenient import Leniency, read
 
-        env = self._env
-        if env is None:
-            return None
-
-        def read(run, evaluated):
-            from hone.environments.rubric import is_async
-            from hone.viewer.card.lenient import read as leniently
-
-            why_not = ""
-            if status != "done":
-                why_not = "the run was to end at once"
-            elif any(map(is_async, env.rubric.funcs.values())):
-                why_not = "reward functions that are async may ask a service, for money"
-            elif not env.rubric.inline and not env.has_workers:
-                why_not = "no process can run this task's reward functions, to be ended if they hang"
-            if why_not:
-                return Leniency(f"{why_not}: hone report {shlex.quote(str(run.path))} reads it")
-            return leniently(env, evaluated, run.info["seed"], LENIENT_SECONDS)
-
-        return read
+        if status != "done":
+            return Leniency(f"the run was to end at once: {again} reads it")
+        if any(map(is_async, env.rubric.funcs.values())) or not (env.rubric.inline or env.has_workers):
+            return Leniency(f"reward functions might ask a service, or hang: {again} reads it")
+        return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)

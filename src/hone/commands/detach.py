@@ -1,7 +1,7 @@
 """Processes that outlive, or must not outlive, the one that started them.
 
 `--detach`: a training command goes on in the background, and the terminal is free. The command starts itself again in
-a session of its own, so that closing the terminal doesn't reach it, and shows what that process says until it has
+a session of its own, so that closing the terminal doesn't reach it, and shows what that process prints until it has
 opened its run directory. From then on its output goes to `logs/<kind>.out` in there. What goes wrong before is the
 command's own error, with its exit code.
 
@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 from hone.errors import UserError
 
@@ -43,13 +42,12 @@ def start(name: str, argv: list[str]) -> int:
     """Start command `name` again with `argv`, in the background; return 0 once it is at work, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
-    came: list[int] = []  # Ctrl-C and SIGTERM are only noted: no child may be left behind, wherever they come
+    received: list[int] = []  # Ctrl-C and SIGTERM are only noted: no child may be left behind, wherever they come
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda signum, _frame: came.append(signum)) for number in numbers}
+    before = {number: signal.signal(number, lambda signum, _frame: received.append(signum)) for number in numbers}
+    report, report_end = os.pipe()
     # Files, not pipes: the process in the background must not depend on someone who reads.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        report, report_end = os.pipe()
-        facts = json.dumps({"command": sys.argv, "report": report_end})
         try:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hone.cli", *name.split(), *argv],
@@ -57,21 +55,31 @@ def start(name: str, argv: list[str]) -> int:
                 stdout=out,
                 stderr=err,
                 pass_fds=[report_end],
-                env=os.environ | {DETACHED: facts},
+                env=os.environ | {DETACHED: json.dumps({"command": sys.argv, "report": report_end})},
                 start_new_session=True,
             )
             os.close(report_end)
-            opened = _watch(child, report, {1: out, 2: err}, came)
+            message, ended, shown = b"", False, {out: 0, err: 0}
+            while not message and not ended:
+                ended = child.poll() is not None
+                if select.select([report], [], [], 0.1)[0]:
+                    message = os.read(report, 2**16)
+                for stream, output in ((1, out), (2, err)):
+                    while text := os.pread(output.fileno(), 2**16, shown[output]):
+                        shown[output] += os.write(stream, text)
+                if received:
+                    child.terminate()
         finally:
             os.close(report)
             for number, handler in before.items():
                 signal.signal(number, handler)
-    if opened is None and came:
-        print("\nStopped before the run began.", file=sys.stderr)
-        return 128 + came[-1]
-    if opened is None:
+    if not message:
         code = child.wait()
+        if received:
+            print("\nStopped before the run began.", file=sys.stderr)
+            return 128 + received[-1]
         return code if code >= 0 else 128 - code
+    opened = json.loads(message)
     folder = shlex.quote(opened["folder"])
     print(
         f"Process {child.pid} goes on in the background. Its output: {opened['log']}\n"
@@ -79,28 +87,6 @@ def start(name: str, argv: list[str]) -> int:
         f"End it, saved: hone runs stop {folder}"
     )
     return 0
-
-
-def _watch(
-    child: subprocess.Popen, report: int, outputs: dict[int, BinaryIO], came: list[int]
-) -> dict[str, str] | None:
-    """Show what the child writes until it reports, and return that; None if it has ended before.
-
-    A signal that came ends the child. `outputs` are the files behind its streams, shown on the streams of that number.
-    """
-    shown = dict.fromkeys(outputs, 0)
-    while True:
-        reported = bool(select.select([report], [], [], 0.1)[0])
-        ended = child.poll() is not None
-        for stream, output in outputs.items():
-            while text := os.pread(output.fileno(), 2**16, shown[stream]):
-                shown[stream] += os.write(stream, text)
-        if reported and (message := os.read(report, 2**16)):
-            return json.loads(message)
-        if ended:
-            return None
-        if came:
-            child.terminate()
 
 
 def enter() -> None:
@@ -112,7 +98,7 @@ def enter() -> None:
 def hand_over(folder: Path, kind: str) -> None:
     """Send output to a file in the run directory from now on, if this process is in the background.
 
-    The file begins with what was said so far. Then the process in the foreground is told, and ends.
+    The file begins with what was printed so far. The process in the foreground gets a report, and ends.
     """
     if not in_background():
         return
@@ -125,7 +111,7 @@ def hand_over(folder: Path, kind: str) -> None:
         os.write(descriptor, os.pread(stream, os.fstat(stream).st_size, 0))
         os.dup2(descriptor, stream)
     os.close(descriptor)
-    with contextlib.suppress(BrokenPipeError):  # the terminal is gone: nobody is left to tell
+    with contextlib.suppress(BrokenPipeError):  # the terminal is gone: nobody is left to read it
         os.write(report, json.dumps({"folder": str(folder), "log": str(log)}).encode())
     os.close(report)
 

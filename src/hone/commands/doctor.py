@@ -11,13 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.planning.doctor import Finding, Subject, diagnose, lines, verdict
+from hone.planning.doctor import Subject, diagnose, lines, verdict
 
 if TYPE_CHECKING:
     from hone.config.plan import DoctorConfig
 
-_OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
-_STYLES = {"": "bold", "ok": "", "warning": "yellow", "error": "bold red", "fix": "cyan"}
+OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
+STYLES = {"": "bold", "ok": "", "warning": "yellow", "error": "bold red", "fix": "cyan"}
 
 
 def run(config: DoctorConfig) -> int:
@@ -31,23 +31,19 @@ def run_without_config(argv: list[str]) -> int:
 
 
 def report(subject: Subject, as_json: bool) -> int:
-    """Look, print, and return the exit code; what libraries and tasks print goes to standard error."""
+    """Look, print (in colour on a terminal where rich is there), and return the exit code.
+
+    What libraries and tasks print goes to standard error.
+    """
     with contextlib.redirect_stdout(sys.stderr):
         findings = diagnose(subject)
     following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"
     if subject.config:
-        following = shlex.join(["hone", "plan", *(word for word in sys.argv[2:] if word not in _OWN)])
-    last = verdict(findings, following)
+        following = shlex.join(["hone", "plan", *(word for word in sys.argv[2:] if word not in OWN)])
+    last, code = verdict(findings, following), int(any(finding.status == "error" for finding in findings))
     if as_json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings], "verdict": last}, indent=2))
-    else:
-        _show(findings, last)
-    return int(any(finding.status == "error" for finding in findings))
-
-
-def _show(findings: list[Finding], last: str) -> None:
-    """Print the report, in colour on a terminal where rich is there."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
+        return code
     try:
         from rich.console import Console
         from rich.text import Text
@@ -56,6 +52,7 @@ def _show(findings: list[Finding], last: str) -> None:
         show = lambda text, style: console.print(Text(text, style), soft_wrap=True)  # noqa: E731
     except Exception:  # it is what is broken
         show = lambda text, style: print(text)  # noqa: E731
+    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
     for status, line in (*lines(findings, width), ("ok", ""), ("", last)):
-        show(line, _STYLES[status])
-    sys.stdout.flush()
+        show(line, STYLES[status])
+    return code

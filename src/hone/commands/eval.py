@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
+from hone.commands.status import Status
 from hone.composition.evaluating import Evaluation
 from hone.config.eval import EvalConfig
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
 
-SILENCE_SECONDS = 5.0
-"""Least time between two lines that say how far grading is."""
-
 
 def run(config: EvalConfig) -> int:
     """Evaluate and report. Return 0, or 1 if rollouts failed or too many completions could not be graded."""
     evaluation = Evaluation(config)
     config, available = evaluation.config, evaluation.available
-    console = _console()
+    # 120 columns wide where it is not a terminal, so that no table is cut
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if available < config.num_examples:
         words = f"{evaluation.env.id} has {available} held-out examples: all are used ({config.num_examples} asked for)"
         console.print(Text(words))
@@ -38,7 +35,17 @@ def run(config: EvalConfig) -> int:
     if evaluation.folder is not None:
         evaluation.save(result, sys.argv)
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
-    console.print(Text(f"next        {_next_command(config, available, result)}"), soft_wrap=True)
+    examples, rollouts = min(available, max(200, 2 * config.num_examples)), max(8, config.rollouts_per_example)
+    if result.failed:
+        examples, rollouts = config.num_examples, config.rollouts_per_example
+    words = ["hone", "eval", config.env, "-m", config.model]
+    for name, flag in (("base_url", "-b"), ("api_key_var", "-k"), ("max_tokens", "-t"), ("temperature", "-T")):
+        value = getattr(config, name)
+        words += [flag, str(value)] if value != type(config).model_fields[name].default else []
+    for flag, tree in (("-a", config.env_args), ("--template", config.template), ("-S", config.sampling_args)):
+        words += [flag, json.dumps(tree)] if tree else []
+    following = shlex.join([*words, "-n", str(examples), "-r", str(rollouts)])
+    console.print(Text(f"next        {following}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)
 
 
@@ -60,48 +67,11 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def with_progress(evaluation: Evaluation) -> EvalResult:
-    """Sample and grade; a bar shows how far that is or, where there is no terminal, a line every few seconds."""
-    config, env = evaluation.config, evaluation.env
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        where = f" at {config.base_url}" if config.base_url else ""
-        title = f"evaluating {config.model}{where} on {env.id}"
-        task = bar.add_task(title, total=None)
-        last = time.monotonic()
-
-        def show(words: str) -> None:
-            nonlocal last
-            if console.is_terminal:
-                bar.update(task, description=words or title)
-            elif words and time.monotonic() - last >= SILENCE_SECONDS:
-                last = time.monotonic()
-                print(words, file=sys.stderr, flush=True)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if not console.is_terminal:
-                show(f"{title}: {done:,} of {total:,} completions")
-
-        env.progress = show
-        return evaluation.run(progress)
-
-
-def _console() -> Console:
-    """Return standard output; 120 columns wide where it is not a terminal, so that no table is cut."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
-
-
-def _next_command(config: EvalConfig, available: int, result: EvalResult) -> str:
-    """Return the evaluation that would say more: more examples and completions; the same, if it failed."""
-    words = ["hone", "eval", config.env, "-m", config.model]
-    for flag, value in (("-b", config.base_url), ("-k", config.api_key_var)):
-        words += [flag, value] if value is not None else []
-    for flag, tree in (("-a", config.env_args), ("--template", config.template), ("-S", config.sampling_args)):
-        words += [flag, json.dumps(tree)] if tree else []
-    for flag, name in (("-t", "max_tokens"), ("-T", "temperature"), ("--top-p", "top_p"), ("--seed", "seed")):
-        value = getattr(config, name)
-        words += [flag, str(value)] if value != type(config).model_fields[name].default else []
-    examples, rollouts = min(available, max(200, 2 * config.num_examples)), max(8, config.rollouts_per_example)
-    if result.failed:
-        examples, rollouts = config.num_examples, config.rollouts_per_example
-    return shlex.join([*words, "-n", str(examples), "-r", str(rollouts)])
+    """Sample and grade, and show how far that is."""
+    config, env, status = evaluation.config, evaluation.env, Status(sys.stderr)
+    title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
+    env.progress = lambda words: status(words or title)
+    try:
+        return evaluation.run(lambda done, total: status(f"{title}: {done:,} of {total:,} completions"))
+    finally:
+        status.clear()

@@ -15,22 +15,17 @@ from hone.errors import UserError
 
 def run(config: ExamplesConfig) -> int:
     """List or copy; return the exit code. Raises UserError rather than overwrite a file."""
-    source = find_examples()
+    folders = sorted(path for path in find_examples().iterdir() if path.is_dir())
     if config.name is None:
-        for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+        for folder in folders:
             recipes = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.toml"))
             print(f"{folder.name:<14}{', '.join(recipes)}")
         print("\nhone examples NAME   copies a folder to examples/NAME, from where its commands run as written in them")
         return 0
-    name = config.name.replace("-", "_")
-    if not (source / name).is_dir():
-        names = ", ".join(sorted(path.name for path in source.iterdir() if path.is_dir()))
-        raise UserError(f"hone has no recipes {config.name!r}: there are {names}")
-    target = Path("examples") / name
-    if target.exists():
-        raise UserError(f"{target} exists already, and nothing is overwritten: move it away first")
-    for path in copy_examples(name):
-        print(path)
+    name, names = config.name.replace("-", "_"), [folder.name for folder in folders]
+    if name not in names:
+        raise UserError(f"hone has no recipes {config.name!r}: there are {', '.join(names)}")
+    print("\n".join(map(str, copy_examples(name))))
     return 0
 
 
@@ -46,6 +41,8 @@ def copy_examples(name: str) -> list[Path]:
     target = Path("examples") / name
     try:
         shutil.copytree(find_examples() / name, target)
+    except FileExistsError:
+        raise UserError(f"{target} exists already, and nothing is overwritten: move it away first") from None
     except OSError as error:
         raise UserError(f"{target} can't be written ({error}): run this in a folder of yours") from None
     return sorted(path for path in target.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""`hone inference`: serve a model over the OpenAI protocol until it is told to stop, by the own engine or vLLM.
+"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by the own engine or vLLM.
 
 inference --model.name outputs/weights/step_100
 """
@@ -11,7 +11,6 @@ import shlex
 import signal
 import socket
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from hone.commands.serving import is_local, listen, serve
@@ -39,28 +38,19 @@ def run(config: ServeConfig) -> int:
     if root is not None and config.weights_root is None:
         root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
     config = config.model_copy(update={"api_key": key, "weights_root": root})
-    listener = _listen(config)
-    if config.backend == "vllm":
-        listener.close()  # what is wrong with the address was to be said here, not in vLLM's log
-        with contextlib.suppress(KeyboardInterrupt):
-            _serve_vllm(config)
-    else:
-        with listener:
+    with listen(config.host, config.port) as listener:
+        if key is None and not is_local(listener):
+            raise UserError(
+                f"anyone who reaches {config.host or 'this machine'} could use this server: put a key into an "
+                "environment variable and name that with --api-key-var, or leave out --host"
+            )
+        if config.backend == "hone":
             _serve_hone(config, listener)
+    if config.backend == "vllm":  # what is wrong with the address was to be told here, not in vLLM's log
+        with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="hone-vllm-") as scratch:
+            _serve_vllm(config, Path(scratch))
     print("Stopped.")
     return 0
-
-
-def _listen(config: ServeConfig) -> socket.socket:
-    """Return the server's socket. Raises UserError if other machines could connect, and no key is set."""
-    listener = listen(config.host, config.port)
-    if config.api_key is None and not is_local(listener):
-        listener.close()
-        raise UserError(
-            f"anyone who reaches {config.host or 'this machine'} could use this server: put a key into an environment "
-            "variable and name that with --api-key-var, or leave out --host"
-        )
-    return listener
 
 
 def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
@@ -71,7 +61,6 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     threads = configure(config.threads, model.num_parameters)
-    renderer = load_renderer(name, config.model.chat_template)
     engine = Engine(
         model,
         kv_bytes=int(config.kv_gib * 2**30),
@@ -80,46 +69,44 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.cuda_graphs,
     )
+    renderer = load_renderer(name, config.model.chat_template)
     app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)
     place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}"
     described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"
     serve(app, listener, _intro(config, described), GRACE)
 
 
-def _serve_vllm(config: ServeConfig) -> None:
+def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     """Serve with vLLM. UserError if it is not installed, does not start, or ends by itself."""
     from hone.inference.vllm import VllmServer
 
     # SIGINT as well: what a shell starts in the background ignores it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    with ExitStack() as stack:
-        name = config.model.name
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hone-vllm-")))
-        model = scratch / "model" if name == TINY else resolve_model(name)
-        if name == TINY:
-            save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
-            save_tokenizer(model)
-        if config.weights_root is not None and not config.weights_root.is_dir():
-            raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
+    name = config.model.name
+    model, template = scratch / "model" if name == TINY else resolve_model(name), None
+    if name == TINY:
+        save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
+        save_tokenizer(model)
+    if config.weights_root is not None and not config.weights_root.is_dir():
+        raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
+    if config.model.chat_template is not None:
         template = scratch / "template.jinja"
-        if config.model.chat_template is not None:
-            template.write_text(read_override(config.model.chat_template))
-        fields = ("dtype", "host", "port", "max_model_len", "threads", "kv_gib", "seed", "weights_root", "api_key")
-        server = VllmServer(
-            model,
-            log=Path(f"outputs/vllm-{config.port}.log"),
-            device=config.model.device,
-            python=config.vllm_python,
-            chat_template=str(template) if template.exists() else None,
-            served_name=name,
-            progress=lambda line: print(line, flush=True),
-            **{field: getattr(config, field) for field in fields},
-        )
-        with server:
-            print(_intro(config, server.described), flush=True)
-            code = server.wait()
-            raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
+        template.write_text(read_override(config.model.chat_template))
+    fields = ("dtype", "host", "port", "max_model_len", "threads", "kv_gib", "seed", "weights_root", "api_key")
+    with VllmServer(
+        model,
+        log=Path(f"outputs/vllm-{config.port}.log"),
+        device=config.model.device,
+        python=config.vllm_python,
+        chat_template=None if template is None else str(template),
+        served_name=name,
+        progress=lambda line: print(line, flush=True),
+        **{field: getattr(config, field) for field in fields},
+    ) as server:
+        print(_intro(config, server.described), flush=True)
+        code = server.wait()
+        raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
 
 
 def _intro(config: ServeConfig, described: str) -> str:
@@ -132,13 +119,9 @@ def _intro(config: ServeConfig, described: str) -> str:
     weights = "it takes none: for a run to train through it, add --weights-root outputs"
     if config.weights_root is not None:
         weights = f"POST /update_weights takes those under {config.weights_root}"
-    random = [f"{TINY} is a random model that was never trained; name yours with --model.name"]
-    lines = [
-        f"Serving {name} ({described}) at {url}/v1",
-        *(random if name == TINY else []),
-        f"weights     {weights}",
-        f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{short_key}",
-        "stop        Ctrl-C",
-    ]
-    return "\n".join(lines)
+    random = f"{TINY} is a random model that was never trained; name yours with --model.name\n" if name == TINY else ""
+    return (
+        f"Serving {name} ({described}) at {url}/v1\n{random}weights     {weights}\n"
+        f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}\n"
+        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{short_key}\nstop        Ctrl-C"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from pathlib import Path
 
 from hone.config.init import InitModelConfig
 from hone.errors import UserError
@@ -17,14 +16,14 @@ from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer
 
-FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-FILES |= {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
-
 
 def run(config: InitModelConfig) -> int:
     """Write the model; return the exit code. Raises UserError rather than touch a folder of anything else."""
     out, init = config.out, config.init
-    _check_replaceable(out)
+    readme = out / "README.md"
+    own = readme.is_file() and f'- "{INIT_TAG}"\n' in readme.read_text(encoding="utf-8", errors="replace")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not own)):
+        raise UserError(f"{out} was not made by `hone init-model`: give a new folder, or empty it first")
     model = random_decoder(tiny_config(init), config.seed)
     c = model.config
     sizes = " ".join(f"--init.{name} {value}" for name, value in init.model_dump().items())
@@ -54,18 +53,3 @@ def run(config: InitModelConfig) -> int:
     )
     print(f"next: sft @ examples/reverse_text/tiny_sft.toml --model.name {shlex.quote(str(out))}")
     return 0
-
-
-def _check_replaceable(out: Path) -> None:
-    """Refuse a folder that is neither new nor empty nor wholly written by this command."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder to write the model to")
-    present = {entry.name for entry in out.iterdir()}
-    card = out / "README.md"
-    own = card.is_file() and f'- "{INIT_TAG}"\n' in card.read_text(encoding="utf-8", errors="replace")
-    if present and not (own and present <= FILES):
-        raise UserError(
-            f"{out} is not empty and was not made by `hone init-model`: give a new folder, or empty it first"
-        )

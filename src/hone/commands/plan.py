@@ -50,7 +50,12 @@ def run(config: PlanConfig) -> int:
         return 0 if fits else 1
     if found is not None:
         _print(*found.words(plan))
-    print(failed or _next_step(config, absent, fits))
+    following = f"Start it: `hone {'rl' if isinstance(settings, RLConfig) else 'sft'}` with the same files and flags."
+    if not fits:
+        following = "It does not fit: change a setting, and plan again."
+    elif absent:
+        following = f"It can't start here yet: {'; '.join(absent)}. {following}"
+    print(failed or following)
     return 0 if fits else 1
 
 
@@ -64,16 +69,3 @@ def _print(heading: str, lines: list[str]) -> None:
         for part in wrapper.wrap(line):
             console.print(Text(part, "bold red" if "does NOT fit" in line else ""), soft_wrap=True)
     console.print()
-
-
-def _next_step(config: PlanConfig, absent: list[str], fits: bool) -> str:
-    """Return what to do now."""
-    if not fits:
-        return "It does not fit: change a setting, and plan again."
-    kind = "rl" if isinstance(config, RLConfig) else "sft"
-    start, lacks = f"`hone {kind}` with the same files and flags.", "; ".join(absent)
-    if config.on is not None:
-        return f"Start it there with {start}" + (f" Here it could not start: {lacks}." if lacks else "")
-    if lacks:
-        return f"It can't start yet: {lacks}. Then: {start}"
-    return f"Start it: {start}" if config.calibrate else f"Measure it with --calibrate, or start it: {start}"

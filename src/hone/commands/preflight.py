@@ -1,10 +1,9 @@
-"""The fast part of the audit, before step 0 of a run: what would fail the run is said before it costs money."""
+"""The fast part of the audit, before step 0 of a run: what would fail the run is named before it costs money."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,12 @@ from hone.environments import Environment
 from hone.environments.workers import Limits
 from hone.errors import UserError
 from hone.grading import printable
-from hone.model.chat import ChatRenderer
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
 from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
-BACKSTOP = 2.0
-"""By the clock, it may take this many times as long: a grader that sleeps is ended then."""
-DEADLINE = 2.0
-"""Seconds that grading one text may take, unless the run allows less."""
 MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 SHOWN = 3
@@ -48,7 +42,10 @@ class Audit(Observer):
         config, env = training.config, training.env
         if _had_before(config, env):
             return
-        self._command = audit_command(config)
+        task = config.orchestrator.env
+        words = ["hone", "audit", task.id, *(["-a", json.dumps(task.args)] if task.args else [])]
+        words += ["--env-template", json.dumps(task.template)] if task.template else []
+        self._command = shlex.join([*words, *(["--seed", str(config.seed)] if config.seed else [])])
         if not config.audit:
             return
         # A task of its own, in processes of its own, so that what reward functions remember is not from here. Only the
@@ -61,9 +58,17 @@ class Audit(Observer):
         status = Status()
         if config.display != "none":
             fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
+        fresh.limits = Limits.of(config.orchestrator.grading, deterministic=True)
+        tokenizer = training.renderer.tokenizer
         try:
-            self._report = _report(config, fresh, training.renderer)
+            self._report = audit_before_training(
+                fresh,
+                seed=config.seed,
+                max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
+                count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+            )
         finally:
+            fresh.close_workers()
             status.clear()
         failed = [finding for finding in self._report.failures if finding.name != MAX_TOKENS_FAILURE]
         if failed and self._refuses:
@@ -76,7 +81,8 @@ class Audit(Observer):
     def before_start(self, run: RunWriter) -> None:
         if not self._command:
             return
-        record = {"verdict": "skipped", "why": "--no-audit"} if self._report is None else _record(self._report)
+        skipped = {"verdict": "skipped", "why": "--no-audit"}
+        record = skipped if self._report is None else _without_seconds(self._report.record())
         write_json(run.folder / AUDIT, record)
         run.event("audit", run.start_step, verdict=record["verdict"])
         if self._report is None:
@@ -90,34 +96,11 @@ class Audit(Observer):
             run.display.message(f"audit: {more}all of it: {self._command}")
 
 
-def _record(report: Report) -> Any:
-    """Return what `audit.json` says: without what is a time, so that equal runs have equal files."""
-
-    def timeless(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: timeless(item) for name, item in value.items() if not name.endswith("seconds")}
-        return [timeless(item) for item in value] if isinstance(value, list) else value
-
-    return timeless(report.record())
-
-
-def _report(config: RLConfig, env: Environment, renderer: ChatRenderer) -> Report:
-    """Run the fast part, with a short deadline; where that ends the grading of references, again with the run's own."""
-    own = Limits.of(config.orchestrator.grading, deterministic=True)
-    tries = [own] if own.timeout <= DEADLINE else [replace(own, timeout=DEADLINE, backstop=BACKSTOP), own]
-    while True:
-        env.limits = tries.pop(0)
-        try:
-            report = audit_before_training(
-                env,
-                seed=config.seed,
-                max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
-                count_tokens=lambda text: len(renderer.tokenizer.encode(text, add_special_tokens=False).ids),
-            )
-        finally:
-            env.close_workers()
-        if not tries or not any(f.name == "hangs" and "reference" in f.what for f in report.failures):
-            return report
+def _without_seconds(value: Any) -> Any:
+    """Leave out what is a time, so that equal runs have equal files."""
+    if isinstance(value, dict):
+        return {name: _without_seconds(item) for name, item in value.items() if not name.endswith("seconds")}
+    return [_without_seconds(item) for item in value] if isinstance(value, list) else value
 
 
 def _had_before(config: RLConfig, env: Environment) -> bool:
@@ -128,17 +111,8 @@ def _had_before(config: RLConfig, env: Environment) -> bool:
     info = run_info(folder)
     if info is None or not (folder / AUDIT).exists():
         return False
-    changed = {change.name for change in changes(settings_of(folder, config), config, {})}
     source = info.get("sources", {}).get("environment")
-    same = source in (None, env.digests([]).get("environment", source))
-    return same and not any(name.startswith("orchestrator.env.") for name in changed)
-
-
-def audit_command(config: RLConfig) -> str:
-    """Return the command that audits the run's task in full, on the examples that the fast part has tried."""
-    task = config.orchestrator.env
-    words = ["hone", "audit", task.id]
-    words += ["-a", json.dumps(task.args)] if task.args else []
-    words += ["--env-template", json.dumps(task.template)] if task.template else []
-    words += ["--seed", str(config.seed)] if config.seed else []
-    return shlex.join(words)
+    if source is not None and env.digests([]).get("environment", source) != source:
+        return False
+    changed = changes(settings_of(folder, config), config, {})
+    return not any(change.name.startswith("orchestrator.env.") for change in changed)

@@ -19,26 +19,35 @@ from hone.commands.examples import copy_examples
 from hone.config.init import QuickstartConfig
 
 RECIPES = Path("examples/reverse_text")
-SEQUENCE = 42  # tokens of a typical sequence, to compare the compute of SFT and RL
+EQUAL_STEPS = 900 + round(150 * (6 + 2) / 6 * 128 / 32)
+"""SFT steps (of 32 sequences) with the compute of 900 and of 150 steps of RL (of 128 sequences): 6 FLOP a parameter and
+trained token, 2 a sampled one.
+"""
+CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
+"""Name, folder and noise of the demonstrations."""
 
 
 def run(config: QuickstartConfig) -> int:
     """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
     out, seed = config.output_dir, ["--seed", str(config.seed)]
     sft_weights, rl_weights = out / "sft/weights/step_900", out / "rl/weights/step_150"
+    sft_command = ["sft", "@", str(RECIPES / "tiny_sft.toml"), "--model.name", str(out / "model")]
+    rl_command = ["rl", "@", str(RECIPES / "tiny.toml"), "--model.name", str(sft_weights)]
+    rl_command += ["--output-dir", str(out / "rl")]
     if not RECIPES.exists():
         print("$ hone examples reverse_text", flush=True)
         copy_examples(RECIPES.name)
     try:
         run_command(["hone", "init-model", str(out / "model"), "--preset", "tiny", *seed])
-        sft = run_command([*sft_command(out, "sft"), *seed])
-        rl_command = ["rl", "@", str(RECIPES / "tiny.toml"), "--model.name", str(sft_weights)]
-        rl = run_command([*rl_command, "--output-dir", str(out / "rl"), *seed])
+        sft = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
+        rl = run_command([*rl_command, *seed])
         print("\nEvaluating on held-out phrases ...", flush=True)
         rows = [measure("after SFT", sft_weights, sft, config)]
         rows.append(measure("after SFT + RL", rl_weights, sft + rl, config))
-        if config.controls:
-            rows += measure_controls(out, seed, config)
+        for name, folder, noise in CONTROLS if config.controls else ():
+            words = ["--max-steps", str(EQUAL_STEPS), "--data.env.args", json.dumps({"demo_noise": noise})]
+            seconds = run_command([*sft_command, "--output-dir", str(out / folder), *words, *seed])
+            rows.append(measure(name, out / folder / f"weights/step_{EQUAL_STEPS}", seconds, config))
     except subprocess.CalledProcessError as error:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
@@ -46,14 +55,13 @@ def run(config: QuickstartConfig) -> int:
     summary = {"seed": config.seed, "rows": rows, "peak_memory_gib": round(peak, 3)}
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print_table(rows, f"reverse-text, {config.num_examples} held-out phrases, seed {config.seed}")
-    print(f"Training took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\n\nNext:")
-    for command, why in (
-        (f"hone view {out}", "curves and samples in a browser"),
-        (f"hone eval reverse-text -m {rl_weights} -n 5 -r 3", "samples and their scores"),
-        (f"{shlex.join(rl_command)} --seed 1", "another seed"),
-        ("hone quickstart --controls", "what SFT alone would have reached"),
-    ):
-        print(f"  {command}   # {why}")
+    print(
+        f"Training took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\n\nNext:\n"
+        f"  hone view {out}   # curves and samples in a browser\n"
+        f"  hone eval reverse-text -m {rl_weights} -n 5 -r 3   # samples and their scores\n"
+        f"  {shlex.join(rl_command)} --seed 1   # another seed\n"
+        f"  hone quickstart --controls   # what SFT alone would have reached"
+    )
     if config.controls:
         print(
             "\nSFT alone on clean demonstrations wins here: with a perfect teacher there is nothing left to discover.\n"
@@ -70,12 +78,6 @@ def run_command(words: list[str]) -> float:
     command = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
     subprocess.run(command, check=True, env=os.environ | {"GOMP_SPINCOUNT": "3000"})
     return time.monotonic() - start
-
-
-def sft_command(out: Path, name: str) -> list[str]:
-    """Return the words of the SFT of `out/model` that writes into `out/name`."""
-    recipe = str(RECIPES / "tiny_sft.toml")
-    return ["sft", "@", recipe, "--model.name", str(out / "model"), "--output-dir", str(out / name)]
 
 
 def measure(name: str, weights: Path, seconds: float, config: QuickstartConfig) -> dict:
@@ -95,33 +97,10 @@ def measure(name: str, weights: Path, seconds: float, config: QuickstartConfig) 
             seed=config.seed,
             save=False,
         )
-        result = Evaluation(evaluation).run()
-        metrics = {key.removeprefix("eval/reverse-text/"): value for key, value in result.metrics().items()}
-        row[label] = {key: metrics[key] for key in ("reward/mean", "ci95/low", "ci95/high", "correct")}
+        metrics = Evaluation(evaluation).run().metrics()
+        names = ("reward/mean", "ci95/low", "ci95/high", "correct")
+        row[label] = {key: metrics[f"eval/reverse-text/{key}"] for key in names}
     return row
-
-
-def measure_controls(out: Path, seed: list[str], config: QuickstartConfig) -> list[dict]:
-    """Train by SFT alone, on the same demonstrations and on clean ones, with the compute of SFT and RL together."""
-    steps = equal_compute_steps(sft_steps=900, sft_batch=32, rl_steps=150, rl_batch=128)
-    rows = []
-    for name, folder, noise in (
-        ("SFT alone, equal compute", "sft_long", 1.0),
-        ("SFT alone, clean", "sft_clean", 0.0),
-    ):
-        arguments = ["--max-steps", str(steps), "--data.env.args", json.dumps({"demo_noise": noise})]
-        seconds = run_command([*sft_command(out, folder), *arguments, *seed])
-        rows.append(measure(name, out / folder / f"weights/step_{steps}", seconds, config))
-    return rows
-
-
-def equal_compute_steps(sft_steps: int, sft_batch: int, rl_steps: int, rl_batch: int) -> int:
-    """Compute the SFT steps that cost what SFT and RL cost together: 6 FLOP a parameter and trained token, 2 a sampled
-    one.
-    """
-    per_sft_step = 6 * sft_batch * SEQUENCE
-    per_rl_step = (6 + 2) * rl_batch * SEQUENCE
-    return round((sft_steps * per_sft_step + rl_steps * per_rl_step) / per_sft_step)
 
 
 def print_table(rows: list[dict], title: str) -> None:

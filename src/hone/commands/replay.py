@@ -26,34 +26,32 @@ from hone.trainer.export import export_weights
 
 def run(config: ReplayConfig) -> int:
     """Replay; return 0 if everything came out equal, 1 if not, 3 if it need not on this machine."""
-    recorded = open_run(config.run)
-    quoted = shlex.quote(str(recorded.path))
-    if recorded.info["kind"] != "rl":
+    recorded, folder = open_run(config.run), config.output_dir
+    path, kind, quoted = recorded.path, recorded.info["kind"], shlex.quote(str(recorded.path))
+    if kind != "rl":
         raise UserError(
-            f"{recorded.path} is a run of `hone {recorded.info['kind']}`, which has no rollouts to replay: "
-            f"`hone verify {quoted}` executes its steps again from its data"
+            f"{path} is a run of `hone {kind}`, which has no rollouts to replay: `hone verify {quoted}` executes its "
+            "steps again from its data"
         )
     if other_numerics := provenance.other_numerics(recorded.info):
         print(f"verdict       not comparable: {other_numerics}")
         return 3
     read_config(recorded)
-    folder = config.output_dir
     if folder is not None:
         if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_complete(folder))):
             raise UserError(f"{folder} holds something else: choose an empty or new --output-dir")
         refuse_inside_run(folder, "--output-dir")
     rebuilt = rebuild(recorded, config.model, replay_only=True)
-    start, until = span(recorded, rebuilt, config)
-    print(f"run           {recorded.path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
-    print(
-        f"replaying     steps {start} to {until - 1} from {rebuilt.versions.name(start)}; no environment, no sampling"
-    )
+    versions, precision = rebuilt.versions, rebuilt.config.precision
+    start, until = span(recorded, rebuilt, config.to_step)
+    print(f"run           {path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
+    print(f"replaying     steps {start} to {until - 1} from {versions.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
     result = replay(
-        rebuilt.versions,
+        versions,
         start,
         until,
-        lambda folder: exported_parameters(folder, rebuilt.config.precision),
+        lambda weights: exported_parameters(weights, precision),
         lambda step: status(f"replaying step {step} of {until - 1}"),
     )
     status.clear()
@@ -62,7 +60,7 @@ def run(config: ReplayConfig) -> int:
     code = report(recorded, rebuilt, result)
     if folder is not None:
         with new_dir(folder) as fresh:
-            model = rebuilt.versions.execution.trainer.model
+            model = versions.execution.trainer.model
             export_weights(fresh, model, rebuilt.renderer, card(rebuilt.config, result.reached))
         print(f"weights       version {result.reached}, as replayed: {folder}")
     if code == 1:
@@ -70,63 +68,46 @@ def run(config: ReplayConfig) -> int:
     return code
 
 
-def span(recorded: Run, rebuilt: Rebuilt, config: ReplayConfig) -> tuple[int, int]:
+def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int]:
     """Return (version to begin with, version to reach). UserError if there is no way from one to the other."""
-    versions, updates = rebuilt.versions, rebuilt.versions.records.updates
+    path, versions, updates = recorded.path, rebuilt.versions, rebuilt.versions.records.updates
     if not updates:
-        raise UserError(f"{recorded.path} has not recorded a single step, so there is nothing to replay")
+        raise UserError(f"{path} has not recorded a single step, so there is nothing to replay")
     last = updates[-1] + 1
     start = min((version for version in versions.loadable if version < last), default=None)
     if start is None:
         drifted = f"at step {versions.first} the run was resumed with --allow-drift"
         why = drifted if versions.first else rebuilt.missing_model
-        raise UserError(
-            f"{recorded.path} has no version to begin a replay with: no intact checkpoint of a version before "
-            f"{last}, and not the initial model ({why})"
-        )
-    until = last if config.to_step is None else config.to_step
+        raise UserError(f"{path} has no intact checkpoint before version {last}, and not the initial model ({why})")
+    until = last if to_step is None else to_step
     if not start < until <= last:
         raise UserError(f"--to-step {until} must be after version {start}, where the replay begins, and at most {last}")
-    missing = sorted({*range(start, until)} - versions.records.rollout_steps)
-    if missing:
-        raise UserError(
-            f"{recorded.path} has no rollouts of step {missing[0]}: replay up to there (--to-step {missing[0]})"
-        )
+    if missing := sorted({*range(start, until)} - versions.records.rollout_steps):
+        raise UserError(f"{path} has no rollouts of step {missing[0]}: replay up to there (--to-step {missing[0]})")
     return start, until
 
 
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Print how it came out; return the exit code."""
-    versions, tolerance = rebuilt.versions, rebuilt.versions.tolerance
+    tolerance = rebuilt.versions.tolerance
     if result.same:
+        equal = f"equal: every update's metrics and weights are those of the run; fingerprint {result.fingerprint}"
         if tolerance:
-            one = f"the run was trained on {most_ranks(recorded.info)} ranks, this is one process"
-            print(f"verdict       equal within {tolerance.limit:g}: {one}")
-            print(f"furthest      {tolerance.largest}, of its size")
-        else:
-            known = versions.records.recorded_fingerprint(result.reached) is not None
-            has = f"has the {'recorded ' if known else ''}fingerprint {result.fingerprint}"
-            more = "" if known else ", which the run did not record"
-            equal = "equal: every update's metrics and weights are those of the run"
-            print(f"verdict       {equal}; version {result.reached} {has}{more}")
+            ranks = most_ranks(recorded.info)
+            equal = f"equal within {tolerance.limit:g}: the run was trained on {ranks} ranks, this is one process"
+            equal += f"\nfurthest      {tolerance.largest}, of its size"
+        print(f"verdict       {equal}")
         if result.matched:
             print(f"{'close to' if tolerance else 'equal to'}      {', '.join(result.matched)}")
         return 0
-    what = f"{result.missed} is not what the recorded rollouts lead to"
+    what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
     if result.difference is not None:
-        what = result.difference.sentence("the run", "the replay")
-    # A version is inexact for what was so in the steps before it.
-    step = result.reached - 1 if result.difference is None else result.difference.step
+        what, step = result.difference.sentence("the run", "the replay"), result.difference.step
     reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
-    reasons += machine.inexact(recorded.info, step, sampling=False)
-    if reasons:
-        print(
-            f"verdict       not comparable: {what}\n  which proves nothing, for these are not as they were for the run:"
-        )
+    if reasons := [*reasons, *machine.inexact(recorded.info, step, sampling=False)]:
+        print(f"verdict       not comparable: {what}")
+        print("  which proves nothing, for these are not as they were for the run:")
         print("\n".join(f"  {reason}" for reason in reasons))
         return 3
     print(f"verdict       differs: {what}")
-    if tolerance is not None:
-        since = versions.name(versions.loaded)
-        print(f"  (rounding adds up over the steps since {since}, on another number of ranks)")
     return 1

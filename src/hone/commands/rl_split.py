@@ -1,4 +1,4 @@
-"""`hone rl` in mode split: from the config to the processes of the run, and what is said about them.
+"""`hone rl` in mode split: from the config to the processes of the run, and what is printed about them.
 
 Server, trainer and orchestrator get the resolved config in files of the launcher's, so that a role that is started
 again reads what it read before, whatever became of the files on the command line.
@@ -7,7 +7,6 @@ again reads what it read before, whatever became of the files on the command lin
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shlex
@@ -15,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,87 +39,94 @@ HOST = "127.0.0.1"
 
 
 def run(config: RLConfig) -> int:
-    """Starts the processes, and returns the orchestrator's exit code when they have ended.
+    """Start the processes, and return the orchestrator's exit code when they have ended.
 
     UserError if one can't be started, or dies in a way that the run does not survive.
     """
     check_predictions(config)
-    folder = config.output_dir
+    folder, port = config.output_dir, config.inference.port
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")
     serves = config.orchestrator.client.base_url is None
-    if serves:
-        check_port(config.inference.port)
+    if serves and (problem := port_problem(HOST, port)) is not None:
+        raise UserError(
+            f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that with "
+            f"--orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
+            f"--inference.port {port + 1}"
+        )
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") else []
     placement = placed(gpus, config.trainer.ranks, serves)
     scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
-    locks: list[Lock] = []
+    error = ""
 
     def opened() -> None:
-        locks.append(Lock(folder, LOCK))
+        lock = Lock(folder, LOCK)
+        stack.callback(lock.release)
+        stack.callback((folder / LOCK).unlink, missing_ok=True)
         hand_over(folder, "rl")
 
-    launch = Launch(
-        roles(config, placement, scratch),
-        folder,
-        scratch,
-        _say,
-        lambda: from_where(folder),
-        resume_command(folder, "rl"),
-        variables(),
-        restarts=config.restarts,
-        grace_seconds=config.grace_seconds,
-        began=lambda children: _say(introduction(config, children, placement)),
-        opened=opened,
-    )
-    kept = False
-    try:
-        return launch.run()
-    except UserError as error:
-        kept = str(scratch) in str(error)  # it names a log in there
-        raise
-    finally:
-        for lock in locks:
-            (folder / LOCK).unlink(missing_ok=True)
-            lock.release()
-        if not kept:
-            shutil.rmtree(scratch, ignore_errors=True)
+    def kept() -> str:
+        steps = Checkpoints(folder / "checkpoints").steps()
+        return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
+
+    with ExitStack() as stack:
+        launch = Launch(
+            roles(config, placement, scratch),
+            folder,
+            scratch,
+            _say,
+            kept,
+            resume_command(folder, "rl"),
+            variables(),
+            restarts=config.restarts,
+            grace_seconds=config.grace_seconds,
+            began=lambda children: _say(introduction(config, children, placement)),
+            opened=opened,
+        )
+        try:
+            return launch.run()
+        except UserError as problem:
+            error = str(problem)
+            raise
+        finally:
+            if str(scratch) not in error:  # else it names a log in there
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
-    """The processes of the run, with their configs in `scratch`."""
+    """Return the processes of the run, with their configs in `scratch`."""
     whole, served = scratch / "config.toml", scratch / "inference.toml"
     whole.write_text(run_toml(config, "rl"))
     python = [sys.executable, "-P", "-m", "hone.cli"]
-    drift = ["--allow-drift"] if config.allow_drift else []
+    drift, first = ["--allow-drift"] if config.allow_drift else [], []
+    if (resume := config.resume) is not None:  # config.toml does not hold it
+        first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
+        first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
+    serves, ranks = config.orchestrator.client.base_url is None, config.trainer.ranks
+    cores = share_of_cores(ranks + serves)
+
+    def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
+        """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        return {CORES: str(processes * cores)} | devices
+
+    trainer = Role(TRAINER, [*python, TRAINER, "@", str(whole)], ranks=ranks, env=computing(placement.trainer, ranks))
     driver = Role(
         ORCHESTRATOR,
         [*python, ORCHESTRATOR, "@", str(whole)],
-        first=[*_resume(config), *drift],
+        first=[*first, *drift],
         again=["--resume", *drift],
         env={"CUDA_VISIBLE_DEVICES": ""} if placement.trainer else {},
     )
-    trainer = Role(
-        TRAINER,
-        [*python, TRAINER, "@", str(whole)],
-        ranks=config.trainer.ranks,
-        env=_computing(config, placement.trainer, config.trainer.ranks),
-    )
-    if config.orchestrator.client.base_url is not None:
+    if not serves:
         return [trainer, driver]
     served.write_text(to_toml(serve_config(config, bool(placement.inference))))
-    port = config.inference.port
-    server = Role(
-        INFERENCE,
-        [*python, INFERENCE, "@", str(served)],
-        env=_computing(config, placement.inference, 1),
-        health=(HOST, port),
-    )
-    return [server, trainer, driver]
+    command, health = [*python, INFERENCE, "@", str(served)], (HOST, config.inference.port)
+    return [Role(INFERENCE, command, env=computing(placement.inference, 1), health=health), trainer, driver]
 
 
 def variables() -> dict[str, str]:
-    """The environment of all roles: lines as they come, no spinning on cores that they share."""
+    """Return the environment of all roles: lines as they come, no spinning on cores that they share."""
     # What torchrun or a scheduler has set for this process is not for those of the run.
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
@@ -127,34 +134,22 @@ def variables() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
 
 
-def _computing(config: RLConfig, gpus: tuple[str, ...], processes: int) -> dict[str, str]:
-    """The environment of a role whose processes, so many, compute: their GPUs, and cores for all of them together."""
-    every = config.trainer.ranks + (config.orchestrator.client.base_url is None)
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    return {CORES: str(processes * share_of_cores(every))} | devices
-
-
-def _resume(config: RLConfig) -> list[str]:
-    """The flags by which the run was told to go on from a checkpoint, which its config.toml does not hold."""
-    if (resume := config.resume) is None:
-        return []
-    step = [] if resume.step is None else ["--resume.step", str(resume.step)]
-    return ["--resume", *step, *([] if resume.dir is None else ["--resume.dir", str(resume.dir)])]
-
-
 def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
-    """The config of the run's own server. vLLM's memory and dtype are those that it has in a run of one process."""
+    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process."""
     own = config.inference
-    settings: dict[str, Any] = {
-        name: getattr(own, name)
-        for name in ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
-    }
+    names = ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
+    settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("model", "seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir}
     kv_gib = own.kv_gib
     if own.backend == "vllm":
         kv_gib = kv_gib or (8.0 if on_gpu else 1.0)
-        settings["max_model_len"] = min(config.seq_len + 1, _context(config) or config.seq_len + 1)
+        longest = None  # of the model; only the hub knows
+        if config.model.name == TINY:
+            longest = config.model.init.max_positions
+        with contextlib.suppress(OSError, ValueError):
+            longest = json.loads((Path(config.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
+        settings["max_model_len"] = min(config.seq_len + 1, longest or config.seq_len + 1)
         if own.dtype == "auto":
             settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
     if kv_gib is not None:
@@ -162,54 +157,18 @@ def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
     return ServeConfig(**settings)
 
 
-def _context(config: RLConfig) -> int | None:
-    """The longest sequence of the model; None where only the hub knows."""
-    if config.model.name == TINY:
-        return config.model.init.max_positions
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((Path(config.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
-    return None
-
-
-def check_port(port: int) -> None:
-    """UserError if something listens on the port: it would be taken for the run's own server."""
-    if (problem := port_problem(HOST, port)) is None:
-        return
-    if problem.errno != errno.EADDRINUSE:
-        raise UserError(f"port {port} can't be listened on ({problem}): choose another with --inference.port")
-    raise UserError(
-        f"port {port} is in use, by another server maybe: sample from that with --orchestrator.client.base-url "
-        f"http://localhost:{port}/v1, or have one started on another with --inference.port {port + 1}"
-    )
-
-
-def from_where(folder: Path) -> str:
-    """From where a run would go on, in words."""
-    steps = Checkpoints(folder / "checkpoints").steps()
-    return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
-
-
 def introduction(config: RLConfig, children: Sequence[Child], placement: Placement) -> str:
-    """Which process does what, where its lines are, and how to end them all."""
-    folder = config.output_dir
-    gpus = {INFERENCE: placement.inference, TRAINER: placement.trainer}
-    lines = [f"RL in {len(children)} processes on this machine, into {folder}"]
+    """Describe which process does what, where its lines are, and how to end them all."""
+    folder, gpus = config.output_dir, {INFERENCE: placement.inference, TRAINER: placement.trainer}
+    text = f"RL in {len(children)} processes on this machine, into {folder}\n"
     if config.orchestrator.client.base_url is not None:
-        lines.append(f"    inference     the server that is up at {config.server_url}")
+        text += f"    inference     the server that is up at {config.server_url}\n"
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
-        facts = {
-            INFERENCE: f"{config.model.name} at {config.server_url}",
-            TRAINER: f"{config.trainer.ranks} ranks" if config.trainer.ranks > 1 else "one process",
-            ORCHESTRATOR: "samples, grades, and writes the run",
-        }[role]
-        where = f", GPU {', '.join(gpus[role])}" if gpus.get(role) else ""
-        lines.append(f"    {role:<13} pid {pids}: {facts}{where}; log {folder / 'logs' / f'{role}.log'}")
+        where = f"GPU {', '.join(gpus[role])}, " if gpus.get(role) else ""
+        text += f"    {role:<13} pid {pids}: {where}log {folder / 'logs' / f'{role}.log'}\n"
     quoted = shlex.quote(str(folder))
-    lines.append(
-        f"To end all of them, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
-    )
-    return "\n".join(lines)
+    return f"{text}To end all, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""One line that says what is being done now, for work whose parts are of unlike length."""
+"""One line that tells what is being done now, for work whose parts are of unlike length."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import time
 from typing import TextIO
 
 from hone.grading import printable
-
-_EVERY = 10.0
-"""Seconds between lines where there is no terminal to write one over another."""
 
 
 class Status:
@@ -26,7 +23,7 @@ class Status:
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\033[K{text[: columns - 1]}", end="", flush=True, file=self._stream)
-        elif time.monotonic() - self._shown > _EVERY:
+        elif time.monotonic() - self._shown > 10:  # lines can't be written one over another
             self._shown = time.monotonic()
             print(text, flush=True, file=self._stream)
 

@@ -1,37 +1,106 @@
-"""What the training commands attach to a run, and their first and last lines."""
+"""`hone sft`, `hone orchestrator`, and `hone rl` in one process: what they attach to a run, and what they print."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Callable, Iterable
-from typing import Any
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hone.commands.cards import Card
-from hone.commands.detach import hand_over
+from hone.commands.detach import COMMAND, hand_over
+from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
-from hone.config.shared import EnvConfig, RunConfig
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.environments import Environment
+from hone.model.chat import ChatRenderer
+from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.planning.data import Counter, Facts, facts_of_task
+from hone.planning.devices import this_device
+from hone.planning.report import plan_of, short
+from hone.planning.shape import Shape
 from hone.runs import predictions
 from hone.runs.observer import Observer
 from hone.runs.provenance import larger_budget, ranks_of, resume_command
-from hone.runs.saving import Ending
 from hone.runs.writer import RunWriter, watching
+from hone.trainer.parallel import ALONE, Ranks, joined
+
+if TYPE_CHECKING:
+    from hone.composition.rl import RL
+    from hone.composition.sft import SFT
+
+EXAMPLES = 16
+"""Of the task that are measured for the forecast: few, for it must not delay the start."""
 
 
-def observers(config: RunConfig, kind: str, introduction: Callable[[Any], Iterable[str]], *more: Observer):
-    """What watches a run that a command starts: what its config asks for, its first lines, its card, and `more`."""
-    found = [*watching(config, kind), Introduction(introduction), *more]
-    return [*found, *([Card()] if config.report else []), HandOver()]
+def sft(config: SFTConfig) -> int:
+    """Train; return the exit code: 0, or 130/143 when a signal ended the run (its state is saved then).
+
+    Under torchrun every rank comes here. Rank 0 does all there is to do; the others take their part in its steps.
+    """
+    from hone.composition.sft import SFT, follow
+
+    predictions.check(config)
+    with joined(device_of(config.model.device)) as ranks:
+        if not ranks.first:
+            return follow(SFT(config, ranks=ranks))
+        return train_sft(config, ranks).exit_code
+
+
+def orchestrator(config: RLConfig) -> int:
+    """Drive a run in mode split to its end; return the exit code as `sft` does.
+
+    The command that run.json records is that of the launcher, if there is one.
+    """
+    from hone.commands.preflight import Audit
+    from hone.composition.split import SplitRL
+
+    typed = os.environ.get(COMMAND)
+    observers = attached(config, "rl", Audit())
+    command = json.loads(typed) if typed else sys.argv
+    return _train(SplitRL(config, observers=observers, command=command, launched=bool(typed))).exit_code
+
+
+def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
+    """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
+    from hone.composition.sft import SFT
+
+    return _train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
+
+
+def train_rl(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
+    """Train in this process to the end, watched as a command is; with `refuses` not on a task that fails its audit.
+
+    `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
+    """
+    from hone.commands.preflight import Audit
+    from hone.composition.rl import RL
+
+    return _train(RL(config, observers=attached(config, "rl", Audit(refuses)), **task))
+
+
+def _train(training: Any) -> Any:
+    with training:
+        training.train()
+    if training.ending is not None:
+        print(report(training))
+    return training
+
+
+def attached(config: SFTConfig | RLConfig, kind: str, *more: Observer) -> list[Observer]:
+    """Return what watches a run of a command: what its config asks for, its first lines, `more`, and its card."""
+    return [*watching(config, kind), Introduction(), *more, *([Card()] if config.report else []), HandOver()]
 
 
 class Introduction(Observer):
-    """Says what a run is about to do, when it begins; a resume says less. `lines` gets the `RL` or `SFT`."""
-
-    def __init__(self, lines: Callable[[Any], Iterable[str]]) -> None:
-        self._lines = lines
+    """Says what a run is about to do, when it begins; not when it is resumed."""
 
     def check(self, training: Any) -> None:
         self._training = training
@@ -39,7 +108,7 @@ class Introduction(Observer):
     def before_start(self, run: RunWriter) -> None:
         if run.start_step > 0:
             return
-        for text in self._lines(self._training):
+        for text in introduction(self._training):
             run.display.message(text)
         if predicted := predictions.entries(run.info):
             digest = run.info[predictions.KEY]["sha256"]
@@ -53,42 +122,91 @@ class HandOver(Observer):
         hand_over(run.folder, run.info["kind"])
 
 
-def headline(config: RunConfig, model: Decoder, ranks: int = 1) -> str:
-    """The policy in one line: name, size, precision, device, threads, and how many ranks share it."""
-    size = f"{model.num_parameters / 1e6:.2f}M parameters"
-    threads = torch.get_num_threads()
-    device = model.device.type if ranks > 1 else model.device
-    place = f"{device}, {threads} thread{'s' if threads > 1 else ''}"
-    place += f" each, {ranks} ranks" if ranks > 1 else ""
-    return f"{config.model.name} ({size}, {config.precision}, {place})"
+def introduction(training: Any) -> Iterator[str]:
+    """Yield what is about to run, in mode split also where, and the plan in short."""
+    config, sft, hello = training.config, training.kind == "sft", getattr(training, "hello", None)
+    ranks = training.ranks.world if sft else 1
+    if hello is None:
+        policy = headline(config, training.model, ranks)
+    else:
+        policy = f"{config.model.name} ({hello.parameters / 1e6:.2f}M parameters, {config.precision})"
+    if sft:
+        from hone.composition.sft import data_name
+
+        unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
+        task, work = data_name(config), f"{config.data.batch_size} {unit}"
+    else:
+        orch = config.orchestrator
+        prompts, completions = orch.batch_size // orch.rollouts_per_example, config.max_steps * orch.batch_size
+        work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
+        task = orch.env.id
+    text = (
+        f"{training.kind.upper()}: {policy} on {task}\n    {config.max_steps} steps x {work}, into {config.output_dir}"
+    )
+    if hello is not None:
+        text += (
+            f"\n    trainer: {hello.ranks} rank{'s' if hello.ranks > 1 else ''} on {hello.device} of {hello.host}; "
+            f"sampler: {training.server.name}, at most {config.orchestrator.max_async_level} versions behind"
+        )
+    elif not sft and config.trainer.ranks > 1:
+        text += f"\ntrainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
+    yield text
+    decoder, env = (training.model.config, None) if sft else (training.decoder, training.env)
+    yield from forecast(config, decoder, training.renderer, env, alone=hello is None and ranks == 1)
 
 
-def last_lines(
-    config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
-) -> str:
-    """What happened, where it lies, what to do next: evaluate on `env`, with the arguments that it was trained with."""
-    return predictions_text(run) + _last_lines(config, run, version, ending, figures, env)
+def forecast(
+    config: RLConfig | SFTConfig,
+    decoder: DecoderConfig,
+    renderer: ChatRenderer,
+    env: Environment | None = None,
+    alone: bool = True,
+) -> Iterator[str]:
+    """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
+
+    `env` is the task of RL, whose data has been read. A run of several processes is not `alone`: a plan does not know
+    what each of them takes.
+    """
+    try:
+        facts = Facts()
+        if isinstance(config, RLConfig) and env is not None:
+            facts = facts_of_task(config, env, Counter(renderer), EXAMPLES)
+        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=Shape.of(decoder))
+        yield from short(plan if alone else replace(plan, memory=None))
+    except Exception as error:
+        yield f"No memory estimate: {type(error).__name__}: {error}"
 
 
-def _last_lines(
-    config: RunConfig, run: RunWriter, version: int, ending: Ending, figures: str, env: EnvConfig | None
-) -> str:
-    if ending != "done":
-        saved = run.checkpoints.path(version)
-        assert saved.exists(), "a run that is stopped is saved"
-        limits = config.budget.model_dump() if config.budget and ending == "budget" else {}
-        more = larger_budget(limits, run.budget.spent)
+def headline(config: Any, model: Decoder, ranks: int = 1) -> str:
+    """Format the policy in one line: name, size, precision, device, threads, and how many ranks share it."""
+    threads, device = torch.get_num_threads(), model.device.type if ranks > 1 else model.device
+    place = f"{device}, {threads} thread{'s' if threads > 1 else ''}" + (f" each, {ranks} ranks" if ranks > 1 else "")
+    return f"{config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place})"
+
+
+def report(training: Any) -> str:
+    """Format the last lines: what happened, where it lies, what to do next."""
+    config, run, version, sft = training.config, training.run, training.version, training.kind == "sft"
+    text, figures = predictions_text(run), ""
+    if sft:
+        limit, newest = training.data.limit, training.steps.newest
+        if limit.dropped or limit.truncated:
+            text += f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.\n"
+        figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
+    if training.ending != "done":
+        spent = training.ending == "budget"
+        more = larger_budget(config.budget.model_dump(), run.budget.spent) if spent else []
+        why, how = (" by its budget", " with a larger one") if spent else ("", " with")
+        used = f" ({run.budget.used_up})" if spent else ""
         command = resume_command(run.folder, run.info["kind"], *more, ranks=ranks_of(run.info))
-        if ending == "budget":
-            return (
-                f"Stopped by its budget after {version} of {config.max_steps} steps ({run.budget.used_up}). "
-                f"Saved: {saved}\nGo on with a larger one: {command}"
-            )
-        return f"Stopped after {version} of {config.max_steps} steps. Saved: {saved}\nGo on with: {command}"
+        text += f"Stopped{why} after {version} of {config.max_steps} steps{used}. "
+        return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {command}"
+    env = config.data.env if sft else config.orchestrator.env
     weights = run.weights_path(version)
-    steps = "1 step" if version == 1 else f"{version} steps"
     evaluate = ["hone", "eval", env.id if env else "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
     evaluate += ["-a", json.dumps(env.args)] if env and env.args else []
     evaluate += ["--template", json.dumps(env.template)] if env and env.template else []
-    look = shlex.join(["hone", "view", str(run.folder)])
-    return f"Done: {steps}{figures}. Weights: {weights}\nLook: {look}\nNext: {shlex.join(evaluate)}"
+    return (
+        f"{text}Done: {version} step{'' if version == 1 else 's'}{figures}. Weights: {weights}\n"
+        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {shlex.join(evaluate)}"
+    )

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Sequence
-from typing import Any
 
 from hone.commands.status import Status
 from hone.config.reproduce import VerifyConfig
@@ -36,28 +34,8 @@ SHOWN = 12
 def run(config: VerifyConfig) -> int:
     """Verify and write the certificate; return the exit code of the verdict."""
     recorded = open_run(config.run)
-    info = recorded.info
+    info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
     print(f"run           {recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
-    verification, here = verify(recorded, config)
-    for note in verification.notes:
-        print(f"note          {note}")
-    for line in verdict_lines(verification):
-        print(line)
-    try:
-        print(f"certificate   {verification.write_certificate(recorded, here)}")
-    except UserError as error:  # the verdict stands without it
-        print(f"certificate   none: {error}")
-    quoted, done, possible = shlex.quote(str(recorded.path)), len(verification.steps), len(verification.candidates)
-    if verification.verdict == "verified" and done < possible:
-        print(f"next          hone verify {quoted} --steps {min(possible, max(10, 2 * done))}")
-    elif verification.verdict in ("files only", "differs"):
-        print(f"next          hone {'replay' if verification.verdict == 'differs' else 'verify --steps 3'} {quoted}")
-    return EXIT_CODES[verification.verdict]
-
-
-def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str, Any]]:
-    """Return what was found, and the facts about this machine; print how far it is."""
-    precision, info = read_precision(recorded), recorded.info
     status = Status()
     checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
     status.clear()
@@ -75,43 +53,56 @@ def verify(recorded: Run, config: VerifyConfig) -> tuple[Verification, dict[str,
     elif config.steps:
         rebuilt = rebuild(recorded, config.model, files_checked=True, trust_local_task=config.trust_local_task)
         execute(recorded, rebuilt, config, verification)
-        return verification, rebuilt.machine
+        here = lambda: rebuilt.machine  # noqa: E731
     elif open_steps := unhashed_steps(checked):
         notes.append(f"what step {open_steps[-1]} wrote has no hash: only executing it again would tell")
-    return verification, machine.this_machine()
+    verdict = verification.verdict
+    for note in notes:
+        print(f"note          {note}")
+    print(f"verdict       {verdict}: {explain(verification)}")
+    listed = checked.damages if verdict == "damaged" else verification.reasons
+    for item in listed[:SHOWN]:
+        print(f"  {item}")
+    if len(listed) > SHOWN:
+        print(f"  and {len(listed) - SHOWN} more, in the certificate")
+    try:
+        print(f"certificate   {verification.write_certificate(recorded, here())}")
+    except UserError as error:  # the verdict stands without it
+        print(f"certificate   none: {error}")
+    following = {"files only": "verify --steps 3", "differs": "replay"}
+    if verdict in following:
+        print(f"next          hone {following[verdict]} {shlex.quote(str(recorded.path))}")
+    return EXIT_CODES[verdict]
 
 
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
     """Execute randomly chosen steps again, as far as they can be, and set the verdict."""
     versions = rebuilt.versions
     evaluated = _last_evaluation(recorded, rebuilt)
-    updates, unhashed = versions.records.updates, unhashed_steps(verification.checked)
-    taken = sorted({*updates, *unhashed} - {versions.records.last_evaluation})
+    unhashed = unhashed_steps(verification.checked)
+    taken = sorted({*versions.records.updates, *unhashed} - {versions.records.last_evaluation})
     candidates = [step for step in taken if versions.nearest(step) is not None]
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
     verification.resampled = versions.execution.resamples
     verification.tolerance = versions.tolerance and versions.tolerance.limit
-    notes = verification.notes
+    where = f"{rebuilt.missing_model}; say where it is by --model"
     if versions.first:
-        notes.append(
-            f"steps before {versions.first} can't be executed again: the run was resumed there with --allow-drift, and "
-            "config.toml has the settings from then on"
-        )
-    elif rebuilt.missing_model and candidates and candidates[0] > taken[0]:
-        earlier = f"steps {taken[0]} to {candidates[0] - 1} can't be executed again"
-        notes.append(f"{earlier}: {rebuilt.missing_model}; say where it is by --model")
-    if lost := [step for step in unhashed if step not in (*candidates, evaluated)]:
-        notes.append(f"step {lost[0]} can't be executed again, so nothing tells whether what it wrote changed")
-    if not versions.execution.resamples:
+        where = f"at step {versions.first} it was resumed with --allow-drift, and config.toml holds from then on"
+    notes, lost = verification.notes, [step for step in taken if step not in (*candidates, evaluated)]
+    if lost and candidates:
+        notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
+    if unchecked := [step for step in unhashed if step in lost]:
+        notes.append(f"nothing tells whether what step {unchecked[0]} wrote changed, for it has no hash")
+    if not verification.resampled:
         notes.append(
             f"{why_not_resampled(rebuilt.config, recorded)}: those that are recorded are graded and trained on anew; "
             "evaluations and the canary are left aside"
         )
-    if versions.tolerance is not None:
+    if verification.tolerance:
         notes.append(
             f"it was trained on up to {most_ranks(recorded.info)} ranks: what training gives counts as equal up to "
-            f"{versions.tolerance.limit:g} of its size"
+            f"{verification.tolerance:g} of its size"
         )
     steps: list[int] = []
     if candidates:
@@ -138,15 +129,12 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         steps,
         evaluated,
         on_end,
-        lambda step: status(f"replaying step {step}"),
-        lambda step: status(
-            f"executing step {step} again" if step != evaluated else "evaluating the last version again"
-        ),
+        on_replay=lambda step: status(f"replaying step {step}"),
+        on_repeat=lambda step: status(f"executing step {step} again"),
     )
     if not steps and verification.difference is None:
-        verification.verdict, problem = "not comparable", "the run recorded none"
-        if rebuilt.missing_model:
-            problem = f"{rebuilt.missing_model}, and it has no checkpoint; say where the model is by --model"
+        verification.verdict = "not comparable"
+        problem = f"{where}, and it has no checkpoint" if taken else "the run recorded none"
         verification.reasons = [f"no step can be executed again: {problem}"]
 
 
@@ -161,37 +149,28 @@ def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     return version if version is not None and versions.nearest(version) is not None else None
 
 
-def verdict_lines(verification: Verification) -> list[str]:
-    """Format the verdict and what it rests on."""
-    verdict, head = verification.verdict, f"verdict       {verification.verdict}: "
+def explain(verification: Verification) -> str:
+    """Return what the verdict rests on; damaged files, or the reasons why a difference proves nothing, follow it."""
+    verdict, found, steps = verification.verdict, verification.difference, verification.steps
     if verdict == "damaged":
-        return [head + "files of the run do not fit their hashes", *_listed(verification.checked.damages)]
-    found, reasons = verification.difference, _listed(verification.reasons)
+        return "files of the run do not fit their hashes"
     if verdict == "files only":
-        unseen = (
-            "  only executing steps again finds completions, scores or weights that were made up with hashes to fit"
+        return (
+            "all files fit their hashes; no step was executed again, which alone finds completions, scores or weights "
+            "that were made up with hashes to fit"
         )
-        return [head + "all files fit their hashes; no step was executed again", unseen]
     if verdict == "verified":
-        count = len(verification.steps)
-        what = "1 step" if count == 1 else f"{count} steps"
+        what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
         what += " and the last evaluation" if verification.evaluation else ""
         from_recorded = "" if verification.resampled else " from their recorded completions"
         exactly = f"up to {verification.tolerance:g}" if verification.tolerance else "bit for bit"
-        although = ["  although these are not as they were for the run:", *reasons] if reasons else []
-        return [head + f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}", *although]
+        although = ", although these are not as they were for the run:" if verification.reasons else ""
+        return f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}{although}"
     if found is None:
-        return [head + verification.reasons[0]]
+        return "no step was executed again:"
     if verdict == "not comparable":
-        why = "  which proves nothing, for these are not as they were for the run:"
-        return [head + found.sentence(), why, *reasons]
-    return [
-        head + found.sentence(),
-        "  machine, versions and sources are those of the run: so its record was changed, or something in it can't be",
-        "  repeated, such as a reward function that asks a clock or the network",
-    ]
-
-
-def _listed(items: Sequence[object]) -> list[str]:
-    more = [f"  and {len(items) - SHOWN} more, in the certificate"] if len(items) > SHOWN else []
-    return [*(f"  {item}" for item in items[:SHOWN]), *more]
+        return f"{found.sentence()}\n  which proves nothing, for these are not as they were for the run:"
+    return (
+        f"{found.sentence()}\n  machine, versions and sources are those of the run: so its record was changed, or "
+        "something in it can't be\n  repeated, such as a reward function that asks a clock or the network"
+    )

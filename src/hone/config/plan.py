@@ -68,7 +68,6 @@ class DoctorConfig(_AboutRun):
     """
 
     own = ("offline", "as_json")
-    common = {"Of the doctor": "offline json"}
 
     offline: bool = False
     """Ask no other machine."""
@@ -87,9 +86,13 @@ class DoctorConfig(_AboutRun):
 class DoctorRL(DoctorConfig, RLConfig):
     """Looks at this machine, and at what this run of `hone rl` needs."""
 
+    common = {"The doctor": "offline json"}
+
 
 class DoctorSFT(DoctorConfig, SFTConfig):
     """Looks at this machine, and at what this run of `hone sft` needs."""
+
+    common = DoctorRL.common
 
 
 def is_sft(argv: list[str]) -> bool:

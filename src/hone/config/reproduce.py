@@ -105,8 +105,6 @@ class RegradeConfig(OneRun):
     """Only these steps: `60:80` is 60 to 79."""
     every: int = Field(default=1, ge=1)
     """Of the steps, one in so many."""
-    max_rollouts: int | None = Field(default=None, ge=1)
-    """At most so many completions: whole steps, spread evenly."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
     """The change is measured from these steps on; by default from the tenth of the run that was paid best."""
     to: Span = None
@@ -117,8 +115,6 @@ class RegradeConfig(OneRun):
     """How reward functions are run."""
     trust_local_task: bool = False
     """Execute a task file of the current folder although it is not the one that the run was made with."""
-    limit_text: int = Field(default=400, ge=1)
-    """Most characters of a completion that are shown."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
     """The result as JSON, printed or written."""
     output: Path | None = None

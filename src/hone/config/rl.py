@@ -325,9 +325,15 @@ class TrainerRole(RoleConfig):
     """Train the policy of a run in mode split: take its batches, publish the weights."""
 
     section = "trainer"
+    common = {
+        "Run": "model.name seed output_dir transport.path",
+        "Training": RLConfig.common["Training"],
+        "Machine": "trainer.ranks precision deterministic threads model.device",
+    }
 
 
 class OrchestratorRole(RoleConfig):
     """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
 
     section = "orchestrator"
+    common = {name: RLConfig.common[name] for name in ("Model and task", "Run", "Rollouts", "Evaluation", "Watching")}

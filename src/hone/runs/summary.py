@@ -199,12 +199,17 @@ def _resuming(run: Summary) -> str:
     return resume_command(run.path, run.kind, *words, ranks=provenance.ranks_of(run.info))
 
 
-def typed(command: list[str]) -> str:
-    """Return a recorded command as it was typed, without the folder of the program."""
+def typed(command: list[str], ranks: int = 1) -> str:
+    """Return a recorded command as it was typed, without the folder of the program; with torchrun, for several ranks of
+    SFT.
+    """
     if not command:
         return ""
     program = Path(command[0]).name
-    return shlex.join(["hone" if program == "cli.py" else program, *command[1:]])  # python -m hone.cli
+    words = ["hone" if program == "cli.py" else program]  # python -m hone.cli
+    if program == "sft.py":
+        words = ["torchrun", "--nproc-per-node", str(ranks), "-m", "hone.trainer.sft"]
+    return shlex.join([*words, *command[1:]])
 
 
 def evaluation(run: Summary, weights: str, words: Sequence[str]) -> str:
@@ -317,7 +322,8 @@ def machine_in_words(info: Mapping[str, Any]) -> str:
     hardware, threads = info["hardware"], info["threads"]
     gpu = ", ".join(hardware["gpu"]) if hardware.get("gpu") else "no GPU"
     used = f"{threads} thread{'s' if threads != 1 else ''}"
-    used = f"{info['ranks']} ranks, {used} each" if info.get("ranks", 1) > 1 else used
+    ranks = provenance.ranks_of(info)
+    used = f"{ranks} ranks, {used} each" if ranks > 1 else used
     cpu, cores, memory = (hardware.get(name, "?") for name in ("cpu", "cores", "memory_gib"))
     return f"{cpu}, {cores} cores, {memory} GiB, {gpu}; {used}"
 

@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-from hone.environments import AnswerParser, Range, Rubric, SingleTurnEnv, generated_rows
+from hone.environments import AnswerParser, SingleTurnEnv, answer_rubric, generated_rows
 from hone.types import Example, Message
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
@@ -31,25 +31,9 @@ PARSER = AnswerParser(read_answer)
 
 
 # Reward functions run in processes of their own, under a deadline; those marked `@inline` run in hone itself.
-def well_formed(completion: list[Message]) -> float:
-    """1 for an answer, right or wrong; it earns a little, so that a model that does not know the form can find it."""
-    return float(PARSER.value(completion) is not None)
-
-
 def correctness(completion: list[Message], answer: str) -> float:
-    """CHANGE: 1 if the answer is right, else 0."""
+    """CHANGE: 1 if the answer is right, else 0. A well-formed answer, right or wrong, earns 0.1."""
     return float(PARSER.value(completion) == answer)
-
-
-RUBRIC = Rubric(
-    [well_formed, correctness],
-    weights=[0.1, 0.9],
-    correctness=correctness,  # decides what is reported as correct
-    ranges={  # what each part may be for a right and for a wrong answer
-        "well_formed": Range(right=(1.0, 1.0), wrong=(1.0, 1.0)),
-        "correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
-    },
-)
 
 
 def make_row(split: str, rng: np.random.Generator) -> dict[str, str]:
@@ -65,7 +49,7 @@ class MyTask(SingleTurnEnv):
     """Rows have `letters`."""
 
     def __init__(self, *, prompt: str, demo_noise: float, **kwargs) -> None:
-        super().__init__(id="my-task", parser=PARSER, rubric=RUBRIC, **kwargs)
+        super().__init__(id="my-task", parser=PARSER, rubric=answer_rubric(correctness), **kwargs)
         self.prompt, self.demo_noise = prompt, demo_noise
 
     def format_row(self, row: dict[str, str]) -> dict:
@@ -81,8 +65,7 @@ class MyTask(SingleTurnEnv):
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         """CHANGE: what SFT imitates. At `demo_noise` 1 a careless teacher: each letter is another one with 10 %."""
         rate = 0.1 * self.demo_noise
-        letters = [str(rng.choice(LETTERS)) if rng.random() < rate else letter for letter in example.answer]
-        return PARSER.wrap("".join(letters))
+        return PARSER.wrap("".join(str(rng.choice(LETTERS)) if rng.random() < rate else c for c in example.answer))
 
 
 def load_environment(

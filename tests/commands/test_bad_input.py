@@ -1,0 +1,77 @@
+"""What a user can mend ends a command with exit code 2 and one sentence with the remedy, before it writes a file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from refusals import fails
+
+from hone.cli import main
+
+RL = "rl --model.name hone/tiny --no-audit --orchestrator.env.id reverse-text --seq-len 64"
+CASES = {
+    f"{RL} --orchestrator.rollouts-per-example 1": "set at least 2",
+    f"{RL} --orchestrator.batch-size 9": "batch_size",
+    f"{RL} --orchestrator.env.id no-such-task": "no-such-task",
+    f"{RL} --orchestrator.env.args '{{\"colour\": 1}}'": "colour",
+    f"{RL} --orchestrator.sampling.top-p 0.9": "top_p",
+    f"{RL} --orchestrator.sampling.temperature 0": "temperature",
+    f"{RL} --seq-len 4096": "seq_len = 4096",
+    f"{RL} --seq-len 20 --orchestrator.sampling.max-tokens 4": "leaves no room",
+    f"{RL} --model.device foo": "use auto, cpu, cuda",
+    f"{RL} --orchestrator.max-async-level 1": "max_async_level",
+    f"{RL} --trainer.optim.learning-rate 1": "did you mean --trainer.optim.lr?",
+    f"{RL} --max-steps many": "max_steps is 'many'",
+    f"{RL} --orchestrator.client.base-url localhost:8000": "is no URL of a server",
+    f"{RL} --orchestrator.client.base-url http://me:pw@h/v1": "give the key with orchestrator.client.api_key_var",
+    f"{RL} --orchestrator.client.base-url http://127.0.0.1:9/v1": "start one with `inference --model.name",
+    f"{RL} --orchestrator.client.base-url http://127.0.0.1:9/v1 --inference.backend vllm": "leave out one",
+    f"{RL} --inference.backend vllm --inference.vllm-python /nowhere/python": "no Python at /nowhere/python",
+    "rl @ nowhere.toml": "config file nowhere.toml does not exist",
+    "rl @": "`@` must be followed by the path of a .toml file",
+    "sft --data.path nowhere.jsonl --model.name hone/tiny": "nowhere.jsonl",
+    "sft --model.name hone/tiny": "set exactly one of data.name",
+    "audit": "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model",
+    "audit gsm8k --template hone/tiny": ", not both",
+    "audit no-such-task": "no-such-task",
+    "audit gsm8k --html no/such/page.html": "--html no/such/page.html: there is no folder no/such",
+    'audit gsm8k -a \'{"mode": "other"}\'': "mode is 'other'",
+    "audit gsm8k --num-exampels 3": "did you mean --num-examples?",
+    "audit --template hone/tiny -m hone/tiny": "-m is for the audit of a task",
+    "audit gsm8k --chat-template x.jinja": "--chat-template overrides a model's",
+    "eval revers-text": "did you mean reverse-text",
+    "eval reverse-text -a '{\"min_char\": 3}'": "did you mean 'min_chars'",
+    'eval reverse-text -a \'{"dataset": "no.jsonl"}\'': "no.jsonl does not exist",
+    "eval reverse-text -m no/such/folder": "no/such/folder",
+    "eval reverse-text -c 8": "-c is for a server: give its URL with -b",
+    'eval reverse-text -S \'{"stop": ["x"]}\'': "'stop' is no sampling argument of a model in this process: it has",
+    "eval reverse-text -S '{\"top_k\": 2.5}'": "top_k is 2.5 (-S), but should be a whole number",
+    "inference --backend vllm --vllm-python ./nowhere": "there is no Python at nowhere",
+    f"inference --backend vllm --vllm-python {sys.executable}": "has no vLLM: on a CPU, `make vllm-env`",
+    "inference --host 256.1.1.1": "cannot listen on 256.1.1.1",
+    "inference --model.name ./nowhere": "there is no model folder ./nowhere",
+    "inference --api-key k --api-key-var KEY": "leave out api_key",
+    "inference --api-key-var NOT_SET": "NOT_SET (--api-key-var) is not set",
+    "plan --on h1000": "did you mean h100?",
+    "plan --calibrate --on h100": "--calibrate measures this machine, and --on names another",
+    "init-env json": "another use",
+    "init-env numpy": "there is a module of that name already (",
+    "init-env char-count": "there is a module of that name already (",
+    "init-env 3sum": "starts with a letter",
+    "init-env a--b": "single dashes",
+    "init-env ../up": "English letters",
+    "init-env conftest": "another use",
+    f"init-env {'a' * 61}": "at most 60",
+    "verify nowhere": "there is no run nowhere",
+    "runs show nowhere": "there is no run nowhere",
+}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_it_is_one_sentence(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    fails(capsys, main(shlex.split(line)), CASES[line])
+    assert list(tmp_path.rglob("*")) == []
