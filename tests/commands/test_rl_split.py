@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.commands.rl_split import roles, run, serve_config, variables
+from hone.commands.rl import roles, run_split, serve_config, variables
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
@@ -107,11 +107,11 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} can't be listened on .* --inference.port {port + 1}"):
-            run(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
+            run_split(config(f"--mode split --output-dir {tmp_path} --inference.port {port}"))
 
 
 def test_the_launcher_loads_nothing_heavy():
-    program = "import sys\nimport hone.commands.rl, hone.commands.rl_split, hone.cli\nprint(*sys.modules)"
+    program = "import sys\nimport hone.commands.rl, hone.cli\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "datasets", "tokenizers"} & set(done.stdout.split())
     program = "import sys\nbefore = {*sys.modules}\nimport hone.orchestrator.launch\nprint(*{*sys.modules} - before)"

@@ -118,7 +118,7 @@ def _training(config: RLConfig | SFTConfig, shape: Shape | None) -> Iterator[str
     if warmup > steps / 2:
         yield (
             f"scheduler.warmup_steps = {warmup} is more than half of the run's {steps} steps, so the learning rate "
-            f"hardly comes to its peak: set it to {steps // 20}"
+            f"hardly comes to its peak: set it to {max(1, steps // 20)}"
         )
     if shape is None:
         return
