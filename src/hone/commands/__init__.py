@@ -1,1 +1,1 @@
-"""One module per command: preflight, work, report."""
+"""What `hone COMMAND` does: check, work, report. `hone.cli` has the table of the functions."""
