@@ -175,7 +175,7 @@ def test_spans_and_samples(drifted, capsys):
     capsys.readouterr()
     for flags, words in (
         (["--steps", "5"], "'5' is no span of steps: write 60:80"),
-        (["--steps", "8:4"], "'8:4' holds no step"),
+        (["--steps", "8:4"], "'8:4' is no span of steps"),
         (["--steps", "40:"], "--steps 40: holds none of the recorded steps 0 to 19"),
         (["--from", "0:4"], "--from 0:4 needs its counterpart: say --to A:B"),
         (["--from", "0:4", "--to", "30:"], "--to 30: holds none of the recorded steps"),
