@@ -104,9 +104,7 @@ def load_environment(
         make = functools.partial(_question, split_words()[split == "eval"], words)
         return generated_rows(make, n, seed=seed, env_id="char-count", split=split)
 
-    def halve(rows: Rows) -> tuple[Rows, Rows]:
-        return hold_out(rows, lambda row: _text_of(row, "word").lower())
-
+    halve = functools.partial(hold_out, key=lambda row: _text_of(row, "word").lower())
     return CharCount(
         prompt=prompt + FORMAT_HINT * format_hint,
         demo_noise=demo_noise,

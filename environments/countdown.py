@@ -52,7 +52,7 @@ _TOKEN = re.compile(
 )
 _SIGNS = {"×": "*", "·": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/", "−": "-"}
 _WRAPPERS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("**", "**"), (r"\boxed{", "}"))
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """Return the expression that `text` is, or None if it is not in the grammar. Not recursive: brackets may nest."""
+    """Return the expression that `text` is, or None if it is not in the grammar."""
     tokens = _tokens(text) if len(text) <= MAX_CHARS else None
     if tokens is None:
         return None
@@ -77,17 +77,26 @@ def read_expression(text: str) -> Expression | None:
     if len(tokens) > 2 and tokens[-2] == "=" and tokens[-1].isdigit():
         stated = int(tokens[-1])
         tokens = tokens[:-2]
-    value = _evaluate(tokens)
-    if value is None:
+    left = tokens[::-1]
+    try:
+        value = _evaluate(left)
+    except SyntaxError:
+        return None
+    if left:
         return None
     numbers = tuple(int(token) for token in tokens if token.isdigit())
     operations = frozenset("/" if token == "frac" else token for token in tokens if token in ("frac", *"+-*/"))
-    return Expression(value[0], numbers, operations, stated)
+    return Expression(value, numbers, operations, stated)
 
 
 def _tokens(text: str) -> list[str] | None:
     """Return integers, `frac`, brackets, braces, `=` and the four operations; None if there is anything else."""
-    text = _unwrapped(text)
+    text, before = text.strip(), ""
+    while text != before:
+        before = text
+        for opening, closing in _WRAPPERS:
+            if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
+                text = text[len(opening) : -len(closing)].strip()
     tokens, position = [], 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -99,78 +108,47 @@ def _tokens(text: str) -> list[str] | None:
     return tokens
 
 
-def _unwrapped(text: str) -> str:
-    text, before = text.strip(), ""
-    while text != before:
-        before = text
-        for opening, closing in _WRAPPERS:
-            if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
-                text = text[len(opening) : -len(closing)].strip()
-    return text
+def _evaluate(tokens: list[str], precedence: int = 0) -> Fraction | None:
+    """Take an operand, and what is combined with it by operations that bind more tightly, from the end of `tokens`.
 
-
-def _evaluate(tokens: Sequence[str]) -> tuple[Fraction | None] | None:
-    """Return (value,) of an expression, the value None after a division by zero; None if the tokens are no expression.
-
-    Dijkstra's shunting yard: operators wait on a stack until what comes next binds less tightly. The braces of a \\frac
-    wait there as `above` and `below`.
+    Return the value, None after a division by zero. Raises SyntaxError for what is no expression. By precedence
+    climbing: brackets cost one level of recursion, and no text is long enough for a few hundred of them.
     """
-    values: list[Fraction | None] = []
-    waiting: list[str] = []
-    complete, brace = False, ""  # whether an operand has just ended; which brace of a \frac must open next
-    for token in tokens:
-        if brace and token != "{":
-            return None
-        if token in ")}":
-            if not complete:
-                return None
-            _apply(values, waiting, 0)
-            opened = waiting.pop() if waiting else ""
-            if opened not in (("(",) if token == ")" else ("above", "below")):
-                return None
-            if opened == "above":
-                complete, brace = False, "below"
-            elif opened == "below":
-                _operate(values, "/")
-        elif token in "+-*/" and (complete or token == "-"):
-            operator = token if complete else "negate"
-            if complete:
-                _apply(values, waiting, _PRECEDENCE[operator])
-            waiting.append(operator)
-            complete = False
-        elif complete or (token == "{" and not brace) or token in "=+*/":
-            return None
-        elif token == "frac":
-            brace = "above"
-        elif token in "({":
-            waiting.append(brace or "(")
-            brace = ""
-        else:
-            values.append(Fraction(int(token)))
-            complete = True
-    if not complete:
+    negative = False
+    while tokens and tokens[-1] == "-":
+        negative = not negative
+        tokens.pop()
+    token = tokens.pop() if tokens else ""
+    if token == "(":
+        value = _evaluate(tokens)
+        _take(tokens, ")")
+    elif token == "frac":
+        parts = []
+        for _ in range(2):
+            _take(tokens, "{")
+            parts.append(_evaluate(tokens))
+            _take(tokens, "}")
+        value = combine("/", *parts)
+    elif token.isdigit():
+        value = Fraction(int(token))
+    else:
+        raise SyntaxError
+    value = -value if negative and value is not None else value
+    while tokens and _PRECEDENCE.get(tokens[-1], 0) > precedence:
+        operator = tokens.pop()
+        value = combine(operator, value, _evaluate(tokens, _PRECEDENCE[operator]))
+    return value
+
+
+def _take(tokens: list[str], wanted: str) -> None:
+    if not tokens or tokens.pop() != wanted:
+        raise SyntaxError
+
+
+def combine(operator: str, left: Fraction | None, right: Fraction | None) -> Fraction | None:
+    """Return the exact value of `left operator right`; None for a division by zero, and of what holds one."""
+    if left is None or right is None:
         return None
-    _apply(values, waiting, 0)
-    return None if waiting else (values[0],)
-
-
-def _apply(values: list[Fraction | None], waiting: list[str], precedence: int) -> None:
-    """Carry out the operators that wait since the last open bracket and bind at least as tightly."""
-    while waiting and _PRECEDENCE.get(waiting[-1], -1) >= precedence:
-        _operate(values, waiting.pop())
-
-
-def _operate(values: list[Fraction | None], operator: str) -> None:
-    right = values.pop()
-    if operator == "negate":
-        values.append(None if right is None else -right)
-        return
-    left = values.pop()
-    values.append(None if left is None or right is None else combine(operator, left, right))
-
-
-def combine(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
-    """Return the exact value of `left operator right`; None for a division by zero."""
     if operator == "/":
         return left / right if right else None
     return left + right if operator == "+" else left - right if operator == "-" else left * right

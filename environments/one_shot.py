@@ -17,7 +17,7 @@ import numpy as np
 import hone.environments
 from hone import rng
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.data import Count, Rows
+from hone.environments.data import Count, Row, Rows
 from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -127,12 +127,9 @@ def _choose(task: Environment, k: int, chosen: Sequence[int | str], seed: int) -
 def _repeated(split: Split, indices: Sequence[int], count: int | None = None) -> Rows:
     """Return the examples at `indices` as rows, over and over until there are `count`."""
 
-    class Repeated(Sequence[dict[str, Any]]):
-        def __len__(self) -> int:
-            return count or len(indices)
+    def make(i: int) -> Row:
+        example = split[indices[i % len(indices)]]
+        return {"prompt": example.prompt, "answer": example.answer, "info": example.info}
 
-        def __getitem__(self, i: Any) -> Any:
-            example = split[indices[i % len(indices)]]
-            return {"prompt": example.prompt, "answer": example.answer, "info": example.info}
-
-    return Rows(Repeated(), lambda i: split.where(indices[i % len(indices)]), generated=split.generated)
+    rows = range(count or len(indices))
+    return Rows(rows, lambda i: split.where(indices[i % len(indices)]), generated=split.generated, make=make)

@@ -117,9 +117,7 @@ def load_environment(
         make = functools.partial(_phrase, words, frozenset(others), min_chars, max_chars)
         return generated_rows(lambda rng: {"text": make(rng)}, n, seed=seed, env_id="reverse-text", split=split)
 
-    def halve(rows: Rows) -> tuple[Rows, Rows]:
-        return hold_out(rows, _text_of)
-
+    halve = functools.partial(hold_out, key=_text_of)
     return ReverseText(
         prompt=prompt,
         demo_noise=demo_noise,

@@ -142,9 +142,7 @@ def load_environment(
         known = split_words(min_chars, max_chars)[split == "eval"]
         return generated_rows(functools.partial(_puzzle, known), count, seed=seed, env_id="scramble", split=split)
 
-    def halve(rows: Rows) -> tuple[Rows, Rows]:
-        return hold_out(rows, lambda row: letters_of(_word_of(row)))
-
+    halve = functools.partial(hold_out, key=lambda row: letters_of(_word_of(row)))
     return Scramble(
         prompt=prompt + FORMAT_HINT * format_hint,
         seed=seed,

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
-from hone.environments.data import epoch_order
 from hone.errors import UserError
 from hone.types import Outcome, Trajectory
 
@@ -126,13 +124,6 @@ def test_missing_and_empty_splits():
         make(dataset=[{"question": "q", "answer": "a"}]).split("test")
     with pytest.raises(UserError, match="the train split of environment 'toy' is empty"):
         make(dataset=[]).split("train")
-
-
-def test_examples_go_on_for_ever_in_the_order_of_seed_and_epoch():
-    env = make(dataset=[{"question": str(i), "answer": "a"} for i in range(5)])
-    order = [*epoch_order(5, 3, 0), *epoch_order(5, 3, 1)]
-    drawn = [int(e.prompt[0]["content"]) for e in islice(env.examples("train", seed=3), 10)]
-    assert drawn == order
 
 
 def test_reward_functions_see_the_completion_without_its_prompt():

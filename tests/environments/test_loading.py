@@ -10,7 +10,7 @@ import hone
 from hone import digests
 from hone.environments import load_environment
 from hone.environments.loading import configured
-from hone.environments.task_files import find_function, refuse_other_task, task_file
+from hone.environments.task_files import refuse_other_task, task_file
 from hone.errors import UserError
 
 TASK = """
@@ -61,14 +61,6 @@ def test_environments_comes_before_the_current_directory_and_both_before_install
     assert load_environment("html5lib-task").system_prompt == "environments"
     write(here / "environments" / "reverse_text.py", label="mine")
     assert load_environment("reverse-text").system_prompt == "mine"
-
-
-def test_a_task_of_the_path_is_found_below_a_folder_that_gave_a_function(here: Path, monkeypatch: pytest.MonkeyPatch):
-    write(here / "rewards.py", "def exact(completion, answer): return 1.0\n")
-    write(here / "library" / "task_of_the_path.py", label="library")
-    monkeypatch.syspath_prepend(here / "library")
-    find_function("rewards:exact")
-    assert load_environment("task-of-the-path").system_prompt == "library"
 
 
 def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):

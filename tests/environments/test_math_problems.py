@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from hone.environments import load_environment
-from hone.grading import math
 from hone.types import Outcome
 
 
@@ -117,14 +116,6 @@ def test_an_answer_is_read_however_it_is_written_and_a_hedge_is_none(env, right:
 def test_formulas_words_and_decimal_commas(env, gold: str, text: str, right: bool):
     score = env.grade(env.example(problem="?", answer=gold), text)
     assert (score.reward == 1.0) is right, score.detail
-
-
-def test_a_comparison_without_end_is_no_reward_at_all(env, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(math, "CPU_SECONDS", 1)
-    math._worker().close()
-    score = env.grade(env.example(problem="p", answer="9"), r"\boxed{\binom{999999999}{499999999}}")
-    assert score.outcome is Outcome.GRADER_TIMEOUT and score.reward != score.reward
-    math._worker().close()
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import json
-import textwrap
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
 
 import pytest
 
 from hone.cli import main
 from hone.environments import load_environment
 from hone.environments.adapters import reasoning_gym
-from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
+from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
 from hone.environments.adapters.reasoning_gym_worker import start
 from hone.errors import UserError
 from hone.types import Outcome
@@ -24,11 +19,6 @@ from hone.types import Outcome
 factory = pytest.importorskip("reasoning_gym.factory", reason="needs reasoning-gym: make test-adapters")
 DATASETS, create_dataset = factory.DATASETS, factory.create_dataset
 pytestmark = pytest.mark.adapters
-
-READS_OWN_TEXT = {"bitwise_arithmetic", "number_sorting"}
-"""Their scores evaluate the question and the right answer, which reasoning-gym wrote itself; the given answer never."""
-
-EVALUATORS = ("eval", "exec", "compile", "parse_expr", "sympify", "S", "__import__")
 
 
 def test_rows_are_those_of_reasoning_gym_and_its_score_is_the_reward():
@@ -98,18 +88,10 @@ def test_rows_whose_answer_its_own_score_does_not_take_are_passed_over():
     assert not reasoning_gym.is_held_out(theirs[664]["question"])
     near = [env.split("train")[i] for i in range(660, 668)]
     assert 664 not in [example.info["index"] for example in near] and all(env.reference(example) for example in near)
-    with pytest.raises(UserError, match="answer to row 664 is not worth full marks"):
-        env.reference(env.example(index=664))
 
 
 def test_every_task_that_is_installed_is_scored_or_refused():
     assert SCORED | REFUSED.keys() == set(DATASETS) and not SCORED & REFUSED.keys()
-
-
-def test_no_task_that_evaluates_the_answer_is_scored():
-    evaluating = {task for task, (dataset, _) in DATASETS.items() if evaluates(dataset.score_answer, dataset)}
-    refused = {task for task, reason in REFUSED.items() if reason.startswith(EVALUATES)}
-    assert evaluating == refused | READS_OWN_TEXT
 
 
 @pytest.mark.parametrize("tasks", [sorted(SCORED)[i::4] for i in range(4)])
@@ -143,45 +125,3 @@ def test_sft_rl_and_eval_run(tmp_path: Path, monkeypatch, tiny_model_dir: Path, 
     assert {"reward/format/mean", "reward/correctness/mean"} <= metrics.keys()
     command = ["eval", "reasoning-gym:leg_counting", "-m", str(tiny_model_dir), "-n", "2", "-r", "1", "-t", "8"]
     assert main(command) == 0, capfd.readouterr().err
-
-
-def evaluates(func: Any, dataset: type) -> bool:
-    """Whether code that `func`, a method of `dataset`, may call evaluates text: looked for in the source, through the
-    functions, methods and classes of reasoning-gym that it names."""
-    seen: set[Any] = set()
-    todo = [func]
-    while todo:
-        current = todo.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if isinstance(current, type):
-            todo += [value for value in vars(current).values() if isinstance(value, FunctionType)]
-            continue
-        try:
-            source = textwrap.dedent(inspect.getsource(current))
-        except OSError:
-            continue  # made by a decorator, such as the methods of a dataclass
-        for node in ast.walk(ast.parse(source)):
-            named = named_by(node, current, dataset)
-            if named is None:
-                continue
-            if getattr(named, "__module__", "").startswith("reasoning_gym"):
-                if isinstance(named, FunctionType | type):
-                    todo.append(named)
-            elif getattr(named, "__name__", "") in EVALUATORS and getattr(named, "__module__", "") != "re":
-                return True
-    return False
-
-
-def named_by(node: ast.AST, func: FunctionType, dataset: type) -> Any:
-    """What a name, or an attribute of `self`, a module or a class, stands for in a function."""
-    if isinstance(node, ast.Name):
-        return func.__globals__.get(node.id, getattr(__import__("builtins"), node.id, None))
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        if node.value.id in ("self", "cls"):
-            found = inspect.getattr_static(dataset, node.attr, None)
-            return getattr(found, "__func__", found)
-        owner = func.__globals__.get(node.value.id)
-        return getattr(owner, node.attr, None) if isinstance(owner, ModuleType | type) else None
-    return None

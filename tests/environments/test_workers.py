@@ -207,17 +207,6 @@ def test_an_async_function_that_does_not_wait_harms_no_other():
     assert [score.outcome for score in scores] == ["correct"] * 4
 
 
-def test_a_chunk_whose_process_died_is_asked_again_one_by_one(task):
-    task.write_text(
-        TASK.replace(
-            '    if text == "block":\n', '    if text == "die":\n        os._exit(3)\n    if text == "block":\n'
-        )
-    )
-    scores = grades(load(1, kind="async"), ["soon", "die", "soon", "die", "soon"])
-    assert [score.outcome for score in scores] == ["correct", "grader_error", "correct", "grader_error", "correct"]
-    assert scores[1].detail == "the process that was grading ended with 3"
-
-
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_what_was_graded_by_a_process_that_was_killed_is_graded_again(kind):
     right = told(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))

@@ -44,79 +44,53 @@ def _call(*arguments: object) -> str:
     return f"if call({', '.join(map(repr, arguments))}) >= 0: escaped()"
 
 
-NETWORK = [
-    Attempt("tcp to the host", "socket.create_connection(('127.0.0.1', {port}), 60); escaped()"),
-    Attempt(
-        "tcp by raw system calls",
-        """
+PLAIN = {
+    # Network
+    "tcp to the host": "socket.create_connection(('127.0.0.1', {port}), 60); escaped()",
+    "tcp by raw system calls": """
 import struct
 s = call('socket', 2, 1, 0)
 address = struct.pack('=H', 2) + struct.pack('!HI', {port}, 0x7f000001) + bytes(8)
 if s >= 0 and call('connect', s, ctypes.c_char_p(address), 16) == 0: escaped()
 """,
-    ),
-    Attempt("http by urllib", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=60)"),
-    Attempt(
-        "udp to the host",
-        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('127.0.0.1', {port})); escaped()",
-    ),
-    Attempt("tcp on IPv6", "socket.socket(socket.AF_INET6); escaped()", plain=False),
-    Attempt("a server", "s = socket.create_server(('127.0.0.1', 0)); escaped()"),
-    Attempt("abstract socket", "s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}'); escaped()"),
-    Attempt("socket of a path", "s = socket.socket(socket.AF_UNIX); s.connect('{folder}/socket'); escaped()"),
-    Attempt("pair of sockets", "socket.socketpair(); escaped()"),
-    Attempt("netlink", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); escaped()"),
-    Attempt("raw packets", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3); escaped()", root=True),
-    Attempt(
-        "sockets of virtual machines", "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); escaped()", plain=False
-    ),
-    Attempt("crypto sockets", "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET); escaped()", plain=False),
-]
-
-READING = [
-    Attempt("a secret in /tmp", _read("{folder}/secret")),
-    Attempt("a secret at home", _read("{home}/secret")),
-    Attempt("the project", _read("{project}/pyproject.toml")),
-    Attempt("hone", "sys.path.append('{project}/src'); import hone; escaped()"),
-    Attempt("the users", _read("/etc/passwd")),
-    Attempt("the passwords", _read("/etc/shadow"), root=True),
-    Attempt("installed packages", "names = os.listdir('{packages}'); escaped() if names else None"),
-    Attempt("the home folder", "print(os.listdir('{home}')); escaped()"),
-    Attempt("through a symbolic link", "os.symlink('{folder}/secret', 'a'); print(open('a').read()); escaped()"),
-    Attempt("through a hard link", "os.link('{folder}/secret', '{folder}/link'); escaped()"),
-    Attempt("through dots", _read("../../../../../../../{folder}/secret")),
-    Attempt(
-        "from the folder above",
-        "f = os.open('/', os.O_PATH); print(os.read(os.open('..{folder}/secret', 0, dir_fd=f), 99)); escaped()",
-    ),
-    Attempt(
-        "by an interpreter of its own",
-        "os.execv(sys.executable, ['python', '-c', 'print(open(\"{folder}/secret\").read(), \"ESCAPED\")'])",
-    ),
-    Attempt(
-        "by a shell",
-        "import subprocess; print(subprocess.check_output('cat {folder}/secret; echo ESCAPED', shell=True))",
-    ),
-    Attempt("by a program of the host", "import subprocess; subprocess.check_call(['/bin/true']); escaped()"),
-    Attempt(
-        "by an inherited file",
-        """
-for fd in range(3, 4096):
-    try: kind = os.fstat(fd)
-    except OSError: continue
-    escaped((fd, kind))
+    "http by urllib": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=60)",
+    "udp to the host": """
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.sendto(b'x', ('127.0.0.1', {port}))
+escaped()
 """,
-        plain=False,
-    ),
-    Attempt("the environment's secret", "if 'HONE_CANARY' in os.environ: escaped()", plain=False),
-    Attempt(
-        "the environment of its parent",
-        "text = open('/proc/%d/environ' % os.getppid(), 'rb').read(); print(text); escaped()",
-    ),
-    Attempt("the environment of the first process", _read("/proc/1/environ"), plain=False),
-    Attempt(
-        "the environment of all",
-        """
+    "a server": "s = socket.create_server(('127.0.0.1', 0)); escaped()",
+    "abstract socket": "s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}'); escaped()",
+    "socket of a path": "s = socket.socket(socket.AF_UNIX); s.connect('{folder}/socket'); escaped()",
+    "pair of sockets": "socket.socketpair(); escaped()",
+    "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); escaped()",
+    # Reading
+    "a secret in /tmp": _read("{folder}/secret"),
+    "a secret at home": _read("{home}/secret"),
+    "the project": _read("{project}/pyproject.toml"),
+    "hone": "sys.path.append('{project}/src'); import hone; escaped()",
+    "the users": _read("/etc/passwd"),
+    "installed packages": "names = os.listdir('{packages}'); escaped() if names else None",
+    "the home folder": "print(os.listdir('{home}')); escaped()",
+    "through a symbolic link": "os.symlink('{folder}/secret', 'a'); print(open('a').read()); escaped()",
+    "through a hard link": "os.link('{folder}/secret', '{folder}/link'); escaped()",
+    "through dots": _read("../../../../../../../{folder}/secret"),
+    "from the folder above": """
+f = os.open('/', os.O_PATH)
+print(os.read(os.open('..{folder}/secret', 0, dir_fd=f), 99))
+escaped()
+""",
+    "by an interpreter of its own": """
+os.execv(sys.executable, ['python', '-c', 'print(open("{folder}/secret").read(), "ESCAPED")'])
+""",
+    "by a shell": "import subprocess; print(subprocess.check_output('cat {folder}/secret; echo ESCAPED', shell=True))",
+    "by a program of the host": "import subprocess; subprocess.check_call(['/bin/true']); escaped()",
+    "the environment of its parent": """
+text = open('/proc/%d/environ' % os.getppid(), 'rb').read()
+print(text)
+escaped()
+""",
+    "the environment of all": """
 import glob
 for path in glob.glob('/proc/[0-9]*/environ'):
     if path != '/proc/%d/environ' % os.getpid():
@@ -124,141 +98,158 @@ for path in glob.glob('/proc/[0-9]*/environ'):
         except OSError: continue
         escaped(path)
 """,
-    ),
-    Attempt("the root of the first process", "print(os.listdir('/proc/1/root/')); escaped()", plain=False),
-    Attempt("the root of its parent", "print(os.listdir('/proc/%d/root/' % os.getppid())); escaped()", root=True),
-    Attempt("the memory of its parent", "open('/proc/%d/mem' % os.getppid(), 'rb'); escaped()", root=True),
-    Attempt("its own mounts", _read("/proc/self/mountinfo")),
-    Attempt("its own open files by path", "print(os.listdir('/proc/self/fd')); escaped()"),
-    Attempt("the kernel's command line", _read("/proc/cmdline")),
-    Attempt("the devices of the host", "print(os.listdir('/sys')); escaped()"),
-    Attempt("control groups", "print(os.listdir('/sys/fs/cgroup')); escaped()"),
-    Attempt("memory of the machine", "open('/dev/mem', 'rb'); escaped()", plain=False),
-    Attempt("a disk", "open('/dev/vda', 'rb'); open('/dev/sda', 'rb'); escaped()", plain=False),
-    Attempt("the terminal", "open('/dev/tty', 'r+'); escaped()", plain=False),
-    Attempt("a device of its own", "os.mknod('m', 0o20600, os.makedev(1, 1)); open('m', 'rb'); escaped()", plain=False),
-    Attempt("by a handle", _call("open_by_handle_at", -100, 0, 0), plain=False),
-    Attempt("shared memory by name", _read("/dev/shm/{shared}")),
-    Attempt("shared memory by key", _call("shmget", "{key}", 0, 0).replace("'{key}'", "{key}")),
-    Attempt("a queue of messages", "q = LIBC.mq_open(b'/{shared}', 0); escaped() if q >= 0 else None"),
-]
-
-WRITING = [
-    Attempt("a file in /tmp", "open('{folder}/written', 'w').write('x'); escaped()"),
-    Attempt("a file at home", "open('{home}/written', 'w').write('x'); escaped()"),
-    Attempt("over a secret", "open('{folder}/other', 'a').write('x'); escaped()"),
-    Attempt(
-        "through a link of its folder", "os.symlink('{folder}', 'd'); open('d/written', 'w').write('x'); escaped()"
-    ),
-    Attempt(
-        "through a link it renames",
-        "os.symlink('{folder}/other', 'd'); os.replace('d', 'e'); open('e', 'w'); escaped()",
-    ),
-    Attempt("a removal", "os.remove('{folder}/other'); escaped()"),
-    Attempt("the standard library", "open(os.__file__, 'a').write(''); escaped()", root=True),
-    Attempt(
-        "beside the standard library",
-        "open(os.path.dirname(os.__file__) + '/hone_canary.py', 'w'); escaped()",
-        plain=False,
-    ),
-    Attempt("rights of the standard library", "os.chmod(os.__file__, 0o777); escaped()", plain=False),
-    Attempt("the interpreter", "open(sys.executable, 'r+b'); escaped()", plain=False),
-    Attempt("the root", "open('/hone_canary', 'w'); escaped()", plain=False),
-    Attempt("the devices", "os.mkdir('/dev/hone_canary'); escaped()", plain=False),
-    Attempt(
-        "the configuration", "os.makedirs('/etc', exist_ok=True); open('/etc/hone_canary', 'w'); escaped()", plain=False
-    ),
-    Attempt("settings of the kernel", "open('/proc/sys/kernel/core_pattern', 'r+').write(''); escaped()", root=True),
-    Attempt("a trigger of the kernel", "open('/proc/sysrq-trigger', 'w'); escaped()", plain=False),
-    Attempt("a control group", "os.mkdir('/sys/fs/cgroup/hone_canary'); escaped()", plain=False),
-]
-
-SYSTEM_CALLS = [
-    Attempt("a mount", _call("mount", 0, 0, 0, 4096, 0), plain=False),
-    Attempt("a mount of memory", "if LIBC.mount(b'x', b'/scratch', b'tmpfs', 0, None) == 0: escaped()", plain=False),
-    Attempt("a writable root again", "if LIBC.mount(b'', b'/', b'', 0x20 | 0x1000, None) == 0: escaped()", plain=False),
-    Attempt("taking a mount away", "if LIBC.umount2(b'/scratch', 2) == 0: escaped()", plain=False),
-    Attempt("a new mount by file", "if call('fsopen', ctypes.c_char_p(b'tmpfs'), 0) >= 0: escaped()", root=True),
-    Attempt("a copy of a mount", "if call('open_tree', -100, ctypes.c_char_p(b'/'), 1) >= 0: escaped()", root=True),
-    Attempt(
-        "another root",
-        "os.mkdir('r'); os.chroot('r'); [os.chdir('..') for _ in range(9)]; os.chroot('.'); escaped()",
-        root=True,
-    ),
-    Attempt("a user namespace", _call("unshare", 0x10000000), plain=False),
-    Attempt("a network namespace", _call("unshare", 0x40000000), root=True),
-    Attempt("a mount namespace", _call("unshare", 0x00020000), root=True),
-    Attempt(
-        "a user namespace by clone",
-        "pid = call('clone', 0x10000000 | 17, 0, 0, 0, 0)\nif pid == 0: os._exit(0)\nif pid > 0: escaped()",
-        plain=False,
-    ),
-    Attempt(
-        "a user namespace by clone3",
-        """
-import struct
-arguments = struct.pack('8Q', 0x10000000, 0, 0, 0, 17, 0, 0, 0)
-pid = call('clone3', ctypes.c_char_p(arguments), 64)
-if pid == 0: os._exit(0)
-if pid > 0: escaped()
-""",
-        plain=False,
-    ),
-    Attempt(
-        "the namespaces of its parent",
-        "f = os.open('/proc/%d/ns/net' % os.getppid(), 0); escaped() if call('setns', f, 0) == 0 else None",
-        root=True,
-    ),
-    Attempt(
-        "tracing its parent",
-        "if call('ptrace', 0x4206, os.getppid(), 0, 0) == 0: call('ptrace', 17, os.getppid(), 0, 0); escaped()",
-        plain=False,
-    ),
-    Attempt(
-        "tracing the victim",
-        "if call('ptrace', 0x4206, {victim}, 0, 0) == 0: call('ptrace', 17, {victim}, 0, 0); escaped()",
-        root=True,
-    ),
-    Attempt(
-        "memory of the victim", _call("process_vm_readv", "{victim}", 0, 0, 0, 0, 0).replace("'{victim}'", "{victim}")
-    ),
-    Attempt(
-        "files of the victim",
-        "fd = call('pidfd_open', {victim}, 0)\nif fd >= 0 and call('pidfd_getfd', fd, 1, 0) >= 0: escaped()",
-        root=True,
-    ),
-    Attempt("keys", _call("keyctl", 0, -3, 1), plain=False),
-    Attempt("kernel programs", _call("bpf", 0, 0, 0), plain=False),
-    Attempt(
-        "io_uring", "b = ctypes.create_string_buffer(256)\nif call('io_uring_setup', 4, b) >= 0: escaped()", plain=False
-    ),
-    Attempt(
-        "performance events",
-        "b = ctypes.create_string_buffer(b'\\1', 128)\nif call('perf_event_open', b, 0, -1, -1, 0) >= 0: escaped()",
-        plain=False,
-    ),
-    Attempt("faults of its own memory", _call("userfaultfd", 1), plain=False),
-    Attempt("the disks of all", "if call('sync') == 0: escaped()"),
-    Attempt("a disk of another", "if call('syncfs', os.open('/', os.O_RDONLY)) == 0: escaped()"),
-    Attempt("another personality", _call("personality", 0x0400000)),
-    Attempt("memory that is a file", "f = call('memfd_create', ctypes.c_char_p(b'x'), 0)\nif f >= 0: escaped()"),
-    Attempt("a kernel module", _call("init_module", 0, 0, 0), plain=False),
-    Attempt("the host's name", "socket.sethostname('escaped'); escaped()", plain=False),
-    Attempt("the clock", "import time; time.clock_settime(0, time.time()); escaped()", plain=False),
-    Attempt(
-        "typing into a terminal",
-        """
+    "its own mounts": _read("/proc/self/mountinfo"),
+    "its own open files by path": "print(os.listdir('/proc/self/fd')); escaped()",
+    "the kernel's command line": _read("/proc/cmdline"),
+    "the devices of the host": "print(os.listdir('/sys')); escaped()",
+    "control groups": "print(os.listdir('/sys/fs/cgroup')); escaped()",
+    "shared memory by name": _read("/dev/shm/{shared}"),
+    "shared memory by key": _call("shmget", "{key}", 0, 0).replace("'{key}'", "{key}"),
+    "a queue of messages": "q = LIBC.mq_open(b'/{shared}', 0); escaped() if q >= 0 else None",
+    # Writing
+    "a file in /tmp": "open('{folder}/written', 'w').write('x'); escaped()",
+    "a file at home": "open('{home}/written', 'w').write('x'); escaped()",
+    "over a secret": "open('{folder}/other', 'a').write('x'); escaped()",
+    "through a link of its folder": "os.symlink('{folder}', 'd'); open('d/written', 'w').write('x'); escaped()",
+    "through a link it renames": "os.symlink('{folder}/other', 'd'); os.replace('d', 'e'); open('e', 'w'); escaped()",
+    "a removal": "os.remove('{folder}/other'); escaped()",
+    # System calls
+    "memory of the victim": _call("process_vm_readv", "{victim}", 0, 0, 0, 0, 0).replace("'{victim}'", "{victim}"),
+    "the disks of all": "if call('sync') == 0: escaped()",
+    "a disk of another": "if call('syncfs', os.open('/', os.O_RDONLY)) == 0: escaped()",
+    "another personality": _call("personality", 0x0400000),
+    "memory that is a file": "f = call('memfd_create', ctypes.c_char_p(b'x'), 0)\nif f >= 0: escaped()",
+    "typing into a terminal": """
 import fcntl, termios
 for fd in range(8):
     for request in (termios.TIOCSTI, termios.TIOCSTI | 1 << 32):
         number = {ioctl}
         if call(number, fd, request, ctypes.c_char_p(b'x')) != -errno.EPERM: escaped()
 """,
-    ),
-    Attempt("the x32 way", "if '{machine}' == 'x86_64' and call(0x40000000 | 39) > 0: escaped()", plain=False),
-    Attempt(
-        "the 32-bit way",
-        """
+    # Processes
+    "the end of the victim": "os.kill({victim}, 9); escaped()",
+    "a look at the victim": "os.kill({victim}, 0); escaped()",
+    "a handle of the victim": "os.pidfd_open({victim}); escaped()",
+    "limits of the victim": "import resource; resource.prlimit({victim}, resource.RLIMIT_CORE); escaped()",
+    "priority of the victim": "os.getpriority(os.PRIO_PROCESS, {victim}); escaped()",
+    "cores of the victim": "os.sched_setaffinity({victim}, os.sched_getaffinity(0)); escaped()",
+    "a group of the host": "os.killpg({group}, 0); escaped()",
+    "the session of the victim": "if os.getsid({victim}): escaped()",
+    "a library before all others": """
+import subprocess
+code = 'import os\\ntry:\\n print(open("{folder}/secret").read(), "ESCAPED")\\nexcept OSError: pass'
+for name in ('LD_PRELOAD', 'LD_AUDIT', 'LD_LIBRARY_PATH'):
+    subprocess.run([sys.executable, '-c', code], env={**os.environ, name: '/scratch/x.so'})
+""",
+}
+"""What a plain process of the same user can do."""
+
+ROOT = {
+    # Network
+    "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3); escaped()",
+    # Reading
+    "the passwords": _read("/etc/shadow"),
+    "the root of its parent": "print(os.listdir('/proc/%d/root/' % os.getppid())); escaped()",
+    "the memory of its parent": "open('/proc/%d/mem' % os.getppid(), 'rb'); escaped()",
+    # Writing
+    "the standard library": "open(os.__file__, 'a').write(''); escaped()",
+    "settings of the kernel": "open('/proc/sys/kernel/core_pattern', 'r+').write(''); escaped()",
+    # System calls
+    "a new mount by file": "if call('fsopen', ctypes.c_char_p(b'tmpfs'), 0) >= 0: escaped()",
+    "a copy of a mount": "if call('open_tree', -100, ctypes.c_char_p(b'/'), 1) >= 0: escaped()",
+    "another root": "os.mkdir('r'); os.chroot('r'); [os.chdir('..') for _ in range(9)]; os.chroot('.'); escaped()",
+    "a network namespace": _call("unshare", 0x40000000),
+    "a mount namespace": _call("unshare", 0x00020000),
+    "the namespaces of its parent": """
+f = os.open('/proc/%d/ns/net' % os.getppid(), 0)
+escaped() if call('setns', f, 0) == 0 else None
+""",
+    "tracing the victim": """
+if call('ptrace', 0x4206, {victim}, 0, 0) == 0:
+    call('ptrace', 17, {victim}, 0, 0)
+    escaped()
+""",
+    "files of the victim": """
+fd = call('pidfd_open', {victim}, 0)
+if fd >= 0 and call('pidfd_getfd', fd, 1, 0) >= 0: escaped()
+""",
+    # Processes
+    "a higher priority": "os.nice(-5); escaped()",
+    "root": "os.setuid(0); escaped()",
+    "another group": "os.setgroups([0]); escaped()",
+    "rights": """
+head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+LIBC.capget(head, data)
+if any(data[i] for i in (0, 1, 3, 4)): escaped(list(data))
+""",
+}
+"""What a plain process of root can do."""
+
+INSIDE = {
+    # Network
+    "tcp on IPv6": "socket.socket(socket.AF_INET6); escaped()",
+    "sockets of virtual machines": "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); escaped()",
+    "crypto sockets": "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET); escaped()",
+    # Reading
+    "by an inherited file": """
+for fd in range(3, 4096):
+    try: kind = os.fstat(fd)
+    except OSError: continue
+    escaped((fd, kind))
+""",
+    "the environment's secret": "if 'HONE_CANARY' in os.environ: escaped()",
+    "the environment of the first process": _read("/proc/1/environ"),
+    "the root of the first process": "print(os.listdir('/proc/1/root/')); escaped()",
+    "memory of the machine": "open('/dev/mem', 'rb'); escaped()",
+    "a disk": "open('/dev/vda', 'rb'); open('/dev/sda', 'rb'); escaped()",
+    "the terminal": "open('/dev/tty', 'r+'); escaped()",
+    "a device of its own": "os.mknod('m', 0o20600, os.makedev(1, 1)); open('m', 'rb'); escaped()",
+    "by a handle": _call("open_by_handle_at", -100, 0, 0),
+    # Writing
+    "beside the standard library": "open(os.path.dirname(os.__file__) + '/hone_canary.py', 'w'); escaped()",
+    "rights of the standard library": "os.chmod(os.__file__, 0o777); escaped()",
+    "the interpreter": "open(sys.executable, 'r+b'); escaped()",
+    "the root": "open('/hone_canary', 'w'); escaped()",
+    "the devices": "os.mkdir('/dev/hone_canary'); escaped()",
+    "the configuration": "os.makedirs('/etc', exist_ok=True); open('/etc/hone_canary', 'w'); escaped()",
+    "a trigger of the kernel": "open('/proc/sysrq-trigger', 'w'); escaped()",
+    "a control group": "os.mkdir('/sys/fs/cgroup/hone_canary'); escaped()",
+    # System calls
+    "a mount": _call("mount", 0, 0, 0, 4096, 0),
+    "a mount of memory": "if LIBC.mount(b'x', b'/scratch', b'tmpfs', 0, None) == 0: escaped()",
+    "a writable root again": "if LIBC.mount(b'', b'/', b'', 0x20 | 0x1000, None) == 0: escaped()",
+    "taking a mount away": "if LIBC.umount2(b'/scratch', 2) == 0: escaped()",
+    "a user namespace": _call("unshare", 0x10000000),
+    "a user namespace by clone": """
+pid = call('clone', 0x10000000 | 17, 0, 0, 0, 0)
+if pid == 0: os._exit(0)
+if pid > 0: escaped()
+""",
+    "a user namespace by clone3": """
+import struct
+arguments = struct.pack('8Q', 0x10000000, 0, 0, 0, 17, 0, 0, 0)
+pid = call('clone3', ctypes.c_char_p(arguments), 64)
+if pid == 0: os._exit(0)
+if pid > 0: escaped()
+""",
+    "tracing its parent": """
+if call('ptrace', 0x4206, os.getppid(), 0, 0) == 0:
+    call('ptrace', 17, os.getppid(), 0, 0)
+    escaped()
+""",
+    "keys": _call("keyctl", 0, -3, 1),
+    "kernel programs": _call("bpf", 0, 0, 0),
+    "io_uring": "b = ctypes.create_string_buffer(256)\nif call('io_uring_setup', 4, b) >= 0: escaped()",
+    "performance events": """
+b = ctypes.create_string_buffer(b'\\1', 128)
+if call('perf_event_open', b, 0, -1, -1, 0) >= 0: escaped()
+""",
+    "faults of its own memory": _call("userfaultfd", 1),
+    "a kernel module": _call("init_module", 0, 0, 0),
+    "the host's name": "socket.sethostname('escaped'); escaped()",
+    "the clock": "import time; time.clock_settime(0, time.time()); escaped()",
+    "the x32 way": "if '{machine}' == 'x86_64' and call(0x40000000 | 39) > 0: escaped()",
+    "the 32-bit way": """
 import mmap
 if '{machine}' == 'x86_64':
     page = mmap.mmap(-1, 4096, prot=7)
@@ -266,52 +257,18 @@ if '{machine}' == 'x86_64':
     start = ctypes.addressof(ctypes.c_char.from_buffer(page))
     if ctypes.CFUNCTYPE(ctypes.c_long)(start)() != -38: escaped()
 """,
-        plain=False,
-    ),
-]
-
-PROCESSES = [
-    Attempt("the end of the victim", "os.kill({victim}, 9); escaped()"),
-    Attempt("a look at the victim", "os.kill({victim}, 0); escaped()"),
-    Attempt("a handle of the victim", "os.pidfd_open({victim}); escaped()"),
-    Attempt("limits of the victim", "import resource; resource.prlimit({victim}, resource.RLIMIT_CORE); escaped()"),
-    Attempt("priority of the victim", "os.getpriority(os.PRIO_PROCESS, {victim}); escaped()"),
-    Attempt("cores of the victim", "os.sched_setaffinity({victim}, os.sched_getaffinity(0)); escaped()"),
-    Attempt("a group of the host", "os.killpg({group}, 0); escaped()"),
-    Attempt(
-        "the end of its parent",
-        "os.kill(os.getppid(), 9); import time; time.sleep(1); print(os.getppid())",
-        plain=False,
-    ),
-    Attempt("the end of all", "os.kill(-1, 9)", plain=False),
-    Attempt("the session of the victim", "if os.getsid({victim}): escaped()"),
-    Attempt("a higher priority", "os.nice(-5); escaped()", root=True),
-    Attempt("real time", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); escaped()", plain=False),
-    Attempt("root", "os.setuid(0); escaped()", root=True),
-    Attempt("another group", "os.setgroups([0]); escaped()", root=True),
-    Attempt(
-        "rights",
-        """
-head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-LIBC.capget(head, data)
-if any(data[i] for i in (0, 1, 3, 4)): escaped(list(data))
-""",
-        root=True,
-    ),
-    Attempt(
-        "a program that changes users",
-        """
+    # Processes
+    "the end of its parent": "os.kill(os.getppid(), 9); import time; time.sleep(1); print(os.getppid())",
+    "the end of all": "os.kill(-1, 9)",
+    "real time": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); escaped()",
+    "a program that changes users": """
 for folder, _, names in os.walk('/', onerror=None):
     for name in names:
         try: mode = os.lstat(os.path.join(folder, name)).st_mode
         except OSError: continue
         if mode & 0o6000: escaped(os.path.join(folder, name))
 """,
-        plain=False,
-    ),
-    Attempt(
-        "a program of its own that changes users",
-        """
+    "a program of its own that changes users": """
 import shutil
 shutil.copy(sys.executable, 'own'); os.chmod('own', 0o6755)
 pid = os.fork()
@@ -319,23 +276,8 @@ if pid == 0:
     os.execv('own', ['own', '-c', 'import os; print("ESCAPED" if os.geteuid() != os.getuid() else "")'])
 os.waitpid(pid, 0)
 """,
-        plain=False,
-    ),
-    Attempt(
-        "a library before all others",
-        """
-import subprocess
-code = 'import os\\ntry:\\n print(open("{folder}/secret").read(), "ESCAPED")\\nexcept OSError: pass'
-for name in ('LD_PRELOAD', 'LD_AUDIT', 'LD_LIBRARY_PATH'):
-    subprocess.run([sys.executable, '-c', code], env={**os.environ, name: '/scratch/x.so'})
-""",
-    ),
-    Attempt(
-        "dumping core", "import resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); escaped()", plain=False
-    ),
-    Attempt(
-        "limits of its own",
-        """
+    "dumping core": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); escaped()",
+    "limits of its own": """
 import resource
 for kind in range(16):
     soft, hard = resource.getrlimit(kind)
@@ -343,11 +285,14 @@ for kind in range(16):
     except (ValueError, OSError): continue
     if hard != -1: escaped(kind)
 """,
-        plain=False,
-    ),
-]
+}
+"""What must not happen in a sandbox, whatever a plain process can do."""
 
-ATTEMPTS = [*NETWORK, *READING, *WRITING, *SYSTEM_CALLS, *PROCESSES]
+ATTEMPTS = [
+    *(Attempt(name, code) for name, code in PLAIN.items()),
+    *(Attempt(name, code, root=True) for name, code in ROOT.items()),
+    *(Attempt(name, code, plain=False) for name, code in INSIDE.items()),
+]
 
 
 def filled(text: str, canaries: dict[str, object]) -> str:

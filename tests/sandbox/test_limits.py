@@ -25,142 +25,139 @@ DEAF = (
 FORK_BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 CHILDREN = "import os\nfor _ in range(5):\n    if os.fork() == 0: break\n"
 
-# Name, code, the verdicts that may be, and a text of the output or of the errors.
-GREEDY = [
-    ("sleep", "import time; time.sleep(100)", "timeout", ""),
-    ("loop", "while True: pass", "timeout", ""),
-    ("loop in C", "9**9**9", "timeout", ""),
-    ("regular expression", "import re; re.match('(a+)+$', 'a' * 50 + 'b')", "timeout", ""),
-    ("loops of children", CHILDREN + "while True: pass", "timeout", ""),
-    (
-        "loops of short children",
-        ("import os\nwhile True:\n    if os.fork() == 0:\n        sum(range(10**7)); os._exit(0)\n    os.wait()"),
-        "timeout",
-        "",
-    ),
-    (
-        "loops of children that nobody waits for",
-        (
-            "import os, signal, time\n"
-            "try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # else the kernel forgets what they took
-            "except PermissionError: print('refused', flush=True)\n"
-            "while True:\n"
-            "    if os.fork() == 0: os._exit(0)\n"
-            "    os.wait()"
+# By the verdicts that may be: name, code, and perhaps a text of the output or of the errors.
+GREEDY: dict[str, dict[str, str | tuple[str, str]]] = {
+    "timeout": {
+        "sleep": "import time; time.sleep(100)",
+        "loop": "while True: pass",
+        "loop in C": "9**9**9",
+        "regular expression": "import re; re.match('(a+)+$', 'a' * 50 + 'b')",
+        "loops of children": CHILDREN + "while True: pass",
+        "loops of short children": """
+import os
+while True:
+    if os.fork() == 0:
+        sum(range(10**7)); os._exit(0)
+    os.wait()
+""",
+        "loops of children that nobody waits for": (
+            """
+import os, signal, time
+try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # else the kernel forgets what they took
+except PermissionError: print('refused', flush=True)
+while True:
+    if os.fork() == 0: os._exit(0)
+    os.wait()
+""",
+            "refused",
         ),
-        "timeout",
-        "refused",
-    ),
-    ("deaf to signals", DEAF, "timeout", ""),
-    ("stopped", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout", ""),
-    (
-        "threads at the end",
-        "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()",
-        "timeout",
-        "",
-    ),
-    ("at exit", "import atexit, time; atexit.register(time.sleep, 99)", "timeout", ""),
-    ("waits for input of a closed pipe", "import os; r, w = os.pipe(); os.read(r, 1)", "timeout", ""),
-    ("closes its output", "import os, time; os.close(1); os.close(2); time.sleep(99)", "timeout", ""),
-    (
-        "a daemon that holds the output",
-        (
-            "import os, time\n"
-            "if os.fork() == 0:\n"
-            "    os.setsid()\n"
-            "    if os.fork() == 0: time.sleep(99)\n"
-            "    os._exit(0)"
+        "deaf to signals": DEAF,
+        "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+        "threads at the end": "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()",
+        "at exit": "import atexit, time; atexit.register(time.sleep, 99)",
+        "waits for input of a closed pipe": "import os; r, w = os.pipe(); os.read(r, 1)",
+        "closes its output": "import os, time; os.close(1); os.close(2); time.sleep(99)",
+        "fork bomb": FORK_BOMB,
+    },
+    "ok": {
+        "a daemon that holds the output": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: time.sleep(99)
+    os._exit(0)
+""",
+        "a daemon in silence": """
+import os, time
+if os.fork() == 0:
+    os.setsid(); [os.close(fd) for fd in (0, 1, 2)]
+    time.sleep(99)
+""",
+        "children without parents": (
+            """
+import os
+for _ in range(200):
+    if os.fork() == 0:
+        try: os.fork()  # on a busy machine the first process has not yet taken leave of all
+        finally: os._exit(0)
+    os.wait()
+print('done')
+""",
+            "done",
         ),
-        "ok",
-        "",
-    ),
-    (
-        "a daemon in silence",
-        (
-            "import os, time\n"
-            "if os.fork() == 0:\n"
-            "    os.setsid(); [os.close(fd) for fd in (0, 1, 2)]\n"
-            "    time.sleep(99)"
+    },
+    "ok error": {
+        "signals to the first process": """
+import os, signal, time
+for s in (2, 9, 15, 19): os.kill(1, s)
+time.sleep(0.2); print('still')
+""",
+    },
+    "memory": {
+        "memory": ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
+        "memory at once": ("bytearray(10**9)", "MemoryError"),
+        "memory of many": CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(99)",
+        "memory of the compiler": ("x = 'a' * 10**8 * 10**2", "MemoryError"),
+    },
+    "error": {
+        "memory that is shared": (
+            """
+import mmap, time
+m = [mmap.mmap(-1, 50 << 20) for _ in range(9)]
+""",
+            "Cannot allocate memory",
         ),
-        "ok",
-        "",
-    ),
-    (
-        "children without parents",
-        (
-            "import os\n"
-            "for _ in range(200):\n"
-            "    if os.fork() == 0:\n"
-            "        try: os.fork()\n"  # on a busy machine the first process has not yet taken leave of all
-            "        finally: os._exit(0)\n"
-            "    os.wait()\n"
-            "print('done')"
+        "brackets": ("(" * 9000, "too many nested parentheses"),
+        "recursion": ("def f(): f()\nf()", "RecursionError"),
+        "a thousand processes": (
+            """
+import os, time
+for _ in range(1000):
+    if os.fork() == 0: time.sleep(99)
+""",
+            "BlockingIOError",
         ),
-        "ok",
-        "done",
-    ),
-    (
-        "signals to the first process",
-        ("import os, signal, time\nfor s in (2, 9, 15, 19): os.kill(1, s)\ntime.sleep(0.2); print('still')"),
-        "ok error",
-        "",
-    ),
-    ("memory", "x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
-    ("memory at once", "bytearray(10**9)", "memory", "MemoryError"),
-    ("memory of many", CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(99)", "memory", ""),
-    (
-        "memory that is shared",
-        ("import mmap, time\nm = [mmap.mmap(-1, 50 << 20) for _ in range(9)]"),
-        "error",
-        "Cannot allocate memory",
-    ),
-    ("memory of the compiler", "x = 'a' * 10**8 * 10**2", "memory", "MemoryError"),
-    ("brackets", "(" * 9000, "error", "too many nested parentheses"),
-    ("recursion", "def f(): f()\nf()", "error", "RecursionError"),
-    (
-        "recursion in C",
-        ("import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()"),
-        "error memory timeout",
-        "",
-    ),
-    ("fork bomb", FORK_BOMB, "timeout", ""),
-    (
-        "a thousand processes",
-        ("import os, time\nfor _ in range(1000):\n    if os.fork() == 0: time.sleep(99)"),
-        "error",
-        "BlockingIOError",
-    ),
-    (
-        "a thousand threads",
-        (
-            "import threading, time\n"
-            "for _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+        "a thousand threads": (
+            """
+import threading, time
+for _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
+""",
+            "can't start new thread",
         ),
-        "error",
-        "can't start new thread",
-    ),
-    ("output", "while True: print('x' * 99)", "output", "xxx"),
-    ("output in one", "print('x' * 10**8)", "output", "xxx"),
-    ("output of errors", "import sys\nwhile True: sys.stderr.write('x' * 99)", "output", "xxx"),
-    ("output of a child", "import os\nif os.fork() == 0:\n    while True: print('x' * 99)\nos.wait()", "output", "xxx"),
-    ("a traceback", "raise ValueError('x' * 10**6)", "output", "xxx"),
-    ("disk", "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", "error", "OSError"),
-    (
-        "disk in many files",
-        ("i = 0\nwhile True:\n    i += 1\n    open(f'{i}', 'wb').write(bytes(1 << 20))"),
-        "error",
-        "No space left",
-    ),
-    ("a file with holes", "f = open('f', 'wb'); f.truncate(1 << 40)", "error", "File too large"),
-    (
-        "files without content",
-        ("import os\ni = 0\nwhile True:\n    i += 1\n    os.close(os.open(str(i), os.O_CREAT))"),
-        "memory timeout",
-        "",
-    ),
-    ("open files", "import os\nwhile True: os.dup(0)", "error", "Too many open files"),
-    ("pipes", "import os\nwhile True: os.pipe()", "error", "Too many open files"),
-]
+        "disk": ("f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", "OSError"),
+        "disk in many files": (
+            """
+i = 0
+while True:
+    i += 1
+    open(f'{i}', 'wb').write(bytes(1 << 20))
+""",
+            "No space left",
+        ),
+        "a file with holes": ("f = open('f', 'wb'); f.truncate(1 << 40)", "File too large"),
+        "open files": ("import os\nwhile True: os.dup(0)", "Too many open files"),
+        "pipes": ("import os\nwhile True: os.pipe()", "Too many open files"),
+    },
+    "error memory timeout": {
+        "recursion in C": "import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()",
+    },
+    "output": {
+        "output": ("while True: print('x' * 99)", "xxx"),
+        "output in one": ("print('x' * 10**8)", "xxx"),
+        "output of errors": ("import sys\nwhile True: sys.stderr.write('x' * 99)", "xxx"),
+        "output of a child": ("import os\nif os.fork() == 0:\n    while True: print('x' * 99)\nos.wait()", "xxx"),
+        "a traceback": ("raise ValueError('x' * 10**6)", "xxx"),
+    },
+    "memory timeout": {
+        "files without content": """
+import os
+i = 0
+while True:
+    i += 1
+    os.close(os.open(str(i), os.O_CREAT))
+""",
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +177,10 @@ def left_over() -> set[str]:
         return set(file.read().split())
 
 
-@pytest.mark.parametrize(("code", "statuses", "text"), [row[1:] for row in GREEDY], ids=[row[0] for row in GREEDY])
-def test_greedy_code_is_ended(code: str, statuses: str, text: str, small: Sandbox, patient: Sandbox) -> None:
+@pytest.mark.parametrize(("statuses", "name"), [(statuses, name) for statuses in GREEDY for name in GREEDY[statuses]])
+def test_greedy_code_is_ended(statuses: str, name: str, small: Sandbox, patient: Sandbox) -> None:
+    case = GREEDY[statuses][name]
+    code, text = (case, "") if isinstance(case, str) else case
     before, began = left_over(), time.monotonic()
     ran = (small if "timeout" in statuses else patient).run(code)
     assert ran.status in statuses.split(), ran

@@ -32,13 +32,19 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 class Rows(Sequence[Row]):
     """Rows with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
 
-    `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them.
+    `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them. `make`
+    makes a row of an item of `rows` when it is asked for.
     """
 
     def __init__(
-        self, rows: Sequence[Row], where: Callable[[int], str], ragged: bool = False, generated: bool = False
+        self,
+        rows: Sequence[Any],
+        where: Callable[[int], str],
+        ragged: bool = False,
+        generated: bool = False,
+        make: Callable[[Any], Row] = lambda row: row,
     ) -> None:
-        self._rows, self.where, self.ragged, self.generated = rows, where, ragged, generated
+        self._rows, self.where, self.ragged, self.generated, self._make = rows, where, ragged, generated, make
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -46,30 +52,19 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._rows[_checked(index, len(self))]
+        return self._make(self._rows[int(index)])
 
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at `indices`, which keep their places."""
-        rows = _Indexed(lambda i: self[indices[i]], len(indices))
-        return Rows(rows, lambda i: self.where(indices[i]), self.ragged, self.generated)
+        return Rows(indices, lambda i: self.where(indices[i]), self.ragged, self.generated, self.__getitem__)
 
     def map(self, change: Callable[[Row, str], Row]) -> Rows:
         """Return the rows as `change` makes them of a row and its place, when they are asked for."""
-        rows = _Indexed(lambda i: change(self[i], self.where(i)), len(self))
-        return Rows(rows, self.where, self.ragged, self.generated)
 
+        def make(i: int) -> Row:
+            return change(self[i], self.where(i))
 
-class _Indexed(Sequence[Row]):
-    """`n` rows, each made by a function of its index when it is asked for."""
-
-    def __init__(self, make: Callable[[int], Row], n: int) -> None:
-        self._make, self._n = make, n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._make(_checked(index, self._n))
+        return Rows(range(len(self)), self.where, self.ragged, self.generated, make)
 
 
 def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: int, env_id: str, split: str) -> Rows:
@@ -79,7 +74,7 @@ def generated_rows(make: Callable[[np.random.Generator], Row], n: int, *, seed: 
 
 def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
     """Return `n` rows made when they are asked for: row i is `make(i)`. `name` stands for them in error messages."""
-    return Rows(_Indexed(make, n), lambda i: f"{name}, row {i}", generated=True)
+    return Rows(range(n), lambda i: f"{name}, row {i}", generated=True, make=make)
 
 
 @dataclass(frozen=True)
@@ -340,13 +335,6 @@ def is_text(value: Any) -> bool:
     return True
 
 
-def _checked(index: Any, n: int) -> int:
-    index = int(index)
-    if not -n <= index < n:
-        raise IndexError(f"row {index} of {n}")
-    return index % n
-
-
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     files = sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
     named = [f for f in files if f.parent.name == split or f.stem.split("-")[0] == split]
@@ -413,8 +401,8 @@ def _read_parquet(files: list[Path], source: Path) -> Rows:
         table: pyarrow.Table = pa.concat_tables([pq.read_table(f) for f in files], promote_options="default")
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{source} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    rows = _Indexed(lambda i: table.slice(i, 1).to_pylist()[0], table.num_rows)
-    return Rows(rows, lambda i: f"{source}, row {i}")
+    rows = range(table.num_rows)
+    return Rows(rows, lambda i: f"{source}, row {i}", make=lambda i: table.slice(i, 1).to_pylist()[0])
 
 
 def _read_hub(name: str, split: str) -> Rows:

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hone import digests
-from hone.environments.data import HALF_A_PAIR, DataSource, Draws, Row, Rows, bad_column, is_text
+from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.parsers import Parser
-from hone.environments.rubric import Measured, Rubric
+from hone.environments.rubric import Measured, Rubric, Sample
 from hone.environments.task_files import source_digest
 from hone.environments.template import Template
-from hone.environments.workers import Limits, Origin, Progress, Sample, Workers
+from hone.environments.workers import Limits, Origin, Progress, Workers
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.grading.pool import inside
-from hone.types import Example, Message, Outcome, Reply, Score, Trajectory, content_hash
+from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
@@ -117,7 +117,7 @@ class Environment:
 
     def start_workers(self, samples: int) -> None:
         """Start as many processes as so many samples need, without waiting for them."""
-        if not self._runs_here and (workers := self._processes()):
+        if workers := self._workers_for(self.all_inline):
             workers.pool.start(samples)
 
     @property
@@ -142,7 +142,7 @@ class Environment:
         self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
-            yield self.has_workers and not self._runs_here
+            yield self._workers_for(self.all_inline) is not None
         finally:
             self.close_workers()
             self._workers, self._limits, self.isolated = kept
@@ -224,15 +224,6 @@ class Environment:
             rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
         return rows if template is None else template.rows(rows)
 
-    def examples(self, split: str, seed: int) -> Iterator[Example]:
-        """Yield the split's examples without end, in the order of (seed, epoch)."""
-        examples = self.split(split)
-        draws = Draws(len(examples), seed)
-        draw = 0
-        while True:
-            yield examples[draws.index(draw)]
-            draw += 1
-
     def example(self, **columns: Any) -> Example:
         """Return one example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
         if self._template is not None:
@@ -279,39 +270,34 @@ class Environment:
         environment. Async reward functions of different samples wait at the same time; those of one sample run one
         after another, for they share `state`.
         """
-        pairs = list(pairs)
-        samples = [self._sample(*pair, seed) for pair in pairs if not _broken_off(pair[1])]
-        scores = iter(self._grade(samples))
-        return [
-            next(scores)
-            if (failure := _broken_off(completion)) is None
-            else Score(math.nan, {}, self.rubric.weights, *failure)
-            for _, completion in pairs
-        ]
-
-    def _grade(self, samples: list[Sample]) -> list[Score]:
-        workers = None if self.rubric.inline and not self._apart else self._processes()
+        scores: list[Score | None] = []
+        samples = []
+        for example, completion in pairs:
+            failure = completion.failure if isinstance(completion, Trajectory | Reply) else None
+            scores.append(None if failure is None else Score(math.nan, {}, self.rubric.weights, *failure))
+            if failure is None:
+                samples.append(self._sample(example, completion, seed))
+        workers = self._workers_for(self.rubric.inline)
         if workers is None:
             measured = together([self.grading(sample) for sample in samples], self._limits.timeout)
         else:
             measured = workers.grade(samples, self.rubric)
-        pairs = zip(measured, samples, strict=True)
-        return [self.rubric.score(one, s.example, s.completion, self.parser, s.stop_reason) for one, s in pairs]
+        both = zip(measured, samples, strict=True)
+        graded = iter([self.rubric.score(one, sample, self.parser) for one, sample in both])
+        return [next(graded) if score is None else score for score in scores]
 
     def grading(self, sample: Sample) -> Work[Measured]:
         """Run the functions of the rubric on a sample, in whatever process this is."""
-        s = sample
-        return self.rubric.measure(s.example, s.completion, self.parser, s.stop_reason, s.seed, s.sample_id, s.state)
+        return self.rubric.measure(sample, self.parser)
 
     @property
-    def _apart(self) -> bool:
-        """True if inline functions run in workers too."""
-        return self.isolated and not self.has_own_process
+    def all_inline(self) -> bool:
+        """True if every function of this task is marked as cheap and pure."""
+        return self.rubric.inline
 
-    @property
-    def _runs_here(self) -> bool:
-        """True if nothing of this task needs a worker."""
-        return self.rubric.inline and not self._apart
+    def _workers_for(self, inline: bool) -> Workers | None:
+        """Return the workers that run functions which are `inline` or not; None: they run here."""
+        return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
         """Return the workers; None if there are to be none, or if they would load another environment."""
@@ -358,11 +344,6 @@ class Environment:
 
 class SingleTurnEnv(Environment):
     """A task of one question and one completion."""
-
-
-def _broken_off(completion: Completion) -> tuple[Outcome, str] | None:
-    """Return why the environment broke off a conversation, if it did."""
-    return completion.failure if isinstance(completion, Trajectory | Reply) else None
 
 
 def _info(columns: Row, where: str) -> dict[str, Any]:

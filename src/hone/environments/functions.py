@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
@@ -64,25 +64,24 @@ def load_environment(
         raise UserError("nothing is rewarded: add --reward MODULE:FUNCTION")
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
-    found = [Source.of(place) for place in places]
-    return FunctionTask(found, data, eval_data, (split, eval_split), weights, correct, system_prompt)
+    found = [_source(place) for place in places]
+    return FunctionTask(found, data, eval_data, weights, correct, system_prompt, split, eval_split)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A reward function, its file (None if it is no module's) and the digest of what defines it."""
 
     func: RewardFunc
     file: Path | None
     digest: str
 
-    @classmethod
-    def of(cls, place: str) -> Source:
-        func, file = find_function(place)
-        if file is None:
-            return cls(func, None, place)
-        kept = file.name == REWARDS and (file.parent / "run.json").exists()
-        return cls(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if kept else source_digest(file))
+
+def _source(place: str) -> Source:
+    func, file = find_function(place)
+    if file is None:
+        return Source(func, None, place)
+    kept = file.name == REWARDS and (file.parent / "run.json").exists()
+    return Source(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if kept else source_digest(file))
 
 
 class FunctionTask(SingleTurnEnv):
@@ -93,15 +92,17 @@ class FunctionTask(SingleTurnEnv):
         found: Sequence[Source],
         data: str | Rows | None,
         eval_data: str | Rows | None,
-        splits: tuple[str, str],
-        weights: Sequence[float] | None,
-        correct: str | None,
-        system_prompt: str | None,
+        weights: Sequence[float] | None = None,
+        correct: str | None = None,
+        system_prompt: str | None = None,
+        split: str = "train",
+        eval_split: str = "test",
     ) -> None:
         graders = [_Grader(source.func) for source in found]
         self.needed = sorted({name for grader in graders for name in grader.columns})
         self.batched = any(grader.batched for grader in graders)
-        made = train_and_eval(data, eval_data, *splits, functools.partial(hold_out, key=_prompt), _no_rows)
+        halve = functools.partial(hold_out, key=_prompt)
+        made = train_and_eval(data, eval_data, split, eval_split, halve, _no_rows)
         super().__init__(
             id=FUNCTIONS,
             rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
@@ -253,14 +254,14 @@ def given_task(
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
     text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
-    found = [(p, Source(_checked(func), None, digest) if p is None else Source.of(p)) for p, func in placed]
+    found = [(p, Source(_checked(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found:
         raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
     here = [component_name(source.func) for place, source in found if place is None]
     rows = {"data": given_rows(dataset, "dataset"), "eval_data": given_rows(eval_dataset, "eval_dataset")}
     files = {f"{name}.jsonl": to_jsonl(made) for name, made in rows.items() if isinstance(made, Rows)}
     files |= {REWARDS: text} if text else {}
-    named = dict(args)
+    named: dict[str, Any] = dict(args)
     named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
     named["rewards"] = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
@@ -270,9 +271,8 @@ def given_task(
         raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
 
     def load() -> Environment:
-        splits = named.get("split", "train"), named.get("eval_split", "test")
-        more = [named.get(name) for name in ("weights", "correct", "system_prompt")]
-        task = FunctionTask([source for _, source in found], data[0], data[1], splits, *more)
+        more: dict[str, Any] = {name: value for name, value in named.items() if name not in ("rewards", *rows)}
+        task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:
             task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))
         return task

@@ -47,8 +47,8 @@ class MultiTurnEnv(Environment):
         return is_inline(self.env_response)
 
     @property
-    def _runs_here(self) -> bool:
-        return super()._runs_here and self.responds_inline
+    def all_inline(self) -> bool:
+        return super().all_inline and self.responds_inline
 
     @property
     def responds_async(self) -> bool:
@@ -68,10 +68,9 @@ class MultiTurnEnv(Environment):
         load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
         a state that goes to workers must be JSON.
         """
-        workers = None if self.responds_inline and not self._apart else self._processes()
+        workers = self._workers_for(self.responds_inline)
         if workers is None:
-            works = [self.responding(messages, state) for messages, state in turns]
-            return together(works, self._limits.timeout)
+            return together([self.responding(*turn) for turn in turns], self._limits.timeout)
         return workers.respond(turns, self.responds_async)
 
     def responding(

@@ -26,7 +26,7 @@ LONGEST_LINE = 512
 """Characters of a line after `ANSWER:` that are read; what goes on for longer must be a remark."""
 _PROSE = "every step was checked, so I am sure of it."
 
-_TAG = re.compile(r"</?answer>")
+_TAG = re.compile(r"<(/?)answer>")
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
 # The answer is in the rest of the line, or in the next one where the marker ends its own; a display formula may open in
 # between. An HTML tag or a special token ends it, `x < 5` and `<72>` do not.
@@ -110,18 +110,12 @@ class TagParser(Parser):
         assert re.fullmatch(r"\w+", tag), tag
         self.tag, self.opening, self.closing = tag, f"<{tag}>", f"</{tag}>"
         self.expects = f"a {self.opening}…{self.closing} pair"
-        self._tags = re.compile(f"</?{tag}>")
+        self._tags = re.compile(f"<(/?){tag}>")
 
     def parse(self, text: str) -> str | None:
-        answer, start = None, -1
         text = text if self.tag == "think" else visible_text(text)
-        for match in self._tags.finditer(text):
-            if match.group() == self.opening:
-                start = match.end()
-            elif start >= 0:
-                answer = text[start : match.start()].strip() or answer
-                start = -1
-        return answer
+        answers = [text[start:end].strip() for start, end in _pairs(text, self._tags, -1)]
+        return next(filter(None, reversed(answers)), None)
 
     def wrap(self, answer: str) -> str:
         """Return `answer` between the tags."""
@@ -218,10 +212,10 @@ class AnswerParser(Parser, Generic[T]):
         return None
 
 
-def _tags(text: str) -> Iterator[Span]:
-    start = 0
-    for match in _TAG.finditer(text):
-        if match.group() == "<answer>":
+def _pairs(text: str, tags: re.Pattern[str] = _TAG, start: int = 0) -> Iterator[Span]:
+    """Yield what stands between an opening and a closing tag, neither inside it. `start` 0: one was opened before."""
+    for match in tags.finditer(text):
+        if not match[1]:
             start = match.end()
         elif start >= 0:
             yield start, match.start()
@@ -290,7 +284,7 @@ def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, 
 
 _LINES = ("marker", "sentence")
 _SPANS: dict[str, Callable[[str], Iterator[Span]]] = {
-    "tag": _tags,
+    "tag": _pairs,
     "boxed": _boxes,
     "marker": _after(_MARKER),
     "sentence": _after(_SENTENCE),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -149,26 +150,90 @@ def correctness(completion: list[Message], answer: str, parser: MathParser) -> f
     return equal if isinstance(equal, GraderFailure) else float(bool(equal))
 
 
-NAMES = [
-    "Ada",
-    "Ben",
-    "Chen",
-    "Dora",
-    "Emil",
-    "Fatima",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Kofi",
-    "Lena",
-    "Mara",
-    "Noor",
-]
-GOODS = ("apples", "pencils", "stickers", "marbles", "cookies", "stamps", "buttons", "postcards", "plums", "candles")
+NAMES = "Ada Ben Chen Dora Emil Fatima Grace Hugo Ines Jonas Kofi Lena Mara Noor"
+GOODS = "apples pencils stickers marbles cookies stamps buttons postcards plums candles"
 HELD_OUT = 10
 """One of this many sets of numbers belongs to evaluation, by its hash."""
 _OPS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+_RANGE = re.compile(r"(\w+)\.\.(\w+?)(?:x(\d+))?")
+_STEP = re.compile(r"{(\w+) = (\w+) ([-+*/]) (\w+)}")
+_CHOICE = re.compile(r"{(\w+)\?(\w+):(\w+)}")
+_STORIES = """\
+boxes: name goods count=3..20 each=4..12 most=count*each-1 sold=1..most
+{name} packs {count} boxes with {each} {goods} each and sells {sold} {goods}. How many are left?
+> There are {total = count * each} {goods}.
+> Of these {left = total - sold} {goods} are left.
+
+savings: name weeks=3..12 weekly=2..15 gift=5..40 missing=1..60 price=weeks*weekly+gift+missing
+A bicycle costs ${price}. {name} saves ${weekly} a week for {weeks} weeks and is given ${gift}.
+How many dollars does {name} still need?
+> {name} saves {saved = weeks * weekly} dollars.
+> With the present that makes {owned = saved + gift} dollars.
+> So {needed = price - owned} dollars are missing.
+
+journey: name speed=4..18x5 hours=2..6 walk=2..19
+{name} takes a bus that drives {speed} kilometres an hour for {hours} hours and then walks {walk} kilometres.
+The way back is the same. How many kilometres does {name} travel in all?
+> By bus it is {ride = speed * hours} kilometres.
+> With the walk it is {way = ride + walk} kilometres.
+> There and back it is {both = way * 2} kilometres.
+
+tickets: adults=2..6 children=1..8 price=8..25 discount=2..6
+A museum ticket costs ${price} for an adult and ${discount} less for a child.
+How many dollars do {adults} adults and {children} {children?child:children} pay together?
+> A child pays {child = price - discount} dollars.
+> The adults pay {first = adults * price} dollars.
+> The children pay {second = children * child} dollars.
+> Together they pay {total = first + second} dollars.
+
+sharing: name goods friends=2..8 each=2..12 kept=1..9 total=friends*each+kept
+{name} has {total} {goods}, keeps {kept} and shares the rest equally among {friends} friends.
+How many {goods} does each friend get?
+> {given = total - kept} {goods} are given away.
+> Each friend gets {share = given / friends} {goods}.
+
+ages: child=3..15 factor=2..5 years=2..30
+A child is {child} years old, and the mother is {factor} times as old.
+How old will they be together in {years} years?
+> The mother is {parent = child * factor} years old.
+> The child will then be {child_then = child + years} years old.
+> The mother will then be {parent_then = parent + years} years old.
+> Together they will be {total = child_then + parent_then} years old.
+
+discount: name price=1..10x20 percent=1..10x5 count=2..5
+A coat costs ${price}. In a sale it is {percent}% cheaper. How many dollars does {name} pay for {count} of them?
+> The price times the percentage is {hundredths = price * percent}.
+> A hundredth of it, the discount, is {off = hundredths / 100} dollars.
+> One coat costs {reduced = price - off} dollars then.
+> All of them cost {total = reduced * count} dollars.
+
+book: name pages=8..30 days=3..9 rest=10..60 twice=rest*2 total=pages*days+twice
+A book has {total} pages. {name} reads {pages} pages a day for {days} days, and then half of what is left.
+How many pages remain?
+> {name} reads {read = pages * days} pages on these days.
+> Then {left = total - read} pages are left.
+> Half of them is {half = left / 2} pages.
+
+farm: cows=4..30 more=1..30 sold=1..2
+A farmer has {cows} cows and {more} more hens than cows. Then {sold} of the cows {sold?is:are} sold.
+How many legs do the animals have that are left?
+> There are {hens = cows + more} hens.
+> After the sale {left = cows - sold} cows are left.
+> The cows have {cow_legs = left * 4} legs.
+> The hens have {hen_legs = hens * 2} legs.
+> Together that makes {total = cow_legs + hen_legs} legs.
+
+bakery: size=4..12 packs=5..25 price=2..9 burnt=1..15 baked=size*packs+burnt
+A bakery makes {baked} rolls, of which {burnt} {burnt?is:are} burnt. The others are sold in bags of {size}
+for ${price} a bag. How many dollars does the bakery take if it sells them all?
+> {whole = baked - burnt} rolls are whole.
+> They fill {count = whole / size} bags.
+> The bags bring in {income = count * price} dollars.
+"""
+"""Of each its name and what it draws (`4..18x5`: a number from 4 to 18, times 5) or works out (from left to right), the
+question, and the steps of the solution. `{burnt?is:are}` is one word for 1, and another for more.
+"""
+STORIES = _STORIES.split("\n\n")
 
 
 def word_problems(n: int, *, seed: int, env_id: str, split: str) -> Rows:
@@ -179,166 +244,50 @@ def word_problems(n: int, *, seed: int, env_id: str, split: str) -> Rows:
 def word_problem(rng: np.random.Generator, held_out: bool) -> Row:
     """Return a problem of the held-out ones, or of the others."""
     while True:
-        tell = STORIES[int(rng.integers(len(STORIES)))]
-        story = Story(rng)
-        question, result = tell(story)
-        digest = hashlib.blake2b(repr((tell.__name__, story.numbers)).encode(), digest_size=8).digest()
+        lines = STORIES[int(rng.integers(len(STORIES)))].splitlines()
+        name, *draws = lines[0].replace(":", "").split()
+        values, numbers = _drawn(draws, rng)
+        digest = hashlib.blake2b(repr((name, numbers)).encode(), digest_size=8).digest()
         if (int.from_bytes(digest, "big") % HELD_OUT == 0) == held_out:
-            return {"question": question, "answer": "\n".join([*story.steps, f"#### {result}"])}
+            steps = [_filled(line[2:], values) for line in lines if line.startswith("> ")]
+            question = _filled(" ".join(line for line in lines[1:] if not line.startswith("> ")), values)
+            return {"question": question, "answer": "\n".join([*steps, f"#### {[*values.values()][-1]}"])}
 
 
-class Story:
-    """Draws what a story needs, and keeps the steps of its solution."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.steps: list[str] = []
-        self.numbers: list[int] = []
-        self._rng = rng
-
-    def number(self, low: int, high: int, times: int = 1) -> int:
-        """Draw a number from `low` to `high`, multiplied by `times`."""
-        self.numbers.append(int(self._rng.integers(low, high + 1)) * times)
-        return self.numbers[-1]
-
-    def name(self) -> str:
-        return NAMES[int(self._rng.integers(len(NAMES)))]
-
-    def goods(self) -> str:
-        return GOODS[int(self._rng.integers(len(GOODS)))]
-
-    def step(self, text: str, a: int, op: str, b: int) -> int:
-        """Return the result of `a op b`, and write the step with `text`, in place of its {}."""
-        result = _OPS[op](a, b)
-        assert result >= 0 and (op != "/" or result * b == a), (a, op, b)
-        self.steps.append(text.format(f"{a} {op} {b} = <<{a}{op}{b}={result}>>{result}"))
-        return result
+def _drawn(draws: Sequence[str], rng: np.random.Generator) -> tuple[dict[str, Any], list[int]]:
+    """Return what a story draws and works out before it is told, and the numbers that were drawn."""
+    values: dict[str, Any] = {}
+    numbers: list[int] = []
+    for word in draws:
+        name, _, how = word.partition("=")
+        if not how:
+            choices = (NAMES if name == "name" else GOODS).split()
+            values[name] = choices[int(rng.integers(len(choices)))]
+        elif drawn := _RANGE.fullmatch(how):
+            low, high = (_number(part, values) for part in drawn.groups()[:2])
+            numbers.append(int(rng.integers(low, high + 1)) * int(drawn[3] or 1))
+            values[name] = numbers[-1]
+        else:
+            first, *rest = re.split(r"([-+*])", how)
+            values[name] = _number(first, values)
+            for op, part in zip(rest[::2], rest[1::2], strict=True):
+                values[name] = _OPS[op](values[name], _number(part, values))
+    return values, numbers
 
 
-def boxes(s: Story) -> tuple[str, int]:
-    name, goods = s.name(), s.goods()
-    count, each = s.number(3, 20), s.number(4, 12)
-    sold = s.number(1, count * each - 1)
-    total = s.step(f"There are {{}} {goods}.", count, "*", each)
-    left = s.step(f"Of these {{}} {goods} are left.", total, "-", sold)
-    return f"{name} packs {count} boxes with {each} {goods} each and sells {sold} {goods}. How many are left?", left
+def _number(word: str, values: dict[str, Any]) -> int:
+    return int(word) if word.isdigit() else values[word]
 
 
-def savings(s: Story) -> tuple[str, int]:
-    name, weeks, weekly, gift, missing = s.name(), s.number(3, 12), s.number(2, 15), s.number(5, 40), s.number(1, 60)
-    price = weeks * weekly + gift + missing
-    saved = s.step(f"{name} saves {{}} dollars.", weeks, "*", weekly)
-    owned = s.step("With the present that makes {} dollars.", saved, "+", gift)
-    needed = s.step("So {} dollars are missing.", price, "-", owned)
-    question = (
-        f"A bicycle costs ${price}. {name} saves ${weekly} a week for {weeks} weeks and is given ${gift}. How many "
-        f"dollars does {name} still need?"
-    )
-    return question, needed
+def _filled(text: str, values: dict[str, Any]) -> str:
+    """Return the text with its values filled in; what it works out becomes one of them, and shows its calculation."""
 
+    def work_out(match: re.Match[str]) -> str:
+        name, a, op, b = match.groups()
+        left, right = _number(a, values), _number(b, values)
+        values[name] = result = _OPS[op](left, right)
+        assert result >= 0 and (op != "/" or result * right == left), (left, op, right)
+        return f"{left} {op} {right} = <<{left}{op}{right}={result}>>{result}"
 
-def journey(s: Story) -> tuple[str, int]:
-    name, speed, hours, walk = s.name(), s.number(4, 18, times=5), s.number(2, 6), s.number(2, 19)
-    ride = s.step("By bus it is {} kilometres.", speed, "*", hours)
-    way = s.step("With the walk it is {} kilometres.", ride, "+", walk)
-    both = s.step("There and back it is {} kilometres.", way, "*", 2)
-    question = (
-        f"{name} takes a bus that drives {speed} kilometres an hour for {hours} hours and then walks {walk} "
-        f"kilometres. The way back is the same. How many kilometres does {name} travel in all?"
-    )
-    return question, both
-
-
-def tickets(s: Story) -> tuple[str, int]:
-    adults, children, price, discount = s.number(2, 6), s.number(1, 8), s.number(8, 25), s.number(2, 6)
-    child = s.step("A child pays {} dollars.", price, "-", discount)
-    first = s.step("The adults pay {} dollars.", adults, "*", price)
-    second = s.step("The children pay {} dollars.", children, "*", child)
-    total = s.step("Together they pay {} dollars.", first, "+", second)
-    question = (
-        f"A museum ticket costs ${price} for an adult and ${discount} less for a child. How many dollars do {adults} "
-        f"adults and {children} {'child' if children == 1 else 'children'} pay together?"
-    )
-    return question, total
-
-
-def sharing(s: Story) -> tuple[str, int]:
-    name, goods, friends, each, kept = s.name(), s.goods(), s.number(2, 8), s.number(2, 12), s.number(1, 9)
-    total = friends * each + kept
-    given = s.step(f"{{}} {goods} are given away.", total, "-", kept)
-    share = s.step(f"Each friend gets {{}} {goods}.", given, "/", friends)
-    question = (
-        f"{name} has {total} {goods}, keeps {kept} and shares the rest equally among {friends} friends. How many "
-        f"{goods} does each friend get?"
-    )
-    return question, share
-
-
-def ages(s: Story) -> tuple[str, int]:
-    child, factor, years = s.number(3, 15), s.number(2, 5), s.number(2, 30)
-    parent = s.step("The mother is {} years old.", child, "*", factor)
-    child_then = s.step("The child will then be {} years old.", child, "+", years)
-    parent_then = s.step("The mother will then be {} years old.", parent, "+", years)
-    total = s.step("Together they will be {} years old.", child_then, "+", parent_then)
-    question = (
-        f"A child is {child} years old, and the mother is {factor} times as old. How old will they be together in "
-        f"{years} years?"
-    )
-    return question, total
-
-
-def discount(s: Story) -> tuple[str, int]:
-    name, price, percent, count = s.name(), s.number(1, 10, times=20), s.number(1, 10, times=5), s.number(2, 5)
-    hundredths = s.step("The price times the percentage is {}.", price, "*", percent)
-    off = s.step("A hundredth of it, the discount, is {} dollars.", hundredths, "/", 100)
-    reduced = s.step("One coat costs {} dollars then.", price, "-", off)
-    total = s.step("All of them cost {} dollars.", reduced, "*", count)
-    question = (
-        f"A coat costs ${price}. In a sale it is {percent}% cheaper. How many dollars does {name} pay for {count} of "
-        "them?"
-    )
-    return question, total
-
-
-def book(s: Story) -> tuple[str, int]:
-    name, pages, days, rest = s.name(), s.number(8, 30), s.number(3, 9), s.number(10, 60)
-    total = pages * days + 2 * rest
-    read = s.step(f"{name} reads {{}} pages on these days.", pages, "*", days)
-    left = s.step("Then {} pages are left.", total, "-", read)
-    half = s.step("Half of them is {} pages.", left, "/", 2)
-    question = (
-        f"A book has {total} pages. {name} reads {pages} pages a day for {days} days, and then half of what is left. "
-        "How many pages remain?"
-    )
-    return question, half
-
-
-def farm(s: Story) -> tuple[str, int]:
-    cows, more, sold = s.number(4, 30), s.number(1, 30), s.number(1, 2)
-    hens = s.step("There are {} hens.", cows, "+", more)
-    left = s.step("After the sale {} cows are left.", cows, "-", sold)
-    cow_legs = s.step("The cows have {} legs.", left, "*", 4)
-    hen_legs = s.step("The hens have {} legs.", hens, "*", 2)
-    total = s.step("Together that makes {} legs.", cow_legs, "+", hen_legs)
-    question = (
-        f"A farmer has {cows} cows and {more} more hens than cows. Then {sold} of the cows "
-        f"{'is' if sold == 1 else 'are'} sold. How many legs do the animals have that are left?"
-    )
-    return question, total
-
-
-def bakery(s: Story) -> tuple[str, int]:
-    size, packs, price, burnt = s.number(4, 12), s.number(5, 25), s.number(2, 9), s.number(1, 15)
-    baked = size * packs + burnt
-    whole = s.step("{} rolls are whole.", baked, "-", burnt)
-    count = s.step("They fill {} bags.", whole, "/", size)
-    income = s.step("The bags bring in {} dollars.", count, "*", price)
-    question = (
-        f"A bakery makes {baked} rolls, of which {burnt} {'is' if burnt == 1 else 'are'} burnt. The others are sold "
-        f"in bags of {size} for ${price} a bag. How many dollars does the bakery take if it sells them all?"
-    )
-    return question, income
-
-
-STORIES: tuple[Callable[[Story], tuple[str, int]], ...] = (
-    boxes, savings, journey, tickets, sharing, ages, discount, book, farm, bakery,
-)  # fmt: skip
+    text = _CHOICE.sub(lambda match: match[2] if values[match[1]] == 1 else match[3], _STEP.sub(work_out, text))
+    return text.format_map(values)

@@ -45,6 +45,18 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What a reward function is asked about: a completion of an example, and what the environment kept of it."""
+
+    example: Example
+    completion: list[Message]
+    stop_reason: str
+    seed: int = 0
+    sample_id: str = ""
+    state: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Measured:
     """What the task's code computed for a completion.
 
@@ -86,7 +98,14 @@ class Rubric:
         if len(self.funcs) != len(funcs):
             raise UserError(f"Rubric: two reward functions have one name among {[component_name(f) for f in funcs]}")
         self.weights = dict(zip(self.funcs, map(float, weights), strict=True))
-        self.correctness = self._correctness_name(correctness)
+        self.correctness = next(iter(self.funcs))
+        if correctness is not None:
+            self.correctness = correctness if isinstance(correctness, str) else component_name(correctness)
+        if self.correctness not in self.funcs:
+            names = list(self.funcs)
+            raise UserError(
+                f"Rubric: correctness is {self.correctness!r}; it must be one of the reward functions {names}"
+            )
         self.ranges = dict(ranges or {})
         if unknown := self.ranges.keys() - self.funcs.keys():
             raise UserError(f"Rubric: ranges names {sorted(unknown)}; the reward functions are {list(self.funcs)}")
@@ -110,39 +129,37 @@ class Rubric:
         """Return the declared ranges as run.json holds them."""
         return {name: {"right": list(one.right), "wrong": list(one.wrong)} for name, one in self.ranges.items()}
 
-    def measure(
-        self,
-        example: Example,
-        completion: list[Message],
-        parser: Parser,
-        stop_reason: str,
-        seed: int = 0,
-        sample_id: str = "",
-        kept: Mapping[str, Any] | None = None,
-    ) -> Work[Measured]:
+    def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
         """Run all functions on one completion, up to the first that fails; `hone.grading.together` drives it.
 
         Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
-        answer, info, example_id, stop_reason and is_truncated, what the environment of a conversation `kept`, and what
+        answer, info, example_id, stop_reason and is_truncated, what the environment kept of a conversation, and what
         functions add. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}
-        offer = yield from attempt(_Offer, example, completion, parser, stop_reason, kept or {})
+        offer = yield from attempt(_Offer, sample, parser)
         answer = offer
         if isinstance(offer, _Offer):
             answer = yield from attempt(lambda: parser.parse_answer(offer.copies()["completion"]))
         if isinstance(answer, GraderFailure):
             return Measured({}, None, answer, time.perf_counter() - started)
         assert isinstance(offer, _Offer)
-        draws = functools.partial(stream, seed, "grader", example.id, sample_id)
-        failure = yield from self._run(offer, draws, components)
+        failure = None
+        for name, func in self.funcs.items():
+            kwargs = offer.arguments(self._accepts[name])
+            if "rng" in self._accepts[name]:
+                kwargs["rng"] = stream(sample.seed, "grader", sample.example.id, sample.sample_id, name)
+            value = yield from run_reward(func, kwargs)
+            if isinstance(value, GraderFailure):
+                failure = value
+                break
+            if value is not None:
+                components[name] = value
         found = None if answer is None else _short(answer)
         return Measured(components, found, failure, time.perf_counter() - started)
 
-    def score(
-        self, measured: Measured, example: Example, completion: list[Message], parser: Parser, stop_reason: str
-    ) -> Score:
+    def score(self, measured: Measured, sample: Sample, parser: Parser) -> Score:
         """Return reward and outcome of what the functions returned. No code of the task runs here."""
         components = {name: measured.components[name] for name in self.funcs if name in measured.components}
         reward = sum(self.weights[name] * value for name, value in components.items())
@@ -151,24 +168,9 @@ class Rubric:
             because = failure.outcome, failure.detail, measured.seconds, failure.killed
             return Score(math.nan, components, self.weights, *because)
         well_formed = measured.answer is not None
-        outcome = decide_outcome(components.get(self.correctness), well_formed, stop_reason == "length")
-        detail = _explain(example, completion, parser, measured.answer, components)
+        outcome = decide_outcome(components.get(self.correctness), well_formed, sample.stop_reason == "length")
+        detail = _explain(sample, parser, measured.answer, components)
         return Score(reward, components, self.weights, outcome, detail, measured.seconds)
-
-    def _run(
-        self, offer: _Offer, draws: Callable[[str], Any], components: dict[str, float]
-    ) -> Work[GraderFailure | None]:
-        """Add to `components` the value of each function that does not abstain, up to the first that fails."""
-        for name, func in self.funcs.items():
-            kwargs = offer.arguments(self._accepts[name])
-            if "rng" in self._accepts[name]:
-                kwargs["rng"] = draws(name)
-            value = yield from run_reward(func, kwargs)
-            if isinstance(value, GraderFailure):
-                return value
-            if value is not None:
-                components[name] = value
-        return None
 
     def _no_reward(self, reward: float, components: Mapping[str, float]) -> GraderFailure | None:
         """Return the failure of a grading whose functions all returned, yet make no reward."""
@@ -177,16 +179,6 @@ class Rubric:
         if not math.isfinite(reward):
             return GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {dict(components)} is not finite")
         return None
-
-    def _correctness_name(self, correctness: RewardFunc | str | None) -> str:
-        if correctness is None:
-            return next(iter(self.funcs))
-        name = correctness if isinstance(correctness, str) else component_name(correctness)
-        if name not in self.funcs:
-            raise UserError(
-                f"Rubric: correctness is {name!r}; it must be one of the reward functions {list(self.funcs)}"
-            )
-        return name
 
 
 @inline
@@ -240,21 +232,20 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 class _Offer:
     """The arguments that reward functions are offered. What one of them changes, but for `state`, no other one sees."""
 
-    def __init__(
-        self, example: Example, completion: list[Message], parser: Parser, stop_reason: str, kept: Mapping[str, Any]
-    ) -> None:
-        shared = {"prompt": example.prompt, "completion": completion, "info": example.info}
+    def __init__(self, sample: Sample, parser: Parser) -> None:
+        example = sample.example
+        shared = {"prompt": example.prompt, "completion": sample.completion, "info": example.info}
         try:
             pickled = pickle.dumps(shared)  # far faster to copy from than the value
             self.copies: Callable[[], dict[str, Any]] = lambda: pickle.loads(pickled)
         except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
             self.copies = lambda: copy.deepcopy(shared)
-        self._parser, self._state = parser, copy.deepcopy(dict(kept))
+        self._parser, self._state = parser, copy.deepcopy(dict(sample.state or {}))
         self._facts = {
             "answer": example.answer,
             "example_id": example.id,
-            "stop_reason": stop_reason,
-            "is_truncated": stop_reason == "length",
+            "stop_reason": sample.stop_reason,
+            "is_truncated": sample.stop_reason == "length",
         }
 
     def arguments(self, names: Sequence[str]) -> dict[str, Any]:
@@ -265,15 +256,13 @@ class _Offer:
         return {name: offered[name] for name in names if name in offered}
 
 
-def _explain(
-    example: Example, completion: list[Message], parser: Parser, answer: str | None, components: Mapping[str, float]
-) -> str:
+def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:
     """Explain the reward in one line: what was expected and what came, then each component."""
     if answer is None:
-        text = completion_text(completion)
+        text = completion_text(sample.completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"
-    elif example.answer:
-        found = f"expected {_short(example.answer)}, got {answer}"
+    elif sample.example.answer:
+        found = f"expected {_short(sample.example.answer)}, got {answer}"
     else:
         found = f"got {answer}"
     return "; ".join([found, *(f"{name} {value:.3g}" for name, value in components.items())])

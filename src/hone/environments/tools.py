@@ -113,7 +113,7 @@ class ToolEnv(MultiTurnEnv):
         text = f"{ERROR} it took too long and was stopped" if late else f"{ERROR} it ended without an answer"
         return [_message(call, text) for call in calls]
 
-    def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[str]:
+    def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
         """Run a call and return its answer; that of an async tool is still to be awaited."""
         try:
             function, arguments = self._read(call)
@@ -121,21 +121,18 @@ class ToolEnv(MultiTurnEnv):
             return self._cut(f"{ERROR} {error}")
         try:
             value = function.func(**arguments, **({"state": state} if function.takes_state else {}))
-            return self._awaited(value) if inspect.isawaitable(value) else self._text(value)
+            return value if inspect.isawaitable(value) else self._text(value)
         except BaseException as error:
             return self._error(error)
 
-    async def _awaited(self, value: Awaitable[Any]) -> str:
-        try:
-            return self._text(await value)
-        except BaseException as error:
-            return self._error(error)
+    async def _later(self, calls: list[dict[str, Any]], answers: list[str | Awaitable[Any]]) -> list[Message]:
+        async def text_of(answer: str | Awaitable[Any]) -> str:
+            try:
+                return answer if isinstance(answer, str) else self._text(await answer)
+            except BaseException as error:
+                return self._error(error)
 
-    async def _later(self, calls: list[dict[str, Any]], answers: list[str | Awaitable[str]]) -> list[Message]:
-        async def done(answer: str | Awaitable[str]) -> str:
-            return answer if isinstance(answer, str) else await answer
-
-        texts = await asyncio.gather(*map(done, answers))
+        texts = await asyncio.gather(*map(text_of, answers))
         return [_message(*pair) for pair in zip(calls, texts, strict=True)]
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:

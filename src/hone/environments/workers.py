@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.environments.rubric import Measured, Rubric, is_async
+from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.errors import UserError
 from hone.grading import GraderFailure, last_line
 from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
-from hone.types import Example, Message, Outcome
+from hone.types import Message, Outcome
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
@@ -35,18 +35,6 @@ BACKSTOP = 6.0
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 _SCRIPT = Path(__file__).with_name("worker.py")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a reward function is asked about: a completion of an example, and what the environment kept of it."""
-
-    example: Example
-    completion: list[Message]
-    stop_reason: str
-    seed: int
-    sample_id: str
-    state: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -165,21 +165,13 @@ def _wait(
         await asyncio.gather(*left, return_exceptions=True)
         return results
 
-    if not _loop_runs():
+    if asyncio._get_running_loop() is None:
         return _run(main)
     try:
         return _beside(os.getpid()).submit(_run, main).result()
     except KeyboardInterrupt:
         _beside.cache_clear()  # what was interrupted may still be waiting there
         raise
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

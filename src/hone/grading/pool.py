@@ -339,11 +339,14 @@ class _Round:
     def run(self, heard: Heard) -> list[Any]:
         self.pool.start(len(self.questions))
         places = range(min(self.pool.workers, len(self.questions)))
-        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in places]
+        alone = len(self.questions) == 1  # a thread would take longer than many a question
+        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in places if not alone]
         answers: dict[int, Any] = {}
         try:
             for thread in threads:
                 thread.start()
+            if alone:
+                self.serve(0)
             while len(answers) < len(self.questions):
                 index, answer = self.answered.get()
                 if isinstance(answer, BaseException):
