@@ -23,8 +23,8 @@ EXAMPLES = ROOT / "examples" / "reverse_text"
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory, caller: Path) -> Path:
-    """Runs: the quickstart in short, an evaluation, a task with tools, one of many steps, one of hostile texts."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: the quickstart in short, an evaluation, one of many steps, one of hostile texts."""
     folder = tmp_path_factory.mktemp("browser") / "runs"
     sft, rl = folder / "quickstart" / "sft", folder / "quickstart" / "rl"
     hone("sft", "@", EXAMPLES / "tiny_sft.toml", "--max-steps", 250, "--output-dir", sft)
@@ -41,10 +41,6 @@ def root(tmp_path_factory: pytest.TempPathFactory, caller: Path) -> Path:
     hone("rl", "@", EXAMPLES / "tiny.toml", "--model.name", model, *flags, "--output-dir", rl)
     made = rl / "weights" / f"step_{STEPS}"
     hone("eval", "reverse-text", "-m", made, "-n", 16, "--output-dir", folder / "evaluation")
-    tools = ["--orchestrator.env.id", "adding", "--model.name", caller, "--max-steps", 2, "--seq-len", 512]
-    tools += ["--orchestrator.batch-size", 8, "--orchestrator.rollouts-per-example", 4, "--no-audit"]
-    tools += ["--orchestrator.sampling.max-tokens", 64]
-    hone("rl", *tools, "--output-dir", folder / "tools")
     viewer_run.make(folder / "many", steps=200, completions=32)
     hostile.make(folder / hostile.NAME)
     return folder

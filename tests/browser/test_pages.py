@@ -29,7 +29,6 @@ PAGES = {
     "curves": "curves/?runs=quickstart~rl&runs=many",
     "step": "run/many/step/150/",
     "sample": "run/many/sample/150/3/",
-    "conversation": "run/tools/sample/1/0/",
     "search": "run/many/search/?q=remainder&outcome=wrong",
     "behaviours": "run/many/behaviours/",
     "held-out": f"{RL}/eval/40/",

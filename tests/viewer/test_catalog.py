@@ -68,22 +68,6 @@ def test_alarms_stand_until_they_are_over(tmp_path: Path) -> None:
     assert [alarm["name"] for alarm in read_state(run).alarms] == ["truncation"]
 
 
-def test_first_evaluations_are_kept(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", steps=0)
-    write_lines(
-        run / "metrics.jsonl", [{"step": 0, "val/loss": 3.0}, {"step": 1, "loss": 2.0}, {"step": 2, "val/loss": 1.0}]
-    )
-    state = read_state(run)
-    assert (state.first_evals, state.progress.evals) == ({"val/loss": 3.0}, {"val/loss": 1.0})
-
-
-def test_an_evaluation_stands_as_its_metadata_say(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", kind="eval", steps=0)
-    (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/correct": 0.5}, "seconds": {"sample": 1.5}}))
-    state = read_state(run)
-    assert (state.progress.evals, state.seconds, state.left) == ({"eval/t/correct": 0.5}, 1.5, None)
-
-
 def test_a_damaged_line_of_a_long_log_makes_it_unreadable(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", steps=0, max_steps=5000)
     lines = [json.dumps(metrics("rl", step)) for step in range(5000)]

@@ -81,17 +81,6 @@ def test_what_turned_comes_first(root: Path) -> None:
     ] and lone == 2  # fmt: skip
 
 
-def test_completions_of_one_example_are_paired_by_their_number(root: Path) -> None:
-    from hone.runs import Run
-
-    write_evaluation(root / "a", 30, [sample(0, "x", "wrong", 0.1, rollout) for rollout in (0, 1)])
-    write_evaluation(
-        root / "a", 35, [sample(0, "x", "correct" if rollout else "wrong", 0.1, rollout) for rollout in (1, 0)]
-    )
-    pairs, lone = paired(*(read_eval(Run(root / "a"), version) for version in (30, 35)))
-    assert [(pair.after["rollout"], pair.change) for pair in pairs] == [(1, "right"), (0, "same")] and lone == 0
-
-
 def test_the_page_of_two_versions(root: Path) -> None:
     page = client(root).get("/run/a/change/0/25/?diff=1")
     said = text_of(page.text)
@@ -127,14 +116,6 @@ def test_the_page_of_an_evaluation(root: Path) -> None:
     missing = ask.get("/run/a/eval/3/")
     assert missing.status_code == 404 and "there are those of 0, 25" in missing.text
     assert "is no evaluation" in html.unescape(ask.get("/run/a/eval/").text)
-
-
-def test_what_was_expected_is_said_once(root: Path) -> None:
-    write_evaluation(root / "a", 30, [sample(0, "l x", "wrong", 0.1, answer="l y", detail="expected 'l y', got 'l x'")])
-    said = text_of(client(root).get("/run/a/eval/30/").text)
-    assert "expected 'l y', got 'l x'" in said and said.count("l y") == 1
-    write_evaluation(root / "a", 30, [sample(0, "14", "wrong", 0.1, answer="4", detail="expected a number, got '14'")])
-    assert "expected 4; expected a number" in text_of(client(root).get("/run/a/eval/30/").text)
 
 
 def test_long_lists_have_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,8 @@ def test_charts_are_of_what_the_run_measured(tmp_path: Path) -> None:
     assert phases == [("sample", "s1"), ("train", "s2")]
     assert charts["timings"]["whole"] == "time/step"
     assert not {"kl", "pool", "staleness", "turns"} & charts.keys()
+    make_run(tmp_path / "empty", steps=0)
+    assert "No step yet" in client(tmp_path).get("/run/empty/").text
     assert page["series"]["reward/mean"]["y"] == [0.0, 0.1, 0.2, None]
     assert page["series"]["eval/t/reward/mean"] == {"y": [0.25, None, None, 0.75]}
     assert page["x"] == {
@@ -256,16 +258,6 @@ def test_alarms_and_events_are_marked(tmp_path: Path) -> None:
     assert markers[0]["text"] == f"kl: {HOSTILE}" and "<script>alert" not in text
     (run / "events.jsonl").write_text(json.dumps(alarm) + "\n")
     assert "<b>Alarm kl</b> since step 1; then: it&#39;s" in client(tmp_path).get("/run/a/").text
-
-
-def test_a_run_without_evaluations_a_null_and_no_step_at_all(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", steps=0, reward_weights={})
-    assert "No step yet" in client(tmp_path).get("/run/a/").text
-    write_lines(run / "metrics.jsonl", [step(0, entropy=None), step(1, entropy=None), step(2, grad_norm=None)])
-    page = charts_of(client(tmp_path).get("/run/a/").text)
-    assert page["series"]["entropy"]["y"] == [0.8] and page["series"]["entropy"]["rows"] == [2]
-    assert "grad_norm" not in page["series"]
-    assert [len(chart["lines"]) for chart in page["charts"] if chart["id"] == "reward"] == [1]
 
 
 def test_an_sft_run(tmp_path: Path) -> None:

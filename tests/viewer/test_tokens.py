@@ -41,22 +41,14 @@ def test_pieces_are_the_text_end_to_end(tiny: Vocabulary, text: str) -> None:
     assert [piece.start for piece in pieces] == [sum(p.count for p in pieces[:i]) for i in range(len(pieces))]
 
 
-def test_a_character_of_several_tokens_is_one_piece(tiny: Vocabulary) -> None:
+def test_pieces_are_characters_special_tokens_or_bytes_that_are_no_text(tiny: Vocabulary) -> None:
     assert [(p.text, p.start, p.count) for p in tiny.pieces(encode("a🙂b"))] == [("a", 0, 1), ("🙂", 1, 4), ("b", 5, 1)]
-
-
-def test_bytes_that_are_no_text_are_shown(tiny: Vocabulary) -> None:
+    special, plain = tiny.pieces([2, *encode("<answer>")])
+    assert (special.text, special.special, plain.special) == ("<|im_end|>", True, False)
     ids = encode("🙂")
     assert [(p.text, p.count) for p in tiny.pieces(ids[:3])] == [("�", 3)]
     assert "".join(p.text for p in tiny.pieces([*ids[:2], *encode("ok")])) == "�ok"
     assert [p.text for p in tiny.pieces([99999, *encode("x")])] == ["<id 99999>", "x"]
-
-
-def test_special_tokens_are_marked(tiny: Vocabulary) -> None:
-    assert [(p.text, p.special) for p in tiny.pieces([2, *encode("<answer>")])] == [
-        ("<|im_end|>", True),
-        ("<answer>", False),
-    ]
 
 
 def test_tokens_of_other_families(tmp_path: Path) -> None:

@@ -173,8 +173,9 @@ def _phases(lines: list[Line]) -> list[Line]:
     return [replace(phases[name], color=_PHASES.get(name, phases[name].color)) for name in order]
 
 
-def sparkline(values: Sequence[float], width: int = 112, height: int = 22) -> Markup:
-    """Draw values, of which there is at least one, as a small line; from 0 to 1 if they fit there, else min to max.
+def sparkline(values: Sequence[float], width: int = 112, height: int = 22, top: float | None = None) -> Markup:
+    """Draw values, of which there is at least one, as a small line: from 0 to `top`, by default from 0 to 1 if they fit
+    there, else from min to max.
 
     Longer ones than `width / 2` are averaged over stretches.
     """
@@ -182,8 +183,8 @@ def sparkline(values: Sequence[float], width: int = 112, height: int = 22) -> Ma
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
+    if low >= 0 and high <= (top or 1):
+        low, high = 0.0, top or 1.0
     scale = (height - 4) / (high - low) if high > low else 0.0
     xs = [1 + (width - 4) * index / max(1, count - 1) for index in range(count)]
     points = " ".join(f"{x:.1f},{height - 2 - (mean - low) * scale:.1f}" for x, mean in zip(xs, means, strict=True))

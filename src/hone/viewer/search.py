@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
 from hone.viewer import behaviours as emergence
 from hone.viewer import conversation
 from hone.viewer.catalog import NotFound
+from hone.viewer.charts import sparkline
 from hone.viewer.diff import word_diff
 from hone.viewer.query import CHOICES, PAGE, SORTS, Query, as_term
 from hone.viewer.site import Site, whole
@@ -111,15 +111,6 @@ def behaviours(site: Site, query: QueryParams, slug: str) -> str:
         found = emergence.behaviours(Store(entry.path), phrase)
     except UserError as error:
         wrong = str(error)
-
-    def line(values: np.ndarray, top: float) -> str:
-        """Return the points of an SVG line, in at most 600 places: of several steps in one place the mean."""
-        steps = found.steps if found else np.zeros(0)
-        place = ((steps - steps[0]) * 599 // max(1, int(steps[-1] - steps[0]))).astype(int)
-        xs, first = np.unique(place, return_index=True)
-        means = np.add.reduceat(values, first) / np.diff([*first, len(values)])
-        return " ".join(f"{x},{60 - 60 * min(1.0, y / top):.1f}" for x, y in zip(xs, means, strict=True))
-
     return site.run_page(
         "behaviours.html",
         entry,
@@ -128,7 +119,7 @@ def behaviours(site: Site, query: QueryParams, slug: str) -> str:
         found=found,
         phrase=phrase,
         wrong=wrong,
-        line=line,
+        picture=lambda one: sparkline(one.shares.tolist(), 1200, 64, one.top),
         phrases=emergence.PHRASES,
         threshold=emergence.THRESHOLD,
         as_term=as_term,

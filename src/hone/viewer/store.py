@@ -50,10 +50,6 @@ _CONFIG = {
 _MOST_DAMAGED = 20
 
 
-class TooSlow(UserError):
-    """The question took longer than it may."""
-
-
 class Duck:
     """One database in memory, for questions of several threads; two of them are answered at a time."""
 
@@ -69,7 +65,7 @@ class Duck:
     def columns(self, sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
         """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
 
-        TooSlow after `seconds`, UserError if its memory does not do.
+        UserError after `seconds`, or if its memory does not do.
         """
         import duckdb
 
@@ -79,7 +75,7 @@ class Duck:
             try:
                 return cursor.execute(sql, dict(parameters)).fetchnumpy()
             except duckdb.InterruptException:
-                raise TooSlow(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
+                raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
             except duckdb.OutOfMemoryException:
                 raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
             finally:
@@ -163,7 +159,7 @@ class Store:
             raise UserError(f"step {step} cannot be shown: its file lacks a column ({error})") from None
 
     def search(self, query: Query) -> Hits:
-        """Return the page of completions that `query` asks for. UserError for an expression that is none; TooSlow."""
+        """Return the page of completions that `query` asks for. UserError for an expression that is none."""
         patterns = query.patterns()
         check_patterns(patterns)
         files = tuple(self.stamps(query.first, query.last).items())
@@ -207,7 +203,7 @@ class Store:
         self, sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
     ) -> tuple[dict[str, np.ndarray], list[str]]:
         """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
-        sentences about those that could not be read; no column if none can be. TooSlow after `seconds`.
+        sentences about those that could not be read; no column if none can be. UserError after `seconds`.
         """
         import duckdb
 
