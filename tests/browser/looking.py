@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,23 +109,6 @@ def wait_for_steps(run: Path, count: int) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"no step {count} in {run}")
-
-
-def hover(page: Any, at: Callable[[], tuple[float, float]], shown: str) -> tuple[float, float]:
-    """Moves the mouse to the place `at` until `shown` is there; returns the place.
-
-    Again and again, for a chart may be drawn anew, or moved, just then.
-    """
-    end = time.monotonic() + PATIENCE / 1000
-    nudge = 0
-    while time.monotonic() < end:
-        left, top = at()
-        page.mouse.move(left, top + nudge)
-        page.wait_for_timeout(300)
-        if page.locator(shown).count() and at() == (left, top):
-            return left, top + nudge
-        nudge = 1 - nudge
-    raise AssertionError(f"{shown} was not shown")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import STEPS, Looks, hover, metrics_of, shot, wait_for_steps
+from looking import PATIENCE, STEPS, Looks, metrics_of, shot, wait_for_steps
 
 pytestmark = pytest.mark.browser
 
@@ -39,20 +40,24 @@ def same(trace: dict[str, Any], expected: dict[int, float]) -> bool:
     return there.keys() == expected.keys() and all(math.isclose(there[x], expected[x], rel_tol=1e-6) for x in there)
 
 
-def hover_at(page: Any, place: str, x: float, shown: str) -> tuple[float, float]:
-    """Move the mouse onto the chart there, where its axis has the value `x`, until `shown` is there."""
+def click_at(page: Any, place: str, x: float) -> None:
+    """Click on the chart there, where its axis has the value `x`, as soon as it tells the values at `x`.
 
-    def at() -> tuple[float, float]:
-        return tuple(page.evaluate(
-            """([place, x]) => {
-                const plot = document.querySelector(place), box = plot.getBoundingClientRect();
-                const {xaxis, _size} = plot._fullLayout;
-                return [box.left + xaxis._offset + xaxis.d2p(x), box.top + _size.t + _size.h / 2];
-            }""",
-            [place, x],
-        ))  # fmt: skip
-
-    return hover(page, at, f"{place} .hoverlayer {shown}")
+    The mouse is moved again and again, for a chart may be drawn anew, or moved, just then.
+    """
+    spot = """([place, x]) => {
+        const plot = document.querySelector(place), box = plot.getBoundingClientRect();
+        const {xaxis, _size} = plot._fullLayout;
+        return [box.left + xaxis._offset + xaxis.d2p(x), box.top + _size.t + _size.h / 2];
+    }"""
+    end, nudge = time.monotonic() + PATIENCE / 1000, 0
+    while not page.locator(f"{place} .hoverlayer .legend").count():
+        assert time.monotonic() < end, "no values were shown"
+        left, top = page.evaluate(spot, [place, x])
+        nudge = 1 - nudge
+        page.mouse.move(left, top + nudge)
+        page.wait_for_timeout(300)
+    page.mouse.click(left, top + nudge)
 
 
 def test_the_overview_draws_the_metrics_of_the_run(page: Any, url: str, root: Path) -> None:
@@ -73,8 +78,7 @@ def test_the_overview_draws_the_metrics_of_the_run(page: Any, url: str, root: Pa
 def test_a_point_opens_the_samples_of_its_step(page: Any, url: str) -> None:
     page.goto(f"{url}/{RL}?smooth=1")
     traces(page, chart("reward"))
-    place = chart("reward")
-    page.mouse.click(*hover_at(page, place, 23, ".legend"))
+    click_at(page, chart("reward"), 23)
     page.wait_for_url(re.compile(rf"/{RL}step/23/$"))
     assert page.locator("h1").inner_text() == "Step 23"
 
@@ -99,7 +103,7 @@ def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> Non
     page.goto(f"{url}/")
     for slug in ("quickstart~rl", "many"):
         page.check(f'input[name=runs][value="{slug}"]')
-    page.click("#choose button[type=submit]")
+    page.click("button[form=choose]")
     page.wait_for_url(re.compile("/curves/"))
     page.wait_for_selector("#curves .main-svg")
     usual = page.locator("input[name=metrics]:checked").evaluate_all("boxes => boxes.map(box => box.value)")

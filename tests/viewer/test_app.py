@@ -110,14 +110,6 @@ def test_a_folder_may_have_a_name_that_is_no_text(root) -> None:
     assert client(root).get("/curves/").status_code == 200
 
 
-@pytest.mark.parametrize("log", ["metrics.jsonl", "timings.jsonl"])
-def test_a_line_without_a_step_harms_its_run_only(root, log) -> None:
-    (root / "a" / "rl" / log).write_text("{}\n")
-    page = client(root).get("/")
-    assert page.status_code == 200 and f"{log}, line 1, is damaged" in page.text
-    assert client(root).get("/run/a~rl/").status_code == 400
-
-
 def test_viewing_needs_no_heavy_library_and_writes_nothing(root) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     code = (

@@ -62,12 +62,3 @@ def test_an_interval_belongs_to_the_evaluation_of_its_step() -> None:
     assert trace["connectgaps"], "steps between two evaluations do not part the line"
     assert trace["hovertemplate"][0] == "%{y:.5~g}"
     assert trace["hovertemplate"][2] == "%{y:.5~g} (95 %: 0.6000 to 0.9000)"
-
-
-def test_the_step_is_told_where_the_axis_has_tokens_or_hours() -> None:
-    data = "new Map([['m', {step: [0, 5], tokens: [10, 20], hours: [0, 1], y: [0, 0.5]}]])"
-    for points in ("points: true", "points: false"):
-        line = f"{{metric: 'm', label: 'm', css: '#000000', scale: 1, {points}}}"
-        for axis, told in (("step", False), ("tokens", True), ("hours", True)):
-            (trace,) = value(f"charts.line({line}, {data}, {{axis: '{axis}', smooth: 1}})")
-            assert trace["hovertemplate"].endswith(", step %{customdata}") == told

@@ -12,7 +12,7 @@ from run_folders import write_lines
 
 from hone.errors import UserError
 from hone.runs.files import write_file
-from hone.viewer.series import Series, axes, extremes, read, to_json
+from hone.viewer.series import Series, axes, extremes, read_series, to_json
 
 
 def line(step: int, **more: float | None) -> dict:
@@ -27,7 +27,7 @@ def series_of(path: Path, metrics: list[dict], timings: list[dict] | None = None
     path.mkdir(exist_ok=True)
     write_lines(path / "metrics.jsonl", metrics)
     write_lines(path / "timings.jsonl", timings or [])
-    return read(path)
+    return read_series(path)
 
 
 def test_both_logs_are_one_table_with_what_is_missing_as_nan(tmp_path: Path) -> None:
@@ -45,16 +45,16 @@ def test_both_logs_are_one_table_with_what_is_missing_as_nan(tmp_path: Path) -> 
 
 def test_a_log_that_grows_or_is_rolled_back_is_read_again(tmp_path: Path) -> None:
     series = series_of(tmp_path, [line(0), line(1)], [clock(0)])
-    assert read(tmp_path) is series
+    assert read_series(tmp_path) is series
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line(2)) + '\n{"step": 3, "rew')
-    assert read(tmp_path).steps.tolist() == [0, 1, 2], "a torn line waits"
+    assert read_series(tmp_path).steps.tolist() == [0, 1, 2], "a torn line waits"
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('ard/mean": 0.75}\n')
-    assert read(tmp_path).column("reward/mean").tolist() == [0.0, 0.1, 0.2, 0.75]
+    assert read_series(tmp_path).column("reward/mean").tolist() == [0.0, 0.1, 0.2, 0.75]
     kept = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:1]
     write_file(tmp_path / "metrics.jsonl", "".join(kept) + '{"step": 1, "reward/mean": 0.9}\n')
-    assert read(tmp_path).column("reward/mean").tolist() == [0.0, 0.9]
+    assert read_series(tmp_path).column("reward/mean").tolist() == [0.0, 0.9]
 
 
 @pytest.mark.parametrize("damage", ["{torn}\n", '{"loss": 1}\n'])
@@ -62,13 +62,15 @@ def test_a_damaged_line_costs_a_sentence_until_it_is_mended(tmp_path: Path, dama
     first, last = (json.dumps(line(step)) + "\n" for step in (0, 2))
     write_file(tmp_path / "metrics.jsonl", first + damage + last)
     with pytest.raises(UserError, match=r"metrics\.jsonl.* is damaged"):
-        read(tmp_path)
+        read_series(tmp_path)
     write_file(tmp_path / "metrics.jsonl", first + json.dumps(line(1)) + "\n" + last)
-    assert read(tmp_path).steps.tolist() == [0, 1, 2]
+    assert read_series(tmp_path).steps.tolist() == [0, 1, 2]
 
 
 def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
-    assert read(tmp_path).names == [] and to_json(read(tmp_path), ["loss"])["series"] == {"loss": {"y": []}}
+    assert read_series(tmp_path).names == [] and to_json(read_series(tmp_path), ["loss"])["series"] == {
+        "loss": {"y": []}
+    }
 
 
 def test_tokens_and_hours_of_a_version_are_those_before_its_step(tmp_path: Path) -> None:

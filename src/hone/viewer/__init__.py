@@ -1,5 +1,5 @@
-"""`hone view`: run directories as web pages, on this machine only, or as files. Writes nothing into a run.
+"""`hone view`: run directories as web pages, on this machine only. Writes nothing into a run.
 
-`Site` makes pages from templates, `app` serves them, `static` writes them; `catalog` finds the runs. Of the heavy
-libraries none is needed: neither torch nor transformers is imported here.
+`Site` makes pages from templates, `app` serves them, `catalog` finds the runs. Of the heavy libraries none is needed:
+neither torch nor transformers is imported here.
 """

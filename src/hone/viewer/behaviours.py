@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,9 +37,6 @@ THRESHOLD = 0.01
 """The share of a step's completions from which a page names the first step that shows a behaviour."""
 EXAMPLES = 5
 _SECONDS = 30.0
-_KEPT = 4
-_counted: dict[Any, dict[int, tuple[Any, tuple[int, ...]]]] = {}
-"""By folder and phrase: for each step the stamp of its file, and its counts."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Behaviours:
 def behaviours(store: Store, phrase: str = "") -> Behaviours:
     """Return what emerges in a run, with a phrase (words, or a regular expression in slashes) of the user's, if any.
 
-    Files that did not change since are not read again. UserError if the phrase is no expression.
+    UserError if the phrase is no expression.
     """
     markers, phrase = MARKERS, phrase.strip()
     if phrase:
@@ -101,32 +100,23 @@ def behaviours(store: Store, phrase: str = "") -> Behaviours:
         pattern = phrase[1:-1] if is_pattern else escape(phrase)
         check_patterns([pattern])
         markers = (*MARKERS, Marker("phrase", phrase, "regexp_matches(text, $phrase, 'i')", pattern))
-    counts, skipped = _counts(store, markers, phrase)
-    steps = np.array(sorted(counts), dtype=int)
-    table = np.array([counts[step] for step in steps]).reshape(len(steps), 1 + len(markers))
-    found = [_emergence(store, marker, steps, table[:, 0], table[:, 1 + i]) for i, marker in enumerate(markers)]
-    return Behaviours(steps, int(table[:, 0].sum()), found, skipped)
+    table, skipped = _counts(store.run.path, tuple(store.stamps().items()), markers)
+    steps = table[:, 0]
+    found = [_emergence(store, marker, steps, table[:, 1], table[:, 2 + i]) for i, marker in enumerate(markers)]
+    return Behaviours(steps, int(table[:, 1].sum()), found, skipped)
 
 
 def _values(markers: Sequence[Marker]) -> dict[str, Any]:
     return {m.name: m.pattern for m in markers if f"${m.name}" in m.condition}
 
 
-def _counts(store: Store, markers: Sequence[Marker], phrase: str) -> tuple[dict[int, tuple[int, ...]], list[str]]:
-    """Count for each step its completions, and how many show each marker."""
-    stamps = store.stamps()
-    before = _counted.get((store.folder, phrase), {})
-    known = {step: one for step, one in before.items() if stamps.get(step) == one[0]}
+@lru_cache(maxsize=4)
+def _counts(folder: Path, files: tuple[Any, ...], markers: tuple[Marker, ...]) -> tuple[np.ndarray, list[str]]:
+    """Return for each step in these files its number, its completions, and how many show each marker `[S, 2 + M]`."""
     shows = ", ".join(f"count(*) FILTER ({marker.condition}) AS {marker.name}" for marker in markers)
-    sql = f"SELECT step, count(*) AS n, {shows} FROM read_parquet($files) GROUP BY step"
-    new = {step: stamp for step, stamp in stamps.items() if step not in known}
-    columns, skipped = store.scan(sql, _values(markers), new, _SECONDS)
-    for step, *counts in zip(*(column.tolist() for column in columns.values()), strict=True):
-        known[step] = (stamps.get(step), tuple(counts))
-    if len(_counted) > _KEPT:
-        _counted.clear()
-    _counted[store.folder, phrase] = known
-    return {step: counts for step, (_, counts) in known.items()}, skipped
+    sql = f"SELECT step, count(*) AS n, {shows} FROM read_parquet($files) GROUP BY step ORDER BY step"
+    columns, skipped = Store(folder).scan(sql, _values(markers), dict(files), _SECONDS)
+    return np.array([*columns.values()], dtype=int).reshape(2 + len(markers), -1).T, skipped
 
 
 def _emergence(

@@ -13,13 +13,11 @@ from hone.runs.metrics import METRICS, unit
 from hone.runs.summary import shortened
 from hone.viewer.charts import environments
 from hone.viewer.runs import differing_settings
-from hone.viewer.series import to_json
+from hone.viewer.series import read_series, to_json
 from hone.viewer.site import Site, names_in
 
 CHOSEN = 3
 """Runs that are drawn if the page is asked for none."""
-MOST = 24
-"""Runs that are drawn at most."""
 AXES = ("step", "tokens", "hours")
 """Against what curves are drawn."""
 _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
@@ -32,15 +30,14 @@ def curves(site: Site, query: QueryParams) -> str:
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)
-    asked = [slug for slug in named if slug in entries]
     newest = [entry.slug for entry in entries.values() if not entry.previous][:CHOSEN]
-    chosen = {slug: entries[slug].state for slug in (asked[:MOST] if named else newest)}
+    chosen = {slug: entries[slug].state for slug in (named or newest) if slug in entries}
     smooth = check(query)
     names: dict[str, None] = {}
     metrics: dict[str, None] = {}
     numbers: dict[str, Any] = {}
     for slug in chosen:
-        series = site.series(entries[slug].path)
+        series = read_series(entries[slug].path)
         names |= dict.fromkeys(series.names)
         wanted = names_in(query, "metrics", series.names) or _usual(series.names)
         metrics |= dict.fromkeys(wanted)
@@ -55,8 +52,6 @@ def curves(site: Site, query: QueryParams) -> str:
         query=query,
         entries=list(entries.values()),
         chosen=chosen,
-        too_many=len(asked) > MOST,
-        most=MOST,
         names=sorted(names, key=lambda name: (name not in metrics, name.startswith(_LATER))),
         metrics=list(metrics),
         gone=[slug for slug in named if slug not in entries],

@@ -201,14 +201,8 @@ def _check_evaluation(entry: Entry) -> None:
 
 def _check_version(entry: Entry, version: int, versions: list[int]) -> None:
     """Raise NotFound if the run has no samples of the evaluation of a version."""
-    if version in versions:
-        return
-    if entry.is_evaluation:
-        why = f"{entry.name} is a run of `hone eval`, which has one evaluation: its samples are compared on their page"
-    elif entry.state.kind == "sft":
-        why = f"{entry.name} is an SFT run: it is evaluated by its loss, which has no samples"
-    elif not versions:
-        why = "this run has no samples of evaluations: `orchestrator.eval` makes them"
-    else:
-        why = f"there is no evaluation of version {version}: there are those of {', '.join(map(str, versions))}"
-    raise NotFound(why)
+    if not versions:
+        raise NotFound(f"{entry.name} has no samples of versions: an RL run has them with `orchestrator.eval`")
+    if version not in versions:
+        has = ", ".join(map(str, versions))
+        raise NotFound(f"there is no evaluation of version {version}: there are those of {has}")

@@ -17,7 +17,7 @@ from hone.runs.summary import alarms_in, describe_event, next_commands, typed
 from hone.viewer import curves
 from hone.viewer.catalog import RunState
 from hone.viewer.charts import charts, environments
-from hone.viewer.series import Series, to_json
+from hone.viewer.series import Series, read_series, to_json
 from hone.viewer.site import Links, Site
 
 _NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
@@ -46,7 +46,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
     state, run = entry.state, Run(entry.path)
     curves.check(query)
     events, links = run.events(), Links(f"run/{slug}/")
-    series = site.series(entry.path)
+    series = read_series(entry.path)
     drawn = charts(series.names, state.info)
     stacks = [list(chart.metrics()) for chart in drawn if chart.stack]
     data = to_json(series, dict.fromkeys(name for chart in drawn for name in chart.metrics()), stacks)

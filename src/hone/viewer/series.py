@@ -66,7 +66,7 @@ def _read(folder: Path, changed: Any) -> Series:
     return Series(folder)
 
 
-def read(folder: Path) -> Series:
+def read_series(folder: Path) -> Series:
     """Return the columns of the run in `folder` as they are now, read again only if its logs have changed."""
     return _read(folder, stamps(folder, _LOGS))
 

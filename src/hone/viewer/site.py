@@ -18,9 +18,8 @@ from starlette.datastructures import QueryParams
 
 from hone import __version__
 from hone.pages import environment, visible
-from hone.runs.progress import duration, percent, short_seconds, thousands
+from hone.runs.progress import percent, thousands
 from hone.runs.summary import local_time
-from hone.viewer import series
 from hone.viewer.catalog import Catalog, Entry, NotFound
 from hone.viewer.store import Store
 
@@ -68,7 +67,6 @@ class Site:
 
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self.series = series.read
 
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
         """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
@@ -102,15 +100,10 @@ class Site:
 
         made = environment(FileSystemLoader(ASSETS.with_name("templates")))
         made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly"), "again": again}
-        formats = {"percent": percent, "thousands": thousands, "duration": duration, "seconds": short_seconds}
-        made.filters |= {name: _or_dash(words) for name, words in formats.items()}
         made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
+        made.filters |= {"percent": percent, "thousands": thousands}
         made.filters["compact"] = lambda value: "–" if value is None else f"{value:.6g}"
         return made
-
-
-def _or_dash(words: Any) -> Any:
-    return lambda value: "–" if value is None else words(value)
 
 
 def with_code(text: str) -> Markup:

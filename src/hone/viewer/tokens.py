@@ -125,7 +125,8 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
     ids, mask = ids[first:], mask[first:]
     pieces = vocabulary.pieces(ids.tolist())
-    measured, missing = _measured(run, row, int(mask.sum()))
+    measured, why = _measured(run, row, int(mask.sum()))
+    missing = {"entropy": why, "gap": why} if why else {}
     by_token = {"logprob": np.where(mask, logprobs[first:].astype(float), np.nan)}
     for name, column in (("entropy", "entropies"), ("gap", "trainer_logprobs")):
         by_token[name] = np.full(len(ids), np.nan)
@@ -142,29 +143,25 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     return Tokens(pieces, first, ids, mask[starts] if len(starts) else np.zeros(0, bool), values, missing, prompt)
 
 
-def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what the train step noted of the sampled tokens, and why something is not there."""
-    why, noted = "", {}
+def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
+    """Return what the train step noted of the sampled tokens; nothing, and why, if that is not there."""
     try:
         table = run.token_stats(row["step"])
-        if table is None:
-            why = "the train step noted nothing: it was not recorded (`trainer.record_tokens`)"
-        elif row["row"] >= len(table):
-            why = f"tokens/ has no row {row['row']} of this step"
-        else:
-            noted = table.slice(row["row"], 1).to_pylist()[0]
     except (UserError, OSError) as error:
-        why = f"what the train step noted cannot be read: {error}"
+        return {}, f"what the train step noted cannot be read: {error}"
+    if table is None:
+        return {}, "the train step noted nothing: it was not recorded (`trainer.record_tokens`)"
+    noted = next(iter(table.slice(row["row"], 1).to_pylist()), {})
+    if noted.get("sample_id") != row["sample_id"]:
+        return {}, "tokens/ has another completion in this row: it is not of this run"
     found = [values for name in ("entropies", "trainer_logprobs") if (values := noted.get(name)) is not None]
-    if noted and noted.get("sample_id") != row["sample_id"]:
-        why = "tokens/ has another completion in this row: it is not of this run"
-    elif noted and not found:
+    if not found:
         state = row.get("state") or "its state is not known"
         cut = "it was cut by its limit, and orchestrator.truncated = mask"
-        why = f"it was not trained on ({cut if state == 'trained' else state})"
-    elif any(len(values) != sampled for values in found):
-        why = "tokens/ has not as many values as tokens were sampled"
-    return ({}, {"entropy": why, "gap": why}) if why else (noted, {})
+        return {}, f"it was not trained on ({cut if state == 'trained' else state})"
+    if any(len(values) != sampled for values in found):
+        return {}, "tokens/ has not as many values as tokens were sampled"
+    return noted, ""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   smooth.addEventListener("input", draw);
   for (const field of [axis, smooth, byId("log"), byId("seeds")]) field?.addEventListener("change", keep);
-  document.documentElement.addEventListener("hone:theme", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
   if (form) { // other runs and metrics are another page; the lists are narrowed by words
     form.addEventListener("change", (event) => { if (/^(runs|metrics)$/.test(event.target.name)) form.requestSubmit(); });

@@ -1,23 +1,9 @@
-// What every page shares: the theme, keys, and data that lie in the page. Text of models is only ever textContent.
+// What every page shares: keys, and data that lie in the page. Text of models is only ever textContent.
 "use strict";
 
 const hone = (() => {
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const stored = () => { try { return localStorage.getItem("hone-theme"); } catch { return null; } };
-
-  function applyTheme() {
-    root.dataset.theme = stored() || (dark.matches ? "dark" : "light");
-    root.dispatchEvent(new CustomEvent("hone:theme"));
-  }
-
-  function toggleTheme() {
-    try { localStorage.setItem("hone-theme", root.dataset.theme === "dark" ? "light" : "dark"); } catch { /* private mode */ }
-    applyTheme();
-  }
-
   // The colour of that name in hone.css, e.g. "accent".
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   // The JSON in <script type="application/json" id=ID>.
   const data = (id) => { const block = document.getElementById(id); return block && JSON.parse(block.textContent); };
@@ -92,7 +78,7 @@ const hone = (() => {
 
   const keys = {
     j: () => move(1), k: () => move(-1), "[": () => click("a[rel=prev]"), "]": () => click("a[rel=next]"),
-    t: toggleTheme, g: () => click("header .brand"), Enter: () => click(".item.on a.open, .item.on summary"),
+    g: () => click("header .brand"), Enter: () => click(".item.on a.open, .item.on summary"),
     "?": () => document.getElementById("keys").showModal(),
     "/": () => {
       const field = document.querySelector("input[type=search]");
@@ -100,10 +86,7 @@ const hone = (() => {
     },
   };
 
-  applyTheme();
-  dark.addEventListener("change", applyTheme);
   document.addEventListener("DOMContentLoaded", () => {
-    document.getElementById("theme").addEventListener("click", toggleTheme);
     const dialog = document.getElementById("keys");
     document.getElementById("help").addEventListener("click", () => dialog.showModal());
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -118,11 +118,8 @@ def body(card: Card) -> Markup:
 def whole_page(card: Card) -> str:
     """Return report.html. A content policy forbids scripts, and loading anything; it is light or dark as the system."""
     css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
-    light, _, rest = css.partition(':root[data-theme="dark"] {')
-    dark, _, rest = rest.partition("}")
-    style = Markup(f"{light}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}{rest}")
     template = _templates().get_template("report.html")
-    return template.render(title=card.title, body=body(card), style=style, version=__version__)
+    return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)
 
 
 @cache
