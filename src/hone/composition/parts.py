@@ -29,7 +29,8 @@ from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
-from hone.orchestrator.types import Evaluate, Policy, Recorder
+from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.types import Evaluate, Policy
 from hone.runs.reader import Run
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
@@ -264,7 +265,7 @@ def overlap_text(env: Environment, overlap: Overlap) -> str:
 
 
 def make_evaluate(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, recorder: Recorder
+    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, recorder: RunRecorder
 ) -> Evaluate:
     """Make the evaluation of a run: every `eval.interval` versions from 0 on, and at the end."""
     settings = config.orchestrator.eval

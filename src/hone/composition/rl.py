@@ -39,7 +39,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, close_draws, oldest_version, step_metrics, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
-from hone.orchestrator.types import Evaluate, Policy, Publish, Recorder, Updates
+from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.files import read_lines
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
@@ -76,7 +76,7 @@ class Steps:
     curriculum: Curriculum
     trainer: Updates
     ledger: Ledger
-    recorder: Recorder
+    recorder: RunRecorder
     publish: Publish
     evaluate: Evaluate
     metrics: dict[str, float] = field(default_factory=dict, init=False)

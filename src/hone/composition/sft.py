@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
 from hone.composition.machine import configure, device_of
@@ -36,6 +36,7 @@ from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
+from hone.runs.writer import RunWriter
 from hone.trainer.export import add_tokenizer, export_weights
 from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence as Packed
@@ -82,19 +83,6 @@ class Data:
     digests: dict[str, str]
 
 
-class Log(Protocol):
-    """What `SFTSteps` needs of a `RunWriter`."""
-
-    @property
-    def seconds_so_far(self) -> float: ...
-
-    def phase(self, name: str) -> AbstractContextManager[None]: ...
-
-    def log_step(
-        self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
-    ) -> None: ...
-
-
 @dataclass(eq=False)
 class SFTSteps:
     """The steps of SFT, on one rank or several, or again in `hone verify`."""
@@ -104,7 +92,7 @@ class SFTSteps:
     validation: list[Packed]
     trainer: RankedTrainer
     progress: Progress
-    log: Log
+    log: RunWriter
     saver: Saver
     validating: Callable[[], AbstractContextManager[None]] = nullcontext
     newest: dict[str, float] = field(default_factory=dict, init=False)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hone.inference.types import SamplingParams
-from hone.runs.saving import Saver
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Message, Score, Trajectory
+from hone.types import Message, Trajectory
 
 
 @dataclass(frozen=True)
@@ -94,31 +92,6 @@ class Updates(Protocol):
         ...
 
     def fingerprint(self) -> str: ...
-
-
-class Recorder(Protocol):
-    """Where the steps of a run are written down; see `hone.orchestrator.recorder`."""
-
-    @property
-    def saver(self) -> Saver: ...
-
-    def phase(self, name: str) -> AbstractContextManager[None]: ...
-
-    def record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: list[Group],
-        weights: str,
-        timings: Mapping[str, float] | None = None,
-        token_stats: TokenStats | None = None,
-    ) -> None: ...
-
-    def evaluated(
-        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
-    ) -> None: ...
-
-    def returned(self, step: int, draws: list[int], oldest: int) -> None: ...
 
 
 Publish = Callable[[int], dict[str, float]]

@@ -44,7 +44,7 @@ from hone.types import Example, Group, Outcome, Score, Trajectory
 
 
 class Memory:
-    """Keeps what the last step recorded, in place of a run directory."""
+    """Keeps what the last step recorded, in place of a run directory: a `RunRecorder` of RL, the `RunWriter` of SFT."""
 
     seconds_so_far = 1.0
 
@@ -97,7 +97,7 @@ class RLExecution:
     ) -> None:
         self.config, self.trainer, self.records, self.curriculum = config, trainer, records, curriculum
         self.sampler, self.evaluate, self.publish = sampler, evaluate, publish
-        self.memory = memory or Memory()
+        self.memory: Any = memory or Memory()
         self.begin(None)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
@@ -186,7 +186,7 @@ class SFTExecution:
         progress = Progress(**state["progress"]) if state else Progress()
         trainer = RankedTrainer(ALONE, lambda: self.trainer, self.config.data.micro_batch_tokens)
         trainer.start()
-        self.memory = Memory()
+        self.memory: Any = Memory()
         self.steps = SFTSteps(
             self.config, self.source, self.validation, trainer, progress, self.memory, self.memory.saver
         )

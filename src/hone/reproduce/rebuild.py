@@ -206,7 +206,7 @@ def _rl(
         rows = len(env.split("train"))
     curriculum = Curriculum.from_config(config, rows, left_out)
     policy = own_policy(config, env, trainer, renderer)
-    memory = Memory()
+    memory: Any = Memory()
     sampler = GroupSampler(config, env, renderer, policy, curriculum)
     if why_not_resampled(config, records.run) is not None:
         return RLExecution(config, trainer, records, curriculum, sampler), task_digests(config, env)
