@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -44,8 +43,8 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     client = config.orchestrator.client
     if client.base_url is None:
         return None
-    endpoint = _endpoint(config, client.base_url)
-    return reach(endpoint, config.model.name, renderer, config.seq_len, _spool(config), parameters)
+    endpoint = endpoint_of(config, client.base_url)
+    return reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
 
 
 def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
@@ -78,19 +77,16 @@ def sampling(
     for cause in inexact_sampling(config):
         run.mark_inexact(run.start_step, cause)
     with ExitStack() as stack:
-        spool = stack.enter_context(Spool(_spool(config), trainer.model))
+        spool = stack.enter_context(Spool(config.output_dir / SPOOL, trainer.model))
         if server is None:
             with run.phase("start"):
                 vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
-            server = Server(replace(_endpoint(config, vllm.url), log=vllm.log), "vllm", config.model.name)
+            server = Server(replace(endpoint_of(config, vllm.url), log=vllm.log), "vllm", config.model.name)
         yield ServerPolicy(server, renderer, trainer.model.config.eos_token_ids, spool)
 
 
-def _spool(config: RLConfig) -> Path:
-    return config.output_dir / SPOOL
-
-
-def _endpoint(config: RLConfig, url: str) -> Endpoint:
+def endpoint_of(config: RLConfig, url: str) -> Endpoint:
+    """Return the server at `url`, with the patience and the key that the config names."""
     client = config.orchestrator.client
     key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
     return Endpoint(url, key, timeout=client.timeout, max_retries=client.max_retries)

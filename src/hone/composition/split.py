@@ -21,9 +21,9 @@ from typing import Any
 from hone.composition import parts
 from hone.composition.machine import configure
 from hone.composition.rl import RL
+from hone.composition.sampling import endpoint_of
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.errors import UserError
-from hone.inference.endpoint import Endpoint, api_key
 from hone.model.chat import ChatRenderer
 from hone.model.hf import model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
@@ -156,13 +156,12 @@ def wait_for_trainer(transport: FileTransport) -> Hello:
 
 def connect(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
     """Return the server to sample from, once it answers. UserError if it serves something else."""
-    client = config.orchestrator.client
-    key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
-    # One that died is waited for here, and so not tried again by the client.
-    endpoint = Endpoint(config.server_url, key, timeout=client.timeout, max_retries=min(client.max_retries, 1))
-    wait_for_server(endpoint, client.timeout, lambda text: print(text, flush=True))
-    server = reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
-    return replace(server, endpoint=endpoint)
+    patience = config.orchestrator.client.timeout
+    # A server that died is started again with this process: the client is not to try for long.
+    endpoint = endpoint_of(config, config.server_url)
+    endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
+    wait_for_server(endpoint, patience, lambda text: print(text, flush=True))
+    return reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:

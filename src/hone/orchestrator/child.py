@@ -44,8 +44,8 @@ class Log:
     def move(self, path: Path) -> None:
         """Use `path` from now on, behind what that holds."""
         with self._lock:
-            os.close(self._descriptor)
-            self._descriptor = _append_to(path)
+            before, self._descriptor = self._descriptor, _append_to(path)
+            os.close(before)
             os.write(self._descriptor, self.path.read_bytes())
             self.path.unlink()
             self.path = path
