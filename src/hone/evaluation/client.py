@@ -87,11 +87,9 @@ class ChatClient:
         try:
             page = await self._openai.models.list(timeout=10.0)
             return [Served(entry.id, entry.owned_by or "") for entry in page.data] or None
-        except APITimeoutError as error:
-            if _refused(error):
-                raise UserError(self._nothing_answers(model, error)) from None
         except APIConnectionError as error:
-            raise UserError(self._nothing_answers(model, error)) from None
+            if _refused(error) or not isinstance(error, APITimeoutError):
+                raise UserError(self._nothing_answers(model, error)) from None
         except APIStatusError as error:
             if error.status_code in (401, 403):
                 raise UserError(self._wants_key(error)) from None
