@@ -83,7 +83,7 @@ class Canary:
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
         def order(prompt: tuple[tuple[int, ...], Any]) -> tuple[bool, int]:
-            """The longest prompt that isn't long comes first, for more of it is cached; else the shortest."""
+            """Put the longest prompt that isn't long first, for more of it is cached; else the shortest."""
             tokens = len(prompt[0])
             return tokens > LONG, tokens if tokens > LONG else -tokens
 

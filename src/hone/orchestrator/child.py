@@ -122,7 +122,7 @@ class Child:
 
     @property
     def error(self) -> str:
-        """The last line that names what went wrong, else the last that is not empty; at most 400 characters of it."""
+        """Return the last line that names what went wrong, else the last that is not empty; at most 400 characters."""
         lines = [line for line in reversed(self.lines) if line.strip()]
         line = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
         if (match := _ERROR.match(line)) and match[1]:

@@ -23,7 +23,7 @@ class Placement:
 
 
 def placed(gpus: Sequence[str], ranks: int, serves: bool = True) -> Placement:
-    """The first GPU for the server, if the run has one of its own, and the last `ranks` for the trainer, one each.
+    """Place the server on the first GPU, if the run has one of its own, and the trainer's ranks on the last ones.
 
     They meet where there are too few for all: on one GPU server and trainer share it. No GPUs, no placement. UserError
     if ranks would have to share one, which NCCL refuses.
@@ -37,7 +37,7 @@ def placed(gpus: Sequence[str], ranks: int, serves: bool = True) -> Placement:
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         listed = [name.strip() for name in named.split(",")]
@@ -56,8 +56,6 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def share_of_cores(processes: int) -> int:
-    """Cores for each of so many processes, of those that this one may use (where the system cannot say, as on macOS, of
-    the machine's); at least 1.
-    """
+    """Return the cores for each of so many processes, of those that this one may use (on macOS: that there are)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, processes))
