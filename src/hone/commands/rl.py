@@ -118,7 +118,7 @@ def run_split(config: RLConfig) -> int:
             scratch,
             _say,
             kept,
-            resume_command(folder, "rl"),
+            resume_command(folder, {"kind": "rl"}),
             variables(),
             restarts=config.restarts,
             grace_seconds=config.grace_seconds,

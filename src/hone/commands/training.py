@@ -28,7 +28,7 @@ from hone.planning.report import plan_of, short
 from hone.planning.shape import Shape
 from hone.runs import predictions
 from hone.runs.observer import Observer
-from hone.runs.provenance import larger_budget, ranks_of, resume_command
+from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.writer import RunWriter, watching
 from hone.trainer.parallel import ALONE, Ranks, joined
 
@@ -198,7 +198,7 @@ def report(training: Any) -> str:
         more = larger_budget(config.budget.model_dump(), run.budget.spent) if spent else []
         why, how = (" by its budget", " with a larger one") if spent else ("", " with")
         used = f" ({run.budget.used_up})" if spent else ""
-        command = resume_command(run.folder, run.info["kind"], *more, ranks=ranks_of(run.info))
+        command = resume_command(run.folder, run.info, *more)
         text += f"Stopped{why} after {version} of {config.max_steps} steps{used}. "
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {command}"
     env = config.data.env if sft else config.orchestrator.env

@@ -16,7 +16,7 @@ from hone.errors import Halt, UserError
 from hone.runs import predictions
 from hone.runs.alarms import AlarmStop
 from hone.runs.observer import Observer
-from hone.runs.provenance import ranks_of, resume_command
+from hone.runs.provenance import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
@@ -197,7 +197,7 @@ class Training(ABC):
     def _halted(self, halt: Halt) -> UserError:
         """Describe what ended the run, where it is saved, and how to go on."""
         run = self.run
-        command = resume_command(run.folder, run.info["kind"], ranks=ranks_of(run.info))
+        command = resume_command(run.folder, run.info)
         return UserError(f"{halt}. Saved: {run.checkpoints.path(self.version)}; go on with: {command}")
 
 

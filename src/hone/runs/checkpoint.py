@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs import shards
-from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, remove_dir, verify, write_file
+from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, verify, write_file
 from hone.runs.rollouts import steps_in
 
 if TYPE_CHECKING:
@@ -96,10 +96,6 @@ class Checkpoints:
         """Return complete checkpoints that the run doesn't keep, ascending."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
         return [step for step in old if not self.keep_interval or step % self.keep_interval]
-
-    def remove(self, step: int) -> None:
-        """Delete the checkpoint of step `step`."""
-        remove_dir(self.path(step))
 
     def _all(self) -> list[int]:
         return [step for step, path in steps_in(self.folder).items() if path.is_dir()]

@@ -160,15 +160,13 @@ def sweep(folder: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Return True if `new_dir` made the directory and its files have their names and sizes: fast, without contents."""
-    return not _problems(folder, content=False)
+    return not verify(folder, content=False)
 
 
-def verify(folder: Path) -> list[str]:
-    """Return what is wrong with a directory made by `new_dir`; empty if every byte is as it was written."""
-    return _problems(folder, content=True)
-
-
-def _problems(folder: Path, content: bool) -> list[str]:
+def verify(folder: Path, content: bool = True) -> list[str]:
+    """Return what is wrong with a directory made by `new_dir`; empty if every byte is as it was written. Without
+    `content` only the names and sizes of files are looked at.
+    """
     try:
         listed = read_json(folder / MARKER)["files"]
         facts = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in listed.items()}
@@ -183,11 +181,10 @@ def _problems(folder: Path, content: bool) -> list[str]:
             problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
         elif content and sha256(file) != digest:
             problems.append(f"{name} has changed since it was written (SHA-256 differs)")
-    added = [name for name in _files(folder) if name not in facts and name != MARKER] if content else []
-    hidden = [name for name in added if any(part.startswith(".") for part in Path(name).parts)]
-    return problems + [
-        f"{name} was added: the completion marker does not list it" for name in added if name not in hidden
-    ]
+    for name in _files(folder) if content else ():
+        if name not in facts and name != MARKER and not any(part.startswith(".") for part in Path(name).parts):
+            problems.append(f"{name} was added: the completion marker does not list it")
+    return problems
 
 
 def _files(folder: Path) -> list[str]:
@@ -204,20 +201,18 @@ def open_file(path: Path, remedy: str = RESTORE, most: float = float("inf")) -> 
     """Open a file of a run for reading. UserError with the remedy if it can't be read, has more bytes than `most`, or
     is no regular file (a pipe would be waited for, for ever); FileNotFoundError if there is none.
     """
-    if os.path.lexists(path) and not path.is_file():
-        problem = "it is no regular file"
-    else:
-        try:
-            file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
-            if (size := os.fstat(file.fileno()).st_size) <= most:
-                return file
+    try:
+        if os.path.lexists(path) and not path.is_file():
+            raise ValueError("it is no regular file")
+        file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
+        if (size := os.fstat(file.fileno()).st_size) > most:
             file.close()
-            problem = f"it has {size:,} bytes, and a run's have at most {most:,}"
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            problem = error.strerror
-    raise UserError(f"{path} cannot be read ({problem}): {remedy}")
+            raise ValueError(f"it has {size:,} bytes, and a run's have at most {most:,}")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', error)}): {remedy}") from None
+    return file
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:

@@ -18,7 +18,7 @@ from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
-from hone.runs.provenance import larger_budget, most_ranks, ranks_of, resume_command
+from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import Change
@@ -142,7 +142,7 @@ class Opening:
         before = spent(folder, info)
         if config.budget is not None and (used_up := Budget(config.budget, before).used_up):
             more = larger_budget(config.budget.model_dump(), before)
-            larger = resume_command(folder, self.kind, *more, ranks=self.ranks)
+            larger = resume_command(folder, info, *more)
             self.say(f"The budget is used up ({used_up}): nothing was done. Go on with a larger one: {larger}")
             self.nothing_left = True
             return
@@ -174,7 +174,7 @@ class Opening:
             self._resume()
             return
         if interrupted(source):
-            command = resume_command(source, info["kind"], ranks=ranks_of(info))
+            command = resume_command(source, info)
             raise UserError(f"a resume of {source} was killed: finish it first, with: {command}")
         self._load_checkpoint()
         if self.restored is None:
@@ -330,17 +330,17 @@ class Opening:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (name, before, now) of the facts in two run.json that can make equal runs differ.
 
-    They are packages, hone's code, processor, GPU, ranks, threads, and variables that choose kernels. What one of the
+    They are packages, processor, GPU, ranks, threads, variables that choose kernels, and hone's code. What one of the
     two doesn't know is left out.
     """
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
-    pairs += [("ranks", before.get("ranks", 1), now.get("ranks", 1))]
-    pairs += [("threads", before.get("threads"), now.get("threads"))]
+    pairs += [
+        (name, before.get(name, usual), now.get(name, usual)) for name, usual in (("ranks", 1), ("threads", None))
+    ]
     if "variables" in before and "variables" in now:
         mine, theirs = before["variables"], now["variables"]
         pairs += [(name, mine.get(name), theirs.get(name)) for name in mine | theirs]
-    mine, theirs = (facts.get("sources", {}).get("code") for facts in (before, now))
-    if mine and theirs:
-        pairs += [("hone's code", mine[:8], theirs[:8])]
+    mine, theirs = (facts.get("sources", {}).get("code", "")[:8] for facts in (before, now))
+    pairs += [("hone's code", mine, theirs)] if mine and theirs else []
     return [(name, one, other) for name, one, other in pairs if one != other]

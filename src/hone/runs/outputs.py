@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from hone.config.shared import TRANSPORT
 from hone.errors import UserError
 from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
-from hone.runs.rollouts import EVALS, RESULTS, TOKENS, evals_in
+from hone.runs.rollouts import EVALS, RESULTS, TOKENS, steps_in
 
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
@@ -254,7 +254,7 @@ def clear(folder: Path) -> Path | None:
 def _own(folder: Path) -> list[Path]:
     """Return where the run in `folder` has its files, or may have them; run.json last."""
     kept = [name for name in GIVEN if name in (run_info(folder) or {}).get("kept", [])]
-    return [*evals_in(folder).values(), *(folder / name for name in (*kept, *NAMES))]
+    return [*steps_in(folder / EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *NAMES))]
 
 
 def sweep_run(folder: Path) -> None:

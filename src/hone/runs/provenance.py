@@ -137,21 +137,21 @@ def most_ranks(info: Mapping[str, Any]) -> int:
     return max(ranks for _, ranks in parts)
 
 
-def resume_command(folder: Path, kind: str, *more: str, ranks: int = 1) -> str:
-    """Return `hone rl @ outputs/config.toml --resume`, to paste, with further words.
+def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
+    """Return `hone rl @ outputs/config.toml --resume`, to paste, for the run with this run.json; with further words.
 
-    Several `ranks` of SFT are started by torchrun; those of RL are a setting.
+    Several ranks of SFT are started by torchrun, as many as trained last; those of RL are a setting.
     """
-    program = ["hone", kind]
-    if ranks > 1 and kind == "sft":
+    ranks = ranks_of(info)
+    program = ["hone", info["kind"]]
+    if ranks > 1 and info["kind"] == "sft":
         program = ["torchrun", "--nproc-per-node", str(ranks), "-m", "hone.trainer.sft"]
     return shlex.join([*program, "@", str(folder / "config.toml"), "--resume", *more])
 
 
 def ranks_of(info: Mapping[str, Any]) -> int:
     """Return on how many ranks the run with this run.json trained last."""
-    newest = info["resumes"][-1] if info.get("resumes") else info
-    return newest.get("ranks", 1)
+    return [info, *info.get("resumes", [])][-1].get("ranks", 1)
 
 
 def larger_budget(limits: Mapping[str, Any], spent: Spent) -> list[str]:

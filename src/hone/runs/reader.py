@@ -13,7 +13,7 @@ from hone.errors import UserError
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
-from hone.runs.rollouts import RESULTS, evals_file, evals_in, read_rollouts, read_tokens, rollouts_file, steps_in
+from hone.runs.rollouts import EVALS, RESULTS, evals_file, read_rollouts, read_tokens, rollouts_file, steps_in
 from hone.runs.settings import moved, read_toml
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Run:
 
     def evals(self) -> list[int]:
         """Return the versions of which the samples of an evaluation are there, ascending. Older runs have none."""
-        return list(evals_in(self.path))
+        return list(steps_in(self.path / EVALS, ".jsonl"))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
         """Return the samples of the evaluation of a version; keys as in `hone.evaluation.EvalSample.row`.

@@ -70,11 +70,6 @@ def evals_file(version: int) -> str:
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
-def evals_in(folder: Path) -> dict[int, Path]:
-    """Return the evaluations of the run in `folder`, by version, ascending."""
-    return steps_in(folder / EVALS, ".jsonl")
-
-
 def schema() -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table."""
     import pyarrow as pa

@@ -106,12 +106,12 @@ class Saver:
                 pause(self.run, step, cause, lambda: self.stopping)
 
     def save_now(self, step: int) -> None:
-        """Save version `step` as weights and as a checkpoint, and waits until all files are written."""
-        before, self.halted = self.halted, True
+        """Save version `step` as weights and as a checkpoint; all files are written when this returns."""
+        self.halted = True
         try:
             self.save(step, last=True)
         finally:
-            self.halted = before
+            self.halted = False
 
     def wants_checkpoint(self, step: int) -> bool:
         """Return True if `save(step)` will make a checkpoint, as far as that is known before."""

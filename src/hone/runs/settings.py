@@ -53,13 +53,11 @@ class Change:
     kind: Literal["settings", "sources", "records"] = "settings"
 
     def __str__(self) -> str:
-        if self.kind == "settings":
-            return f"{self.name} ({_shown(self.before)}, now {_shown(self.now)})"
-        return f"{_SOURCES.get(self.name, self.name)} ({self.before[:8]}, now {self.now[:8]})"
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if self.kind != "settings":
+            return f"{_SOURCES.get(self.name, self.name)} ({self.before[:8]}, now {self.now[:8]})"
+        words = {None: "unset", True: "true", False: "false"}
+        before, now = (words[value] if isinstance(value, bool | None) else value for value in (self.before, self.now))
+        return f"{self.name} ({before}, now {now})"
 
 
 def run_toml(config: RunConfig, kind: str) -> str:

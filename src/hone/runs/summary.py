@@ -196,7 +196,7 @@ def _resuming(run: Summary) -> str:
         words += ["--output-dir", str(run.path)]
     if run.status == "budget":
         words += larger_budget(run.config.get("budget", {}), run.spent)
-    return resume_command(run.path, run.kind, *words, ranks=provenance.ranks_of(run.info))
+    return resume_command(run.path, run.info, *words)
 
 
 def typed(command: list[str], ranks: int = 1) -> str:

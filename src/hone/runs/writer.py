@@ -36,7 +36,7 @@ from hone.runs.observer import Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
 from hone.runs.progress import Progress
-from hone.runs.provenance import ranks_of, resume_command
+from hone.runs.provenance import resume_command
 from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
 
@@ -282,7 +282,7 @@ class RunWriter:
             # The weights first: killed in between, the next call finds the checkpoint and does it again.
             if self.weights_path(step).exists():
                 remove_dir(self.weights_path(step))
-            self.checkpoints.remove(step)
+            remove_dir(self.checkpoints.path(step))
 
     def note(self, **facts: Any) -> None:
         """Put facts about the run into run.json."""
@@ -356,7 +356,7 @@ class RunWriter:
             with ExitStack() as ends:
                 self._close_files(ends)
             return
-        fault = explain(error, self.folder) if error is not None else None
+        fault = explain(error, self.folder) if error else None
         if error is not None and not isinstance(error, KeyboardInterrupt) and self.info["ended"] is None:
             self.info["failure"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             with suppress(OSError, UnicodeError):
@@ -376,7 +376,7 @@ class RunWriter:
         steps = self.checkpoints.steps()
         if not steps:
             return "no checkpoint was saved"
-        command = resume_command(self.folder, self.info["kind"], ranks=ranks_of(self.info))
+        command = resume_command(self.folder, self.info)
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
     def _save_info(self) -> None:
