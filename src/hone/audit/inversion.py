@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hone.audit.conversations import inversion_texts
-from hone.audit.probes import Probe, Prober
+from hone.audit.probes import Probe, Prober, messages_of
 from hone.audit.report import Check, Finding, Verdict
 from hone.environments import MultiTurnEnv, Rubric, calls_of
 from hone.errors import UserError
@@ -220,9 +220,8 @@ def _title(best: Total, worst: Total, culprits: tuple[str, ...], gain: float) ->
 
 def _calls(total: Total) -> list[int]:
     """Count the calls of each message that makes any, of the text of a total that nothing declared is part of."""
-    if total.declared or total.probe is None or isinstance(total.probe.text.completion, str):
-        return []
-    return [count for message in total.probe.text.completion if (count := len(calls_of(message)))]
+    messages = messages_of(total.probe.text.completion) if total.probe is not None and not total.declared else ()
+    return [count for message in messages if (count := len(calls_of(message)))]
 
 
 def _amount(reward: float) -> str:

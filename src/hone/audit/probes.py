@@ -88,10 +88,8 @@ class Probe:
     @property
     def model_texts(self) -> list[str]:
         """The texts of the model's messages."""
-        completion = self.text.completion
-        if isinstance(completion, str):
-            return [completion]
-        return [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
+        messages = messages_of(self.text.completion)
+        return [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
 
     def shown(self, expected: str) -> Shown:
         completion = self.text.completion
@@ -180,8 +178,7 @@ def subject_of(env: Environment, example: Example) -> Subject:
         reference = env.reference(example)
     except UserError:
         return Subject(example, None)
-    messages: list[Message] = [] if isinstance(reference, str) else list(reference)
-    text = reference if isinstance(reference, str) else completion_text(messages)
+    text = completion_text(reference)
     answer = env.parser.parse_answer(text)
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
 
@@ -223,50 +220,41 @@ def failures(probes: Sequence[Probe]) -> list[Finding]:
     return found
 
 
-def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> list[Reply]:
-    """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends.
-
-    Of a task of one turn, the first message is the completion.
-    """
-    played = [_Played(env, example, script) for example, script in scripts]
-    live = [one for one in played if one.say()]
+def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> list[Reply]:
+    """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends."""
+    turns = [
+        [dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"][: env.max_turns]
+        for _, script in scripts
+    ]
+    messages: list[list[Message]] = [[dict(message) for message in example.prompt] for example, _ in scripts]
+    states = [env.initial_state(example, seed=0) for example, _ in scripts]
+    failures: list[tuple[Outcome, str] | None] = [None] * len(scripts)
+    taken = [0] * len(scripts)
+    live = list(range(len(scripts)))
     while live:
-        assert isinstance(env, MultiTurnEnv)
+        for i in live:
+            messages[i].append(turns[i][taken[i]])
+            taken[i] += 1
+        live = [i for i in live if taken[i] < env.max_turns]
+        if not live:
+            break
         # Conversations that are the same so far are asked about once: a tool may be slow.
-        turns = [(one.messages, one.state or {}) for one in live]
-        keys = [json.dumps(turn, sort_keys=True, default=str) for turn in turns]
-        asked = dict(zip(keys, turns, strict=True))
+        keys = {i: json.dumps((messages[i], states[i]), sort_keys=True, default=str) for i in live}
+        asked = {key: (messages[i], states[i]) for i, key in keys.items()}
         answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True))
-        for one, key in zip(live, keys, strict=True):
-            answer = copy.deepcopy(answers[key])
-            one.answered, one.state, one.failure = settled(answer, env, one.messages, one.state or {})
-        live = [one for one in live if one.failure is None and one.answered and one.say()]
-    return [one.reply() for one in played]
+        for i in list(live):
+            answer = copy.deepcopy(answers[keys[i]])
+            answered, states[i], failures[i] = settled(answer, env, messages[i], states[i])
+            if answered and failures[i] is None and taken[i] < len(turns[i]):
+                messages[i] += answered
+            else:
+                live.remove(i)
+    return [
+        Reply(messages[i], "stop", "audit", turns=taken[i], state=states[i], failure=failures[i])
+        for i in range(len(scripts))
+    ]
 
 
-class _Played:
-    """A conversation in which the model's part is written beforehand."""
-
-    def __init__(self, env: Environment, example: Example, script: Script) -> None:
-        several = isinstance(env, MultiTurnEnv)
-        turns = [{"role": "assistant", "content": script}] if isinstance(script, str) else script
-        self.turns = [dict(turn) for turn in turns if turn.get("role") == "assistant"]
-        self.most = env.max_turns if isinstance(env, MultiTurnEnv) else 1
-        self.messages: list[Message] = [dict(message) for message in example.prompt]
-        self.state = env.initial_state(example, seed=0) if isinstance(env, MultiTurnEnv) else None
-        self.answered: list[Message] = []
-        self.failure: tuple[Outcome, str] | None = None
-        self.taken = 0
-        assert self.turns and (several or len(self.turns) == 1), "a task of one turn takes one message"
-
-    def say(self) -> bool:
-        """Say the next turn, if there is one; return True if the environment may answer it."""
-        if self.taken == len(self.turns):
-            return False
-        self.messages += [*self.answered, self.turns[self.taken]]
-        self.answered = []
-        self.taken += 1
-        return self.taken < self.most
-
-    def reply(self) -> Reply:
-        return Reply(self.messages, "stop", "audit", turns=self.taken, state=self.state, failure=self.failure)
+def messages_of(script: Script) -> Sequence[Message]:
+    """Return a completion as messages."""
+    return [{"role": "assistant", "content": script}] if isinstance(script, str) else script

@@ -257,9 +257,7 @@ def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Prob
 
 def _is_lucky(prober: Prober, probe: Probe) -> bool:
     """Return True if a text that knows nothing states what happens to be the right answer."""
-    completion = probe.text.completion
-    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else [*completion]
-    given = prober.env.parser.parse_answer(completion_text(messages))
+    given = prober.env.parser.parse_answer(completion_text(probe.text.completion))
     subject = probe.text.subject
     answers = (answer_of(subject), subject.example.answer)
     return isinstance(given, str) and any(same_answer(given, answer) for answer in answers if answer)

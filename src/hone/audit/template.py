@@ -24,7 +24,7 @@ from typing import Any
 
 from hone.audit.report import Check, Finding, Report, Shown, Verdict, worst
 from hone.errors import UserError
-from hone.model.chat import PROBE, THINK, ChatRenderer, RendererParts, renderer_parts
+from hone.model.chat import THINK, ChatRenderer, RendererParts, renderer_parts
 from hone.model.rendering import END_THINK, TemplateRendering, squeeze
 from hone.model.tool_calls import HERMES, Tool
 from hone.types import Message, content_hash
@@ -42,6 +42,7 @@ DIFFERS = (
 # The verdict of a finding, unless a problem has its own; its title, with `{what}` for what showed it; the remedy.
 KINDS: dict[str, tuple[Verdict, str, str]] = {
     "refuses": (NOTE, "the template refuses: {what}", f"keep to conversations that it takes, or {OTHER}"),
+    "unusable": (FAIL, "hone can't use this template: {what}", OTHER),
     "crashes": (FAIL, "rendering fails with {what}", OTHER),
     "loses-text": (FAIL, "the text of a message is not written ({what})", OTHER),
     "reorders": (FAIL, "messages are written in another order ({what})", OTHER),
@@ -495,7 +496,8 @@ def audit_template(
     try:
         subject = ChatSubject(parts)
     except UserError as error:
-        checks.append(Check("renders", "hone can't use this template", findings_from([_unusable(parts, error)])))
+        problem = Problem("unusable", in_short(error), Conversation([ASKED]), str(error))
+        checks.append(Check("tokens", "nothing could be rendered", findings_from([problem])))
     else:
         facts |= {"digest": subject.renderer.digest(), "opened_by_template": subject.renderer.opened_by_template}
         order: dict[str, Callable[[], Checked]] = {
@@ -545,20 +547,6 @@ def _what_works(found: Iterable[str]) -> tuple[str, str]:
     when = ", or once ".join(after.get(what, what) for what in found)
     other = "for other tasks give a template that keeps thoughts with model.chat_template"
     return f"the template takes the thoughts out of a turn once {when}", f"{fine} work; {other}" if fine else other
-
-
-def _unusable(parts: RendererParts, error: UserError) -> Problem:
-    """Return the one problem of a template with which hone can't render at all."""
-    asked, answer = user(PROBE), {"role": "assistant", "content": PROBE}
-    try:
-        parts.rendering.prompt_ids([asked])
-    except UserError:
-        return Problem("refuses", "a message of the user", Conversation([asked]), str(error), FAIL)
-    try:
-        parts.rendering.continuation_ids([asked], answer)
-    except UserError:
-        return Problem("rewrites-prompt", "answer", Conversation([asked, answer]), str(error))
-    return Problem("no-stop-token", "answer", Conversation([asked, answer]), str(error))
 
 
 def check_tokens(subject: ChatSubject) -> Checked:
@@ -692,19 +680,9 @@ def check_agreement(subject: ChatSubject, name: str) -> Checked:
         own = renderer_parts(name, own=True).rendering
     except UserError as error:
         return f"the model's own template can't be read ({error})", []
-    answer, thought = subject.answer("the sky."), subject.answer("the sky.", thought="look up")
-    call = call_of({"word": "blue"})
-    shapes = {
-        "a question": Conversation([ASKED]),
-        "a system message": Conversation([SYSTEM, ASKED]),
-        "an answer": Conversation([ASKED, answer]),
-        "a thought": Conversation([ASKED, thought]),
-        "several turns": Conversation([ASKED, answer, ASKED_ON]),
-        "tools": Conversation([SYSTEM, ASKED], TOOLS),
-        "calls": Conversation([ASKED, subject.answer("", calls=[call]), _tool_says(call, "a colour")], TOOLS),
-    }
+    shapes = [(what, one) for what, one, refused in conversations(subject) if refused in (FAIL, WARN)]
     found = []
-    for shape, conversation in shapes.items():
+    for shape, conversation in shapes:
         texts = []
         for rendering in (subject.rendering, own):
             try:

@@ -66,7 +66,6 @@ def follow(run: Summary, display_mode: str) -> None:
             )  # of what is past only the last step
             show(metrics["step"], metrics, timings)
         live = True
-        progress.waited += time.time() - at  # its start, and pauses: the pace is that of its steps
         progress.enter(_PHASES.get(run.status, "under way"))
         while True:
             held = holder(run.path) is not None

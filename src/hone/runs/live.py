@@ -63,6 +63,9 @@ def panel(progress: Progress, width: int, notice: str = "") -> Panel:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(ratio=1)
+    left = "?" if progress.left is None else duration(progress.left)
+    rows.add_row("steps", f"{progress.done}/{progress.max_steps}, {duration(progress.elapsed)} gone, {left} left")
+    rows.add_row("", ProgressBar(total=progress.max_steps, completed=progress.done, width=60))
     if progress.history:
         name = "loss" if progress.kind == "sft" else "reward"
         rows.add_row(name, Text(sparkline(progress.history, max(8, min(60, width - 16))), style="cyan"))
@@ -74,23 +77,10 @@ def panel(progress: Progress, width: int, notice: str = "") -> Panel:
     now = progress.clock() - progress.doing_since
     if progress.doing and now > 2:
         rows.add_row("now", Text(f"{progress.doing}, {now:.0f} s", style="cyan"))
-    parts: list[RenderableType] = [_bar(progress), rows]
+    parts: list[RenderableType] = [rows]
     if notice:
         parts.append(Text(notice, style="bold yellow"))
     return Panel(Group(*parts), title=f"hone {progress.kind}", title_align="left", width=width, border_style="dim")
-
-
-def _bar(progress: Progress) -> Table:
-    line = Table.grid(padding=(0, 2), expand=True)
-    line.add_column(no_wrap=True)
-    line.add_column(ratio=1)
-    line.add_column(no_wrap=True, justify="right")
-    line.add_row(
-        Text(f"{progress.done}/{progress.max_steps} steps", style="bold"),
-        ProgressBar(total=progress.max_steps, completed=progress.done),
-        f"{duration(progress.elapsed)} gone, {'?' if progress.left is None else duration(progress.left)} left",
-    )
-    return line
 
 
 def _outcomes(metrics: Mapping[str, Any]) -> Text | None:

@@ -75,8 +75,8 @@ class Monitors(Observer):
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         active = {f"alarm/{name}": 1.0 for name in self.run.alarms.active}
-        values = {name: value for name, value in {**timings, **metrics, **active}.items() if value is not None}
-        self._send("log", step, values)
+        values = {**timings, **metrics, **active}.items()
+        self._send("log", step, {name: value for name, value in values if value is not None and name != "step"})
 
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         for client in self.clients:

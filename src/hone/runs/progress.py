@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 _DOING = {
@@ -21,8 +22,6 @@ _DOING = {
     "record": "writing rollouts",
     "report": "writing the run card",
 }
-_PAUSE = "pause"
-"""The phase in which a run waits for its user."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,9 +34,8 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
     first_step: int = 0
     began: float = 0.0
-    first_seconds: float = 0.0
-    waited: float = 0.0
-    """Seconds of pauses that are over."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each step, without pauses."""
     step: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, Any] = field(default_factory=dict)
@@ -47,8 +45,6 @@ class Progress:
     phase: str = ""
     doing: str = ""
     doing_since: float = 0.0
-    _paused: float | None = None
-    """Since when the run waits for its user, if it does."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -58,23 +54,17 @@ class Progress:
         self.doing, self.doing_since = "", self.began
 
     def enter(self, phase: str) -> None:
-        self.waited, self._paused = self._waited, self.clock() if phase == _PAUSE else None
         self.phase, self.doing_since = _DOING.get(phase, phase), self.clock()
         self.doing = self.phase
 
-    @property
-    def _waited(self) -> float:
-        return self.waited + (0.0 if self._paused is None else self.clock() - self._paused)
-
     def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
-        self.waited, self._paused = self._waited, None
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
             self.evals, self.eval_step = evals, step
         if any(name != "step" and not name.startswith(("eval/", "val/", "canary/")) for name in metrics):
-            if self.step is None:
-                self.first_seconds = self.elapsed - self.waited
+            if (seconds := timings.get("time/step")) is not None:
+                self.seconds.append(seconds)
             self.step, self.metrics, self.timings = step, metrics, timings
             if (value := metrics.get("loss" if self.kind == "sft" else "reward/mean")) is not None:
                 self.history.append(value)
@@ -96,16 +86,10 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end, from this process's mean step, evaluations included; None before any.
-
-        The first step, which is slow and evaluates, is left out as soon as there are three; pauses are in any case.
-        """
-        taken = self.done - self.first_step
-        if not taken:
+        """Estimated seconds to the end, from the mean step but the first, which is slow; None before any."""
+        if not self.seconds or self.step is None:
             return None
-        worked = self.elapsed - self._waited
-        mean = worked / taken if taken < 3 else (worked - self.first_seconds) / (taken - 1)
-        return mean * (self.max_steps - self.done)
+        return fmean(self.seconds[1:] or self.seconds) * (self.max_steps - self.done)
 
     def summary(self) -> list[str]:
         """Return the latest step in words, one part per quantity."""

@@ -66,27 +66,3 @@ def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
     while not condition():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.05)
-
-
-def below(pid: int) -> dict[int, str]:
-    """The processes that `pid` started, and those that they did, as far as they run: pid → command line."""
-    found: dict[int, str] = {}
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
-    for child in parents:
-        above = parents[child]
-        while above > 1 and above != pid:
-            above = parents.get(above, 0)
-        if above == pid:
-            try:
-                found[child] = (Path("/proc") / str(child) / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-    return found
