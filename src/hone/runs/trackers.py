@@ -21,20 +21,13 @@ from hone.runs.monitors import COLUMNS, FINISH_SECONDS
 class Tracker:
     """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`.
 
-    Any method may raise. What one returns is shown to the user.
+    Any method may raise; what it returns is shown to the user. `start` begins the tracker's run or goes on with it:
+    `info` is run.json, `settings` the config's section of this tracker, `config` is shown there, `pid` is the run's.
     """
 
     def __init__(self, name: str):
         self.client: Any = importlib.import_module(name)
         self.run: Any = None
-
-    def start(
-        self, folder: str, info: dict[str, Any], settings: dict[str, Any], config: dict[str, Any], pid: int
-    ) -> str | None:
-        """Begin the tracker's run, or go on with it. `info` is run.json, `settings` the config's section of this
-        tracker, `config` is shown there, `pid` is the run's process.
-        """
-        raise NotImplementedError
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Send the values of a step."""
