@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hone.cli import call
-from hone.runs import Run
 
 
 def hone_eval(*words: str) -> int:
@@ -35,26 +34,6 @@ def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_
     assert f"saved       {folder.relative_to(here)}/results.jsonl" in out
     assert f"next        hone eval reverse-text -m {model} -t 6 -T 0.7 -n 200 -r 8" in out
     assert "\x1b" not in out
-
-
-def test_a_small_eval_split_is_used_up_and_said_so(here: Path, tiny_model_dir: Path, capsys):
-    words = (
-        "reverse-text",
-        "-m",
-        str(tiny_model_dir),
-        "-a",
-        '{"num_eval_examples": 3}',
-        "-n",
-        "50",
-        "-r",
-        "1",
-        "-t",
-        "2",
-    )
-    assert hone_eval(*words, "--no-save") == 0
-    out = capsys.readouterr().out
-    assert "reverse-text has 3 held-out examples: all are used (50 asked for)" in out
-    assert "3 examples x 1 completions" in out and "-n 3 -r 8" in out
 
 
 def test_when_no_completion_can_be_graded_the_exit_code_is_1(here: Path, tiny_model_dir: Path, capsys):
@@ -92,16 +71,3 @@ def load_environment():
     assert hone_eval(*words) == 1
     assert "2 of 8 completions could not be graded, more than 10% (--grading.max-failed)" in capsys.readouterr().err
     assert hone_eval(*words, "--grading.max-failed", "0.25") == 0
-
-
-def test_an_evaluation_in_a_run_keeps_what_hone_eval_would_write(bench, rl_run: Path, tmp_path: Path):
-    words = ["eval", "parity", "-m", "model", "-n", "4", "-r", "1", "-t", "10", "--precision", "fp32"]
-    bench.hone(*words, "--output-dir", str(tmp_path / "by-hand"))
-    (results, recorded) = Run(tmp_path / "by-hand"), Run(rl_run)
-    assert recorded.evals() == [0, 3, 6] and recorded.eval_rows(0) == results.eval_rows()
-    assert (rl_run / "evals" / "step_000000.jsonl").read_bytes() == (results.path / "results.jsonl").read_bytes()
-    metrics = {line["step"]: line for line in recorded.metrics().to_pylist()}
-    for version in (0, 3, 6):
-        rows = recorded.eval_rows(version)
-        assert sum(row["reward"] for row in rows) / 4 == metrics[version]["eval/parity/reward/mean"]
-    assert recorded.eval_rows(0) != recorded.eval_rows(6)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,13 +95,6 @@ def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limi
     assert rl(tiny_model_dir, "--orchestrator.grading.timeout", "0.3") == 2
     said = capsys.readouterr().err
     assert "fails its audit: hangs: " in said and "grading.timeout allows 0.3 s of the processor" in said
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 def findings(file: str) -> list[dict]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -113,30 +112,3 @@ def test_only_what_made_the_run_inexact_before_excuses_a_difference(step, code, 
     tampering.edit_rollouts(copied, 3, swap_rewards, fit_hashes=True)
     assert replay(copied) == code
     assert ("a deadline fired (from step 3 on)" in capsys.readouterr().out) == (step == 3)
-
-
-@pytest.fixture
-def rounded(copied) -> Path:
-    """A copy that sums over other micro-batches when it is replayed, as several ranks do."""
-    config = (copied / "config.toml").read_text()
-    (copied / "config.toml").write_text(config.replace("[trainer]", "[trainer]\nmicro_batch_tokens = 50"))
-    return copied
-
-
-def says_ranks(run: Path, ranks: int) -> None:
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(info | {"ranks": ranks}))
-
-
-def test_a_run_of_several_ranks_is_equal_within_a_tolerance(rounded, replay, bench, capsys):
-    assert replay(rounded) == 1, "it does round otherwise"
-    says_ranks(rounded, 2)
-    before = tampering.snapshot(rounded)
-    capsys.readouterr()
-    assert replay(rounded, cwd=bench.folder) == 0
-    assert tampering.snapshot(rounded) == before
-    printed = capsys.readouterr().out
-    assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process" in printed
-    (found,) = re.findall(r"^furthest      \S+ of step \d by (\S+), of its size$", printed, re.MULTILINE)
-    assert 1e-9 < float(found) < 1e-5
-    assert "close to      checkpoints/step_2, weights/step_2, checkpoints/step_4, weights/step_4" in printed

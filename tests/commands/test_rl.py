@@ -230,33 +230,9 @@ def test_a_prompt_longer_than_the_context(rl, capsys):
     fails(capsys, rl(*args), "leaves no room for a completion in seq_len = 64")
 
 
-def test_cuda_without_cuda(rl, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    fails(capsys, rl("--model.device", "cuda:1"), "model.device = 'cuda:1'", "use auto or cpu")
-
-
 def test_an_output_directory_that_is_not_hones_stays_as_it_was(rl, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     fails(capsys, rl(), str(tmp_path / "out"), "--output-dir")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_signal_during_the_final_evaluation_does_not_undo_the_run(rl, tmp_path, monkeypatch, capfd):
-    """All updates are made and the weights are written: the evaluation is finished, and the run is done."""
-    import hone.composition.parts as command
-
-    original = command.evaluate
-
-    def interrupted(policy, *args, **kwargs):
-        if policy.version == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return original(policy, *args, **kwargs)
-
-    monkeypatch.setattr(command, "evaluate", interrupted)
-    assert rl("--orchestrator.eval.num-examples", "2") == 0
-    out = tmp_path / "out"
-    assert json.loads((out / "run.json").read_text())["status"] == "done"
-    assert "eval/reverse-text/reward/mean" in metrics(out)[3]
-    assert f"Done: 3 steps. Weights: {out / 'weights' / 'step_3'}" in capfd.readouterr().out

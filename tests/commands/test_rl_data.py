@@ -78,17 +78,3 @@ def test_held_out_prompts_in_training_are_refused_on_request(rl, tmp_path, capsy
     assert not Path("outputs").exists()
     (tmp_path / "eval.jsonl").write_text((tmp_path / "train.jsonl").read_text())
     fails(capsys, rl(*flags, "--orchestrator.eval.overlap", "drop"), "leaves none to train on")
-
-
-def test_a_pool_without_a_prompt_left_starts_over_and_says_so(rl, capsys):
-    """Everything is solved: two epochs of eight prompts, two a step."""
-    flags = ["--orchestrator.env.id", "easy", "--orchestrator.curriculum.pool", "--max-steps", "7", "--ckpt"]
-    assert rl(*flags, "--no-audit") == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "no prompt left" in line]
-    assert said == ["Step 4 found no prompt left in the pool (all 8 are retired or parked): all are back, and what was "
-                    "measured of them is forgotten."]  # fmt: skip
-    events = [(event["kind"], event["step"]) for event in Run("outputs").events() if event["kind"] == "pool_restarted"]
-    assert events == [("pool_restarted", 4)]
-    assert [m["pool/retired"] for m in Run("outputs").metrics().to_pylist()[:7]] == [2, 4, 6, 8, 2, 4, 6]
-    assert main(["runs", "show", "outputs"]) == 0
-    assert "2 prompts active, 6 retired (solved), 0 parked (not solved yet)" in capsys.readouterr().out

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_server import Served, serving, until
+from real_server import Served, serving
 from recorded import PARITY
 from refusals import fails
 
@@ -110,25 +107,6 @@ def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeyp
     assert [line["step"] for line in lines(out)] == [0, 1, 2, 3]
     assert [line["canary/verdict"] for line in lines(out)] == [0, 0, 0, 0]
     assert main(["verify", str(out), "--steps", "3"]) == 0
-
-
-def test_a_run_that_waits_for_its_server_ends_in_time(rl, server, tmp_path, capfd):
-    """SIGTERM, while the server holds all requests: the state is saved, and what was asked for is cancelled."""
-    server.service.pause().result()
-
-    def terminate() -> None:
-        until(lambda: server.service.running, "the run waits")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    impatient = threading.Thread(target=terminate)
-    impatient.start()
-    assert rl("out", *url(server), "--grace-seconds", "1.5") == 143
-    impatient.join()
-    server.service.resume().result()
-    until(lambda: not server.service.running, "its requests are cancelled")
-    assert server.service.cancelled > 0 and server.service.sampled_tokens <= 1
-    assert (tmp_path / "out/checkpoints/step_0/COMPLETE").exists() and not (tmp_path / "out/spool").exists()
-    assert f"Saved: {tmp_path / 'out/checkpoints/step_0'}" in capfd.readouterr().out
 
 
 def test_a_server_in_another_precision_is_found_out(rl, tmp_path, tiny_model_dir, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.trainer.step import Trainer
 
 
 @pytest.fixture
@@ -53,29 +51,6 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_finishes_the_step_saves_and_says_where(sft, tmp_path, monkeypatch, capfd):
-    step = Trainer.step
-
-    def interrupted(self, batches):
-        if self.version == 1:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, batches)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    assert sft() == 130
-    monkeypatch.undo()
-    out = tmp_path / "out"
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1]
-    assert (out / "checkpoints" / "step_2" / "COMPLETE").exists() and (out / "weights" / "step_2").exists()
-    assert json.loads((out / "run.json").read_text())["status"] == "stopped"
-    assert f"Stopped after 2 of 3 steps. Saved: {out / 'checkpoints' / 'step_2'}" in capfd.readouterr().out
-
-    assert sft("--resume") == 0
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
-    sft("--output-dir", str(tmp_path / "straight"))
-    assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
-
-
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -84,21 +59,6 @@ def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
         file.write(json.dumps({"prompt": "x", "answer": "y"}) + "\n")
     fails(capsys, sft("--max-steps", "10"), "rows.jsonl, line 11", "'completion'", "columns: prompt, answer")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_folder_without_weights(sft, tiny_model_dir, tmp_path, capsys):
-    import shutil
-
-    folder = tmp_path / "empty-model"
-    shutil.copytree(tiny_model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    fails(capsys, sft(model=folder), "empty-model", "safetensors")
-    fails(capsys, sft(model=tmp_path / "no-such-model"), "no-such-model")
-
-
-def test_an_example_longer_than_the_context(sft, data, capsys):
-    with data.open("a") as file:
-        file.write(json.dumps({"prompt": "x", "completion": "y" * 3000}) + "\n")
-    fails(capsys, sft("--max-steps", "10"), "line 11", "more than the model's 2048")
 
 
 def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -91,56 +90,6 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(comma
     assert main([*command("rl"), "--resume"]) == 0
     assert main(command("rl", "straight")) == 0
     assert exact_files(out) == exact_files(tmp_path / "straight")
-
-
-def test_an_update_is_given_up_between_its_micro_batches(command, tmp_path, monkeypatch):
-    accumulate, calls = Trainer._accumulate, []
-
-    def slow(self, batch):
-        calls.append(self.version)
-        if calls == [0, 0]:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.3)
-        return accumulate(self, batch)
-
-    # The tiny model's rewards are all equal: another grader's are not.
-    grader = tmp_path / "coin.py"
-    grader.write_text(
-        "from hone.environments import Rubric, SingleTurnEnv\n\n\n"
-        "def coin(completion, rng):\n    return float(rng.random())\n\n\n"
-        "def load_environment():\n"
-        '    return SingleTurnEnv(rubric=Rubric([coin]), dataset=[{"question": f"q{i}"} for i in range(8)])\n'
-    )
-    monkeypatch.chdir(tmp_path)
-    task = ("--orchestrator.env.id", "coin")
-    monkeypatch.setattr(Trainer, "_accumulate", slow)
-    assert main(command("rl", "out", "--grace-seconds", "0.1", *task)) == 143
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    assert calls == [0, 0] and Run(tmp_path / "out").checkpoints.steps() == [0]
-    assert main([*command("rl", "out", *task), "--resume"]) == 0
-    assert main(command("rl", "straight", *task)) == 0
-    assert exact_files(tmp_path / "out") == exact_files(tmp_path / "straight")
-
-
-def test_an_edited_task_is_noticed_by_a_resume(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    task = (
-        "from hone.environments import Rubric, SingleTurnEnv\n\n\ndef half(completion):\n    return 0.5\n\n\n"
-        'def load_environment():\n    return SingleTurnEnv(rubric=Rubric([half]), dataset=[{"question": "q"}])\n'
-    )
-    (tmp_path / "edited_task.py").write_text(task)
-    flags = ("--orchestrator.env.id", "edited-task", "--ckpt.interval", "1")
-    assert main(command("rl", "out", *flags)) == 0
-    (tmp_path / "edited_task.py").write_text(task.replace("0.5", "0.7"))
-    del sys.modules["edited_task"]  # a resume is another process
-    capsys.readouterr()
-    assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6")) == 2
-    error = capsys.readouterr().err
-    assert "with another task file (" in error and "--allow-drift" in error and error.count("\n") == 1
-    assert main(command("rl", "out", *flags, "--resume", "--max-steps", "6", "--allow-drift")) == 0
-    info = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert info["exact"] is False and "task file" in info["inexact"][0]["cause"]
 
 
 def test_a_terminal_that_goes_away_ends_the_run_saved(command, tmp_path, monkeypatch, capfd):

@@ -56,20 +56,3 @@ def test_the_section_on_other_columns(capsys):
     assert "gsm8k has 2 held-out examples" in out and "--template" in out.splitlines()[-1]
     (metadata,) = Path("outputs/evals").rglob("metadata.json")
     assert json.loads(metadata.read_text())["template"] == json.loads(evaluate[-1])
-
-
-def test_sft_imitates_the_messages_that_the_template_makes():
-    from hone.composition.sft import load_data
-    from hone.config.parse import parse
-    from hone.config.sft import SFTConfig
-    from hone.model.chat import load_renderer
-    from hone.model.hf import load_model
-
-    config = parse(SFTConfig, ["@", "words_sft.toml", "--max-steps", "1"], "sft")
-    renderer = load_renderer("hone/tiny")
-    rows = load_data(config, renderer, load_model("hone/tiny", seed=0)).source.rows
-    assert rows[0]["messages"] == [
-        {"role": "system", "content": "Think step by step."},
-        {"role": "user", "content": "Mia has 3 bags of 14 nuts. How many nuts?"},
-        {"role": "assistant", "content": "3 * 14 = 42\nANSWER: 42"},
-    ]

@@ -108,11 +108,6 @@ def make_correct(rows: list[dict]) -> None:
     row.update(reward=1.0, components=[("parity", 1.0)], outcome="correct")
 
 
-def make_up(rows: list[dict]) -> None:
-    """Changes what nothing else in the run follows from."""
-    rows[0]["logprobs"][-1] = -0.5
-
-
 STEP_4 = Path("checkpoints/step_4")
 TAMPERINGS = {
     "rollouts": (
@@ -225,18 +220,6 @@ def test_tampering_that_fits_every_hash_is_found_by_executing_the_step(copied, v
     )
 
 
-def test_a_step_is_checked_when_only_a_later_one_was_chosen(copied, verify):
-    shutil.rmtree(copied / "checkpoints")
-    tampering.edit_rollouts(copied, 3, make_up, fit_hashes=True)
-    for seed in range(20):
-        code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
-        if certificate["steps"][0]["step"] > 3:
-            break
-    difference = certificate["steps"][0]["difference"]
-    assert (code, certificate["verdict"]) == (1, "differs")
-    assert difference["step"] == 3 and difference["sentence"].startswith("replayed from the recorded rollouts, step 3")
-
-
 @pytest.fixture
 def perturbed(monkeypatch):
     """Updates that come out a little different, as on another processor."""
@@ -335,28 +318,6 @@ def test_the_last_evaluation_is_done_again_whatever_steps_are_chosen(copied, ver
     code, certificate = verify(run, "--steps", "1")
     assert (code, certificate["verdict"]) == (1, "differs")
     assert certificate["evaluation"]["difference"]["first"] == "nothing"
-
-
-def reword(row: dict) -> None:
-    row["completion"][-1]["content"] += " edited"
-
-
-def test_samples_of_an_evaluation_that_were_edited_are_found_by_evaluating_again(copied, verify):
-    shutil.rmtree(copied / "checkpoints")
-    tampering.edit_evaluation(copied, 3, lambda rows: reword(rows[1]), fit_hashes=True)
-    tampering.edit_evaluation(copied, 6, lambda rows: reword(rows[2]), fit_hashes=True)
-    code, certificate = verify(copied)
-    difference = certificate["steps"][-1]["difference"]
-    assert (code, certificate["verdict"]) == (1, "differs")
-    assert (difference["step"], difference["quantity"]) == (3, "evaluation")
-    assert difference["what"] == "completion of completion 0 of example 1"
-    for seed in range(9):
-        code, certificate = verify(copied, "--steps", "1", "--seed", str(seed))
-        if certificate["evaluation"]:
-            break
-    difference = certificate["evaluation"]["difference"]
-    assert (code, difference["step"], difference["quantity"]) == (1, 6, "evaluation")
-    assert difference["what"] == "completion of completion 0 of example 2"
 
 
 def test_what_can_not_be_verified_says_why(rl_run, tmp_path, capsys, monkeypatch):
