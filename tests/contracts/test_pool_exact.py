@@ -63,7 +63,7 @@ def test_it_is_verified_and_replayed(recipe, tmp_path):
         assert trials.run([*command, "--output-dir", str(tmp_path / "replayed")] if command[0] == "replay" else command,
                           log) == 0, log.read_text()  # fmt: skip
     said = log.read_text()
-    assert "examples, each exactly once" in said and "retired (solved)" in said
+    assert "retired (solved)" in said
     assert tampering.snapshot(run) == before
 
 
