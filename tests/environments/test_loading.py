@@ -24,17 +24,6 @@ def load_environment(size=1, label="{label}"):
 """
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current directory, and the modules that a test imports forgotten after it."""
-    monkeypatch.chdir(tmp_path)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
-
-
 def write(path: Path, text: str | None = None, label: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(TASK.replace("{label}", label) if text is None else text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -18,7 +19,7 @@ from graders import children, gone
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.pool import Pool
+from hone.grading.pool import Ended, Pool, Worker
 from hone.types import Outcome
 
 SCRIPT = Path(__file__).with_name("process_script.py")
@@ -248,7 +249,7 @@ def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):
 KILLED = """
 import sys
 from pathlib import Path
-from hone.grading.pool import Pool
+from hone.grading.pool import Ended, Pool, Worker
 
 pool = Pool(Path(sys.argv[1]), [sys.argv[2]], "testing", workers=2)
 while not all(process and process.ready for process in pool._processes):
@@ -270,3 +271,35 @@ def test_what_was_started_ends_when_hone_is_killed(pids):
         process.kill()
     assert forked
     assert len(keepers) == len(processes) == 2 and all(map(gone, keepers + processes + forked))
+
+
+def test_the_process_ends_with_its_worker(tmp_path):
+    worker = Worker(SCRIPT, [str(tmp_path / "pids")], "testing")
+    assert worker.ask("a", 5, 60.0) == "a"
+    [keeper] = worker._pool.pids
+    [process] = children(keeper)
+    del worker
+    gc.collect()
+    for pid in (keeper, process):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "outcome", "said", "killed"),
+    [
+        (-signal.SIGPROF, 10, TIMEOUT, "grading took 10 seconds of processor time", False),
+        (-signal.SIGXCPU, 2.5, TIMEOUT, "grading took 2.5 seconds of processor time", False),
+        (-signal.SIGXCPU, None, TIMEOUT, "grading took too long", False),
+        (-signal.SIGSEGV, 10, ERROR, "the process that was grading was ended by SIGSEGV: words", False),
+        (-signal.SIGABRT, 10, ERROR, "the process that was grading was ended by SIGABRT: words", False),
+        (-signal.SIGKILL, 10, ERROR, "the process that was grading was ended by SIGKILL: words", True),
+        (-signal.SIGTERM, 10, ERROR, "the process that was grading was ended by SIGTERM: words", True),
+        (1, 10, ERROR, "the process that was grading ended with 1: words", False),
+        (137, 10, ERROR, "the process that was grading ended with 137: words", False),
+        (None, 10, ERROR, "the process that was grading was killed: words", True),
+    ],
+)
+def test_what_a_process_ended_of_in_words(code, seconds, outcome, said, killed):
+    failure = Ended(code, "words").failure("grading", seconds)
+    assert (failure.outcome, failure.detail, failure.killed) == (outcome, said, killed)

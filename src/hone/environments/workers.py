@@ -1,7 +1,7 @@
 """The processes that an environment's functions run in: each loads the environment by its id and arguments.
 
-`environments/worker.py` runs there. Functions run in hone's own process if no worker can load this environment (it was
-made in a notebook, or changed after it was loaded) and if they are marked `inline`.
+What runs there is `start` at the end of this file. Functions run in hone's own process if no worker can load this
+environment (it was made in a notebook, or changed after it was loaded) and if they are marked `inline`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.errors import UserError
-from hone.grading import GraderFailure, last_line
+from hone.grading import GraderFailure, last_line, together
 from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
 from hone.types import Message, Outcome
@@ -34,7 +35,6 @@ BACKSTOP = 6.0
 """By the clock, a sample may take this many times its processor time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
-_SCRIPT = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Workers:
     def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
         self._limits = limits
         self.pool = Pool(
-            _SCRIPT,
+            Path(__file__),
             [origin.env_id, origin.kwargs, origin.folder, origin.path, origin.sources, limits.timeout],
             "grading",
             workers=limits.workers or cores(),
@@ -153,11 +153,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def unpacked(text: str) -> Sample:
-    """Return the sample that a worker was sent."""
-    return pickle.loads(base64.b64decode(text))
-
-
 def _packed(sample: Sample) -> str:
     """Pickle the sample: `info` may hold what JSON does not (dates, bytes, tuples). What comes back is JSON."""
     try:
@@ -215,3 +210,77 @@ def _chunk(answer: Any, count: int, allowed: str) -> list[Any] | GraderFailure:
         late = answer.outcome is Outcome.GRADER_TIMEOUT
         return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})") if late else answer
     return answer if isinstance(answer, list) and len(answer) == count else _NO_ANSWER
+
+
+def start(
+    env_id: str, kwargs: dict[str, Any], folder: str, path: list[str], sources: dict[str, str], timeout: float
+) -> Callable[[list[Any]], list[Any]]:
+    """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
+
+    Return the function that answers:
+
+    - `["grade", samples]`: of each {"components", "answer", "failure", "seconds"}, a `Measured`;
+    - `["respond", [[messages, state], …]]`: of each [what the environment says, its state then], or {"failure"}.
+
+    "failure" is [outcome, detail, killed], or null. UserError if a task file has changed since hone loaded it.
+    """
+    os.chdir(folder)
+    sys.path[:] = path
+    from hone.environments.loading import load_environment
+    from hone.environments.task_files import sources as imported
+
+    env = load_environment(env_id, **kwargs)
+    for file, digest in imported().items():
+        if sources.get(file, digest) != digest:
+            raise UserError(
+                f"{file} was changed while it is in use, so that completions would be graded in two ways: undo the "
+                "change, or start again"
+            )
+    kinds = {"grade": _grade, "respond": _respond}
+    return lambda question: kinds[question[0]](env, question[1], timeout)
+
+
+def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
+    measured = _together([env.grading(pickle.loads(base64.b64decode(item))) for item in items], timeout)
+    return [
+        {"components": one.components, "answer": one.answer, "seconds": one.seconds} | _failed(one.failure)
+        for one in measured
+    ]
+
+
+def _respond(env: Any, items: list[list[Any]], timeout: float) -> list[Any]:
+    answers = _together([env.responding(messages, state) for messages, state in items], timeout)
+    return [_failed(answer) if isinstance(answer, GraderFailure) else _as_json(answer) for answer in answers]
+
+
+def _together(works: list[Any], timeout: float) -> list[Any]:
+    """Run `together`; RuntimeError if one held up others past their deadline, so that each is asked about by itself."""
+    late: list[bool] = []
+    results = together(works, timeout, lambda: late.append(True))
+    if late and len(works) > 1:
+        raise RuntimeError("a function held up others that it ran beside: await what takes its time")
+    return results
+
+
+def _as_json(answer: Any) -> Any:
+    try:
+        json.dumps(answer)
+        _check_keys(answer)
+    except (TypeError, ValueError, RecursionError) as error:
+        detail = f"env_response left what is no JSON in its messages or its state: {error}"
+        return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
+    return answer
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError for a key that is no text: JSON would turn it into text, and it would not be found any more."""
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r} is no text")
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_keys(part)
+
+
+def _failed(failure: GraderFailure | None) -> dict[str, Any]:
+    return {"failure": failure and [failure.outcome.value, failure.detail, failure.killed]}

@@ -348,7 +348,7 @@ class Started:
 
     def _await(self) -> None:
         """Wait until the process stands before the code, and find its tree."""
-        ready = _line(self._report, time.monotonic() + _START_SECONDS) == b"ready\n"
+        ready = readable(self._report, _START_SECONDS) and os.read(self._report, 6) == b"ready\n"
         root = self.process.pid
         if self._status is not None and ready:
             root = json.loads(os.pread(self._status, 4096, 0).partition(b"\n")[0])["child-pid"]
@@ -536,17 +536,6 @@ def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> li
     """Return the interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
     words = [f"{key}={value:016d}" for key, value in given.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
-
-
-def _line(source: int, deadline: float) -> bytes:
-    """Return the first line of a pipe; what there is of it, if it ends or the time is over."""
-    line = b""
-    while not line.endswith(b"\n") and readable(source, max(0.0, deadline - time.monotonic())):
-        part = os.read(source, 1)
-        if not part:
-            break
-        line += part
-    return line
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:

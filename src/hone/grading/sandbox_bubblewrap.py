@@ -79,7 +79,8 @@ def ways() -> tuple[Way, ...]:
     if os.geteuid() != 0:
         return own
     as_nobody = (Way(True, True, True), Way(True, False, True))
-    return (Way(False), *as_nobody, *(() if _is_machine_root() else own))
+    is_machine_root = _uid_map()[:2] == [0, 0]  # not that of a container of some user's
+    return (Way(False), *as_nobody, *(() if is_machine_root else own))
 
 
 def executable() -> str:
@@ -160,11 +161,6 @@ def _sysctl(name: str) -> str | None:
         return Path("/proc/sys", name).read_text().strip()
     except OSError:
         return None
-
-
-def _is_machine_root() -> bool:
-    """Return True if root here is root of the whole machine, not that of a container of some user's."""
-    return _uid_map()[:2] == [0, 0]
 
 
 @functools.cache
