@@ -210,7 +210,8 @@ def introduction(config: RLConfig, children: Sequence[Child], placement: Placeme
         where = f"GPU {', '.join(gpus[role])}, " if gpus.get(role) else ""
         text += f"    {role:<13} pid {pids}: {where}log {folder / 'logs' / f'{role}.log'}\n"
     quoted = shlex.quote(str(folder))
-    return f"{text}To end all, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
+    end = f"To end all of them, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
+    return text + end
 
 
 def _say(text: str) -> None:
