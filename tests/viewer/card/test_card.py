@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +19,7 @@ from hone.types import Example
 from hone.viewer.card.curve import MOST, curve
 from hone.viewer.card.facts import chosen, facts_of
 from hone.viewer.card.files import stored, to_json, whole_page, write_card
-from hone.viewer.card.lenient import Answer, Leniency, read_recorded
+from hone.viewer.card.lenient import Leniency, read_recorded
 
 
 def leniently(run, evaluated):
@@ -67,15 +64,10 @@ def test_skill_is_told_from_format(run):
     assert "correct, lenient: skill" in page and "+15.0 points (" in page
     write_card(card, run)
     assert facts_of(run, stored).lenient == card.lenient
+    assert Leniency.from_record({"why_not": "no"}) == Leniency("no"), "as hone 0.1 wrote it"
     lines = (run / "evals" / "step_000004.jsonl").read_text().splitlines(keepends=True)
     (run / "evals" / "step_000004.jsonl").write_text("".join(lines[1:]))
     assert "hone report" in facts_of(run, stored).leniency.why_not, "the samples have changed"
-
-
-def test_what_was_read_leniently_survives_json():
-    reading = Leniency("", [1, 4], {"0": [Answer(1, 0, "tag", 0.75, False)], "4": []}, 5)
-    assert Leniency.from_record(json.loads(json.dumps(reading.record()))) == reading
-    assert Leniency.from_record(Leniency("no").record()) == Leniency("no")
 
 
 def test_a_run_without_a_difference_with_few_that_changed_and_worse(tmp_path):
@@ -131,7 +123,7 @@ def test_caveats(tmp_path, facts, words):
 
 def test_a_run_without_evaluations_says_how_to_get_them(tmp_path):
     card = facts_of(make_run(tmp_path / "run", {}))
-    assert card.verdict[0] == "Training mean reward: 0.000 at step 0 → 0.300 at step 3." and card.good is None
+    assert card.verdict[0] == "Training mean reward: 0.000 → 0.300." and card.good is None
     assert "--orchestrator.eval.interval" in card.verdict[1]
 
 
@@ -155,21 +147,6 @@ def test_a_damaged_file_is_named(run, name, old, new):
 HOSTILE = "</pre><script>alert(1)</script> <img src=x onerror=alert(2)>\n\x1b[31m\u2028‮"
 
 
-class Elements(HTMLParser):
-    """Names of the elements of a page, and its text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.names.add(tag)
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_what_a_model_wrote_is_only_shown(tmp_path):
     rows = [row(i, 0, HOSTILE, "wrong", 0.1) for i in range(3)]
     for one in rows:
@@ -179,9 +156,8 @@ def test_what_a_model_wrote_is_only_shown(tmp_path):
         one["completion"][0]["tool_calls"] = [{"function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}]
     command = ["/bin/hone", "rl", "<script>alert(3)</script>"]
     page = whole_page(facts_of(make_run(tmp_path / "<b>run", {0: rows, 4: rows}, command=command)))
-    found = Elements()
-    found.feed(page)
-    assert not found.names & {"script", "img", "b"} and "<script>alert(1)</script>" in found.text
+    assert not {"script", "img", "b"} & set(re.findall(r"<(\w+)", page))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "&lt;b&gt;run" in page
     assert "\x1b" not in page and "\u2028" not in page and "default-src 'none'" in page
     assert not re.search(r'(?:src|href)="(?!data:,")', page)
 
@@ -224,7 +200,7 @@ def test_an_evaluation_has_a_card(tmp_path):
     card = facts_of(folder, leniently)
     assert card.verdict[0].startswith("Mean reward 0.300 (0.1") and ", 25.0 % (" in card.verdict[0]
     assert card.verdict[1].startswith("Read leniently 50.0 % (") and "25 % lose only by their form" in card.verdict[1]
-    assert card.tables["What it took"]["tokens"] == "600, prompts included"
+    assert card.tables["What it took"]["time"] == "0:02"
     assert [one.name for one in card.samples[:2]] == ["right by its statement"] * 2
     assert "Strict against lenient" in whole_page(card)
 
@@ -250,16 +226,3 @@ def test_the_curve_lies_where_its_axes_say_and_keeps_spikes():
     (dot,) = [one for one in wide if one.tag == "circle"]
     assert float(dot.attrib["cy"]) == pytest.approx(ticks["-1"] - unit, abs=0.1) and drawn.count("<circle") == 2
     assert curve("sft", [{"step": 0}], None) == "" and "<path" in curve("sft", [{"step": 3, "loss": 0.7}], None)
-
-
-def test_a_card_needs_no_heavy_library(run):
-    code = f"""
-import sys
-from pathlib import Path
-from hone.viewer.card.facts import facts_of
-from hone.viewer.card.files import whole_page
-whole_page(facts_of(Path({str(run)!r})))
-print({{"torch", "scipy.stats", "transformers", "datasets", "matplotlib"}} & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,8 +15,9 @@ from hone.audit.probes import subject_of
 from hone.audit.restyling import RESTYLINGS
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, Rubric, SingleTurnEnv, TagParser, inline, load_environment
+from hone.types import Outcome
 from hone.viewer.card.facts import facts_of
-from hone.viewer.card.lenient import candidates, read, read_recorded
+from hone.viewer.card.lenient import AT_ONCE, candidates, read, read_recorded
 from hone.viewer.card.measures import Evaluated
 
 TASKS = {
@@ -149,28 +151,6 @@ def test_no_text_takes_long_to_read(piece: str):
 
 
 PARSER = TagParser("answer")
-HANGING = """
-from hone.environments import Rubric, SingleTurnEnv, TagParser
-
-PARSER = TagParser("answer")
-
-
-def load_environment():
-    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(400)]
-    return Hanging(rubric=Rubric([right]), parser=PARSER, dataset=rows, eval_dataset=rows)
-
-
-class Hanging(SingleTurnEnv):
-    def reference(self, example):
-        return PARSER.wrap(example.answer)
-
-
-def right(completion, answer, parser) -> float:
-    given = parser.parse_answer(completion)
-    while given == "999":
-        pass
-    return float(given == answer)
-"""
 
 
 @inline
@@ -233,17 +213,23 @@ def test_what_is_not_read_in_time_is_left_out_by_chance_and_counted(tmp_path):
     assert hurried.why_not == "grading takes too long for that"
 
 
-def test_a_grader_that_hangs_is_left_alone_soon(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hanging_task.py").write_text(HANGING)
-    env = load_environment("hanging-task")
-    env.use_workers(GradingConfig(workers=1, timeout=1.0))
-    texts = [["The answer is 5." if i % 20 else "The answer is 999."] for i in range(400)]
-    try:
-        reading = read(env, [evaluated(env, texts)], 0, 60.0)
-    finally:
-        env.close_workers()
-    assert reading.why_not == "" and 8 <= len(reading.examples) < 100 and reading.asked == 400
+def test_a_grader_that_hangs_is_left_alone_soon(monkeypatch):
+    """Half of the texts hang: no more are graded after the first examples that are read together."""
+    made = task(lambda example: PARSER.wrap(example.answer))
+    grade_many = made.grade_many
+
+    def hanging(pairs, seed):
+        scores = zip(pairs, grade_many(pairs, seed), strict=True)
+        return [
+            replace(s, outcome=Outcome.GRADER_TIMEOUT, reward=math.nan) if "999" in text else s
+            for (_, text), s in scores
+        ]
+
+    monkeypatch.setattr(made, "grade_many", hanging)
+    rows = [row(i, 0, f"It is {i if i % 2 else 999}.", "unparsable", 0.0) | {"answer": str(i)} for i in range(10)]
+    reading = read(made, [Evaluated(0, rows)], 0, 60.0)
+    assert reading.why_not == "" and len(reading.examples) == AT_ONCE < reading.asked == 10
+    assert reading.found["0"] and all(answer.example % 2 for answer in reading.found["0"])
 
 
 @pytest.mark.parametrize(

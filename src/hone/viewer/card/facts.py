@@ -99,7 +99,7 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
         card = Card(summary, lines, run.events())
         _measure(card, run, read)
         card.samples += chosen(card.evaluated[-1].rows if card.evaluated else _last_step(run))
-        card.tables = tables.tables(summary, card.evaluated, card.events)
+        card.tables = tables.tables(summary, card.events)
         card.verdict, card.caveats = verdict(card), caveats(card)
         return card
     except UserError:
@@ -125,11 +125,9 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     if not card.leniency.why_not:
         found = [card.leniency.measures(one) for one in card.evaluated]
         card.lenient = changes(found[0], found[-1])
-        right = {
-            answer[:2]: f"right by its {answer.kind}" for answer in card.leniency.found[last.key] if answer.correct
-        }
+        right = {one[:2]: one.kind for one in card.leniency.found[last.key] if one.correct}
         rows = {(row["example"], row["rollout"]): row for row in last.rows}
-        card.samples = [Sample(name, rows[place]) for place, name in right.items()][:SHOWN]
+        card.samples = [Sample(f"right by its {kind}", rows[place]) for place, kind in right.items()][:SHOWN]
 
 
 def _last_step(run: Run) -> list[Row]:

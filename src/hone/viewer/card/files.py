@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from jinja2 import FileSystemLoader
 from markupsafe import Markup
 
 import hone.viewer
@@ -30,13 +29,11 @@ from hone.viewer.card.measures import Evaluated
 from hone.viewer.card.tables import measure_rows
 from hone.viewer.conversation import turns
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
 PAGE, RECORD = CARD[:2]
 LONGEST = 4_000
 """Characters of a text that the page shows."""
 _VIEWER = Path(hone.viewer.__file__).parent
+_TEMPLATES = environment(FileSystemLoader(_VIEWER / "templates"))
 
 
 def write_card(card: Card, folder: Path) -> list[Path]:
@@ -75,7 +72,7 @@ def to_json(card: Card) -> str:
         "turned": card.comparison and {"right": card.comparison.right, "wrong": card.comparison.wrong},
         "measures": {name: one["after"] for name, one in found.items()},
         "changes": found if card.compared else {},
-        "lenient": card.leniency.record() | {"evaluations": _digests(run.path, card.evaluated)},
+        "lenient": asdict(card.leniency) | {"evaluations": _digests(run.path, card.evaluated)},
         "seconds": run.seconds,
         "usd": run.spent.usd,
         "tokens": run.spent.tokens,
@@ -110,7 +107,7 @@ def body(card: Card) -> Markup:
     config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     weights = card.run.info.get("reward_weights") or {}
     drawn = curve(card.run.kind, card.lines, card.env)
-    template = _templates().get_template("run_card.html")
+    template = _TEMPLATES.get_template("run_card.html")
     values = {"weights": weights, "config": config, "turns": turns, "longest": LONGEST}
     return Markup(template.render(card=card, curve=drawn, **rows, **values))
 
@@ -118,12 +115,5 @@ def body(card: Card) -> Markup:
 def whole_page(card: Card) -> str:
     """Return report.html. A content policy forbids scripts, and loading anything; it is light or dark as the system."""
     css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
-    template = _templates().get_template("report.html")
+    template = _TEMPLATES.get_template("report.html")
     return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)
-
-
-@cache
-def _templates() -> Environment:
-    from jinja2 import FileSystemLoader
-
-    return environment(FileSystemLoader(_VIEWER / "templates"))

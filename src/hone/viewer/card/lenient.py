@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,13 +70,9 @@ class Leniency:
     found: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
     asked: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON; `from_record` reads it."""
-        return {name: value for name, value in asdict(self).items() if value}
-
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """Return what `record` gave. TypeError for something else."""
+        """Return what was written as JSON. TypeError for something else."""
         found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
         return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hone.runs import Run, predictions, settings, summary
 from hone.runs.files import sha256
 from hone.runs.progress import duration
 from hone.runs.summary import Summary
-from hone.viewer.card.measures import Change, Evaluated, Level
+from hone.viewer.card.measures import Change, Level
 
 Facts = Mapping[str, str | list[str]]
 """The text, or its lines, by label; an empty one is left out."""
 
 
-def tables(run: Summary, evaluated: Sequence[Evaluated], events: list[dict[str, Any]]) -> dict[str, Facts]:
+def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
     """Return the facts of a run by the title of their table."""
-    found: dict[str, Facts] = {"What was run": _about(run), "What it took": _costs(run, evaluated)}
+    found: dict[str, Facts] = {"What was run": _about(run), "What it took": _costs(run)}
     if run.kind != "eval":
         found["What was checked"] = _checks(run, events)
     found["To repeat it"] = _hashes(run)
@@ -45,11 +45,10 @@ def _about(run: Summary) -> Facts:
     }
 
 
-def _costs(run: Summary, evaluated: Sequence[Evaluated]) -> Facts:
-    names, usd = ("prompt_tokens", "completion_tokens"), run.spent.usd
-    counts = [row.get(name) or 0 for one in evaluated for row in one.rows for name in names]
+def _costs(run: Summary) -> Facts:
+    tokens, usd = run.spent.tokens, run.spent.usd
     return {
-        "tokens": f"{sum(counts) if run.kind == 'eval' else run.spent.tokens:,}, prompts included",
+        "tokens": f"{tokens:,}, prompts included" if tokens else "",
         "time": duration(run.seconds),
         "cost": "" if usd is None else f"{usd:.2f} USD",
     }

@@ -82,10 +82,9 @@ def _level(card: Card) -> Iterator[str]:
 def _recorded(card: Card) -> Iterator[str]:
     """Say what metrics.jsonl has of a run whose evaluations left no samples."""
     name = f"eval/{card.env}/reward/mean" if card.env else "reward/mean"
-    known = [f"{line[name]:.3f} at step {line['step']}" for line in card.lines if line.get(name) is not None]
+    known = [line[name] for line in card.lines if line.get(name) is not None]
     if known:
-        ends = " → ".join(dict.fromkeys([known[0], known[-1]]))
-        yield f"{'Held-out' if card.env else 'Training'} mean reward: {ends}."
+        yield f"{'Held-out' if card.env else 'Training'} mean reward: {known[0]:.3f} → {known[-1]:.3f}."
     if card.run.kind == "rl" and not card.env:
         yield "No evaluation was recorded: --orchestrator.eval.interval 25 adds them, before training and at its end."
 
