@@ -16,7 +16,7 @@ CUT_OFF = """[...document.querySelectorAll("table.numbers, header #help")]
     .map((one) => one.outerHTML.slice(0, 80))"""
 """Numbers before and after, and the keys: what of them does not stand in a narrow window."""
 COVERED = """() => { const bar = document.querySelector("[data-chart] .modebar").getBoundingClientRect();
-    return [...document.querySelectorAll("[data-chart] :is(.legend .bg, .nsewdrag, .xtick, .ytick, .xtitle), h3")]
+    return [...document.querySelectorAll("[data-chart] :is(.infolayer .bg, .nsewdrag, .xtick, .ytick, .xtitle), h3")]
         .map((one) => [one.getAttribute("class"), one.getBoundingClientRect()])
         .filter(([_, box]) => box.width && box.left < bar.right && box.right > bar.left
             && box.top < bar.bottom && box.bottom > bar.top).map(([name]) => name); }"""
