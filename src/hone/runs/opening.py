@@ -132,13 +132,13 @@ class Opening:
         folder, config = self.folder, self.config
         info = self.info = self._resumable_info()
         finish_roll_back(folder)
-        if self._is_done():
-            self.say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
-            self.start_step, self.nothing_left = config.max_steps, True
-            return
         self._load_checkpoint()
         changes = self._checked_changes(info)
         predictions.resumed(info, folder, config)
+        if self._is_done() and not changes:
+            self.say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
+            self.start_step, self.nothing_left = config.max_steps, True
+            return
         before = spent(folder, info)
         if config.budget is not None and (used_up := Budget(config.budget, before).used_up):
             more = larger_budget(config.budget.model_dump(), before)
@@ -239,11 +239,14 @@ class Opening:
         self.start_step, self.restored = step, (tensors, state)
 
     def _is_done(self) -> bool:
-        """Return True if the run is at its end, with its weights, and is asked for nothing else."""
+        """Return True if the run is at its end, with its weights: at its last checkpoint, or with none at all."""
         last = self.config.max_steps
-        if self.info["status"] != "done" or self.resume.step not in (None, last) or self._weights_problems(last):
+        if self.info["status"] != "done" or self._weights_problems(last):
             return False
-        return not self._changes(settings.settings_of(self.folder, self.config), self.info.get("sources", {}))
+        if self.restored is not None:
+            return self.start_step == last
+        before = settings.settings_of(self.folder, self.config)
+        return self.resume.step is None and not self._changes(before, self.info.get("sources", {}))
 
     def _weights_problems(self, step: int) -> list[str]:
         path = self.folder / "weights" / f"step_{step}"
