@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import subprocess
@@ -290,6 +291,94 @@ def test_what_a_killed_run_had_not_hashed_is_always_executed_again(killed, verif
     code, certificate = verify(killed, "--steps", "1", "--seed", str(seed))
     assert (code, certificate["verdict"]) == (1, "differs")
     assert certificate["steps"][-1]["difference"]["what"] == "loss"
+
+
+def test_elsewhere_an_equal_step_is_verified_all_the_same(rl_run, verify, monkeypatch):
+    hardware = provenance.hardware() | {"cpu": "Another CPU"}
+    monkeypatch.setattr(provenance, "hardware", lambda: hardware)
+    code, certificate = verify(rl_run, "--steps", "1")
+    assert (code, certificate["verdict"]) == (0, "verified") and len(certificate["incomparable"]) == 1
+
+
+def test_why_a_run_is_not_reproducible_excuses_a_difference_from_that_step_on(copied, verify, perturbed, capsys):
+    info = json.loads((copied / "run.json").read_text())
+    for step, verdict in ((0, "not comparable"), (1, "differs")):  # it differs from step 0 on
+        info |= {"exact": False, "inexact": [{"step": step, "cause": "a deadline fired"}]}
+        (copied / "run.json").write_text(json.dumps(info))
+        code, certificate = verify(copied)
+        assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
+        said = f"a deadline fired (from step {step} on)"
+        assert certificate["incomparable"] == ([] if step else [said])
+        assert f"the run itself says that it is not reproducible: {said}" in capsys.readouterr().out
+
+
+def test_hashes_that_are_gone_are_missed(copied, verify):
+    (copied / "hashes.jsonl").unlink()
+    shutil.rmtree(copied / "checkpoints")  # they remember it
+    code, certificate = verify(copied)
+    assert code == 1 and certificate["damaged"] == [{"file": "hashes.jsonl", "problem": "is missing"}]
+    (copied / "hashes.jsonl").touch()
+    code, certificate = verify(copied)
+    assert code == 1 and certificate["damaged"][0] == {
+        "file": "hashes.jsonl",
+        "problem": "is empty, but the run is done, after 6 steps",
+    }
+
+
+@pytest.mark.parametrize("saved", [["weights"], ["checkpoints", "weights"]])
+def test_saved_weights_that_a_killed_run_had_not_hashed_are_named(saved, killed, verify, capsys):
+    for kind in {"checkpoints", "weights"} - set(saved):
+        shutil.rmtree(killed / kind / "step_6")
+    for kind in saved:
+        folder = killed / kind / "step_6"
+        shutil.copy(killed / kind / "step_4" / "model.safetensors", folder)
+        tampering.fit_complete(folder)
+    code, certificate = verify(killed, "--steps", "1")
+    assert (code, certificate["verdict"]) == (1, "damaged")
+    (damage,) = certificate["damaged"]
+    assert damage["file"] == f"{saved[0]}/step_6/model.safetensors"
+    assert damage["problem"].startswith("its weights are not those that step 5 makes: they were changed")
+    assert f"{saved[0]}/step_6/model.safetensors: its weights" in capsys.readouterr().out
+
+
+def test_weights_of_a_version_that_the_run_never_reached_are_damage(copied, verify):
+    shutil.copytree(copied / "weights" / "step_6", copied / "weights" / "step_9")
+    _, certificate = verify(copied)
+    assert certificate["damaged"] == [
+        {"file": "weights/step_9", "problem": "hashes.jsonl has no version 9: it ends with 6"}
+    ]
+
+
+def test_what_is_no_model_but_fits_its_marker_is_damage(copied, verify):
+    (copied / STEP_4 / "model.safetensors").write_bytes(b"no model")
+    tampering.fit_complete(copied / STEP_4)
+    (copied / "weights" / "step_2" / "model.safetensors").unlink()
+    tampering.fit_complete(copied / "weights" / "step_2")
+    (copied / "checkpoints" / "step_6" / "state.json").write_text('{"ledger": 3, "logs": {"hashes.jsonl": 1}}')
+    tampering.fit_complete(copied / "checkpoints" / "step_6")
+    code, certificate = verify(copied)
+    assert code == 1 and [damage["file"] for damage in certificate["damaged"]] == [
+        "checkpoints/step_4/model.safetensors",
+        "weights/step_2/model.safetensors",
+        "checkpoints/step_6/state.json",
+    ]
+
+
+def test_a_line_that_tells_of_no_update_is_damage(copied, verify):
+    shutil.rmtree(copied / "checkpoints")
+    line = tampering.edit_line(copied / "metrics.jsonl", 3, lambda line: line.pop("lr"))
+    tampering.edit_hashes(copied, 3, metrics=hashlib.sha256(line.encode()).hexdigest())
+    _, certificate = verify(copied)
+    (damage,) = certificate["damaged"]
+    assert damage["problem"] == "the line of step 3 has no update, though the run went on after it"
+
+
+TOUCHY = PARITY.replace(
+    "    return (",
+    """    if len(completion[-1]["content"]) % 3 == 0:
+        raise RuntimeError("no grade")
+    return (""",
+)
 
 
 def test_sft_runs_are_executed_again_from_their_data(sft_run, verify):
