@@ -76,7 +76,7 @@ def _import(path: str) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The console script `hone`. Returns the exit code."""
+    """Run the console script `hone`. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--version"]:
         return _guarded(lambda: print(f"hone {__version__}"))

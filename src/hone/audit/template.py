@@ -281,7 +281,7 @@ def first_problem(subject: ChatSubject, conversation: Conversation, rules: Itera
 
 
 def keeps_texts(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """Texts of messages are written unchanged and in order; of earlier answers see `continues_history`."""
+    """Check that texts of messages are written unchanged and in order; `continues_history` does earlier answers."""
     written, at = subject.text(conversation), 0
     for index, message in enumerate(conversation.messages):
         content = message.get("content")
@@ -315,7 +315,7 @@ def _lost_text(subject: ChatSubject, conversation: Conversation, index: int, tex
 
 
 def opens_a_turn(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """The opening of the assistant's turn is appended to the conversation, and opens what hone knows that it opens."""
+    """Check that the opening of the assistant's turn only appends, and opens a thought if hone knows that it does."""
     if conversation.finished:
         return None
     prompt, history = subject.text(conversation, opens=True), subject.text(conversation, opens=False)
@@ -332,7 +332,7 @@ def opens_a_turn(subject: ChatSubject, conversation: Conversation) -> Problem | 
 
 
 def continues(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """A finished turn continues its prompt, with the answer and nothing before it."""
+    """Check that a finished turn continues its prompt with the answer, and nothing before it."""
     if not conversation.finished:
         return None
     answer = conversation.messages[-1]
@@ -353,7 +353,7 @@ def continues(subject: ChatSubject, conversation: Conversation) -> Problem | Non
 
 
 def ends(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """A finished turn has a token at which generation stops, and no text before which it would stop."""
+    """Check that a finished turn has a token at which generation stops, and that no text would stop it earlier."""
     answer = conversation.messages[-1]
     if not conversation.finished or subject.has_controls(answer):
         return None
@@ -373,7 +373,7 @@ def ends(subject: ChatSubject, conversation: Conversation) -> Problem | None:
 
 
 def calls_are_read(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """Calls are read with the arguments that they had, as the template writes them and as a model does."""
+    """Check that calls are read with the arguments that they had, as the template and as a model writes them."""
     answer = conversation.messages[-1]
     calls = answer.get("tool_calls")
     if not conversation.finished or not calls or subject.has_controls(answer["content"], calls):
@@ -394,7 +394,7 @@ def calls_are_read(subject: ChatSubject, conversation: Conversation) -> Problem 
 
 
 def continues_history(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """What was sampled, bridged to what answered it, is the conversation as the template writes it whole."""
+    """Check that sampled turns, bridged to their answers, equal the conversation as the template writes it whole."""
     messages = conversation.prompt if conversation.finished else conversation.messages
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns or not _is_sound(subject) or subject.has_controls(*(messages[i] for i in turns)):
@@ -444,7 +444,7 @@ def _is_sound(subject: ChatSubject) -> bool:
 
 
 def round_trips(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """Text that a model wrote comes back from its ids as it was."""
+    """Check that text that a model wrote comes back unchanged from its ids."""
     text = conversation.messages[-1].get("content") or ""
     if not conversation.finished or subject.has_controls(text):
         return None
@@ -550,7 +550,7 @@ def _what_works(found: Iterable[str]) -> tuple[str, str]:
 
 
 def check_tokens(subject: ChatSubject) -> Checked:
-    """The token that ends a turn, special tokens that the template writes, that texts forge, and that graders miss."""
+    """Check the token that ends a turn, and special tokens: those written, those texts forge, those graders miss."""
     shortest = Conversation([user("a"), subject.answer("b")])
     written = subject.text(Conversation([ASKED, subject.answer("the sky."), ASKED_ON]))
     found = []
@@ -636,7 +636,7 @@ def _tool_says(call: dict[str, Any], content: str) -> Message:
 
 
 def check_conversations(subject: ChatSubject) -> Checked:
-    """Every conversation is taken, written as it is, and continued."""
+    """Check that every conversation is taken, written as it is, and continued."""
     tried, found = list(conversations(subject)), []
     for what, conversation, verdict in tried:
         of_text = all(isinstance(message.get("content"), str) for message in conversation.messages)
@@ -650,7 +650,7 @@ def check_conversations(subject: ChatSubject) -> Checked:
 
 
 def check_tools(subject: ChatSubject) -> Checked:
-    """Tools are listed, and no system message is made up."""
+    """Check that tools are listed, and that no system message is made up."""
     found = []
     asked = subject.text(Conversation([ASKED]))
     with suppress(UserError):
@@ -675,7 +675,7 @@ def check_tools(subject: ChatSubject) -> Checked:
 
 
 def check_agreement(subject: ChatSubject, name: str) -> Checked:
-    """Of a model that `renderers` writes: whether its own template writes the same."""
+    """Check that the model's own template writes the same as `renderers` does."""
     try:
         own = renderer_parts(name, own=True).rendering
     except UserError as error:

@@ -91,7 +91,7 @@ class EvalConfig(BaseConfig):
         return self
 
     def sampling(self) -> dict[str, Any]:
-        """All sampling arguments: those of the flags, and over them `sampling_args`."""
+        """Return all sampling arguments: those of the flags, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:

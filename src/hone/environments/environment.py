@@ -133,7 +133,7 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """In the block, run all functions of this task in one new process with this PYTHONHASHSEED, also inline ones.
+        """Run all functions of this task in one new process with this PYTHONHASHSEED in the block, also inline ones.
 
         Yields False if there is none: no process can load this environment, or it has one of its own. Afterwards limits
         and processes are as before.

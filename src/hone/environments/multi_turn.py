@@ -76,7 +76,7 @@ class MultiTurnEnv(Environment):
     def responding(
         self, messages: list[Message], state: dict[str, Any]
     ) -> Work[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """One turn of `respond_many`, in whatever process this is."""
+        """Answer one conversation of `respond_many`, in this process."""
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):
             return copied

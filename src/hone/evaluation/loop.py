@@ -36,7 +36,7 @@ def evaluate(
     renderer: ChatRenderer,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """Evaluates on the first `num_examples` of the eval split (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` of the eval split (all of it, if it has fewer).
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens; its randomness is keyed by
     (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. Raises

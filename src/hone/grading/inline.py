@@ -75,7 +75,7 @@ def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[
 
 
 def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | GraderFailure]:
-    """`func(*args, **kwargs)`, awaited if async. Whatever it raises is a failure, `sys.exit` too; but not Ctrl-C."""
+    """Call the function; await it if async. Whatever it raises is a failure, `sys.exit` too; but not Ctrl-C."""
     try:
         value = func(*args, **kwargs)
     except KeyboardInterrupt:
@@ -175,8 +175,8 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """As asyncio.run, but always in the same event loop of this thread: the clients and locks that a reward function
-    keeps belong to the loop in which they were first used."""
+    """Run as asyncio.run does, but always in the same event loop of this thread: the clients and locks that a reward
+    function keeps belong to the loop in which they were first used."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:

@@ -105,7 +105,7 @@ class Ended:
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """In words; `doing` is what it was at, with a limit of `seconds` of processor time."""
+        """Say in words how the process ended while `doing`, which may take `seconds` of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)

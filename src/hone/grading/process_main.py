@@ -186,7 +186,7 @@ def _limit_time(seconds: float | None) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Address space: `size` bytes beyond what is taken now. No core dumps."""
+    """Limit the address space to `size` bytes beyond what is taken now; allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     size += taken()
     with contextlib.suppress(OSError, ValueError):  # a system without this limit
@@ -244,7 +244,7 @@ def _lives(pid: int) -> bool:
 
 
 def taken(statm: int | None = None) -> int:
-    """Bytes of address space that this process has; 0 where the system doesn't tell."""
+    """Return the bytes of this process's address space; 0 if the system doesn't say."""
     pages = _numbers(_opened("/proc/self/statm") if statm is None else statm, first=True)
     return max(pages, default=0) * resource.getpagesize()
 

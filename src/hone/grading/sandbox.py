@@ -389,7 +389,7 @@ class Started:
                 self.tree.close()
 
     def _passed(self, seconds: float) -> Status | None:
-        """Which of the limits the tree has passed, if any."""
+        """Return which limit the tree has passed, if any."""
         assert self.tree is not None
         limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
         # The kernel looks at the time of each process, and comes first where there is one.
@@ -518,8 +518,8 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """What this thread starts meanwhile has its memory at the same addresses each time, so `print(object())` is the
-    same text. Code that may call anything is not kept from anything by not knowing addresses.
+    """Give what this thread starts in the block its memory at the same addresses each time, so that `print(object())`
+    prints the same. This costs no safety: code in the sandbox may call anything, and needs no addresses for it.
     """
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
@@ -539,8 +539,8 @@ def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> li
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """The limit of the kernel (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs, but
-    from Linux 5.14 on only within the user namespace.
+    """Compute the kernel's limit (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs,
+    but from Linux 5.14 on only within the user namespace.
     """
     if way is None:
         others = _tasks_of(uid)
@@ -553,7 +553,7 @@ def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
 
 
 def _tasks_of(uid: int) -> int:
-    """Processes and threads of a user, on the whole machine."""
+    """Count processes and threads of a user, on the whole machine."""
     total = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):

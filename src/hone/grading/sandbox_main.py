@@ -10,7 +10,7 @@ it. The code comes from an open file, so no list of processes shows it.
 
 
 def _prepare(given):
-    """Everything up to the word to go. Returns the code as bytes."""
+    """Prepare everything up to the word to go. Returns the code as bytes."""
     import os
     import resource  # noqa: F401 - `_supervise` will need it, when the code has files of its own
 

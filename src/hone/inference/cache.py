@@ -98,8 +98,8 @@ class KVCache:
     def __init__(
         self, layers: list[tuple[Tensor, Tensor]], lengths: list[int], prompt_of_row: np.ndarray, max_new: int
     ) -> None:
-        """`layers`: keys and values `[N, K, Dh]` of all prompts end to end. `prompt_of_row` `[B]`: the prompt that each
-        row continues, by at most `max_new` tokens.
+        """Take `layers`: keys and values `[N, K, Dh]` of all prompts end to end. `prompt_of_row` `[B]`: the prompt that
+        each row continues, by at most `max_new` tokens.
         """
         k = layers[0][0]
         self.width, self.column, self.room = max(lengths), 0, max_new

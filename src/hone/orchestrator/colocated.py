@@ -31,7 +31,7 @@ class EnginePolicy:
         return self._version()
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        """One trajectory per request; stops at the end-of-turn tokens of the chat template as well as at eos."""
+        """Sample one trajectory per request; stop at the chat template's end-of-turn tokens as well as at eos."""
         ends = () if sampling.ignore_eos else self.renderer.stop_ids
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         completions = self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params)

@@ -68,7 +68,7 @@ class ServerPolicy:
         return self._loaded.version
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        """One trajectory per request, with the prompt that the server answers it had."""
+        """Sample one trajectory per request, with the prompt that the server reports."""
         begun = self._loaded
         alone = self.server.backend == "vllm" and sampling.greedy  # it refuses n > 1 then
         groups = [list(group) for _, group in groupby(requests, lambda r: (r.prompt_ids, r.max_tokens))]
@@ -203,7 +203,7 @@ def _read(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int
 
 
 def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
-    """Neighbours that one request can ask for: of one size and one limit, and not too much of it."""
+    """Join neighbours of the same size and limit into one request, up to AT_ONCE and TOKENS_AT_ONCE."""
     several: list[list[Request]] = []
     for group in groups:
         size, limit = len(group), group[0].max_tokens

@@ -175,8 +175,8 @@ def windows(points: np.ndarray) -> list[Window]:
 
 
 def _standard_error(steps: np.ndarray, values: np.ndarray) -> float:
-    """Of the mean: from the means of the steps, for completions of a step resemble each other. A few means may be
-    alike by chance, so that it is then no less than from the completions.
+    """Compute the standard error of the mean from the means of the steps, as completions of a step resemble each
+    other. A few means may be alike by chance; then it is at least that from the completions.
     """
     means = np.array([values[steps == step].mean() for step in np.unique(steps)])
     samples = [means] if len(means) >= FEW_STEPS else [means, values]

@@ -190,9 +190,9 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int) -> Iterator[Path]:
-        """A folder to write the weights of `version` to; it is there for others once the block has ended.
+        """Yield a folder to write the weights of `version` to; others see it once the block has ended.
 
-        What fails because the session was ended meanwhile is passed over.
+        Errors because the session was ended meanwhile are ignored.
         """
         folder = self._weights / f"step_{version}"
         fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")

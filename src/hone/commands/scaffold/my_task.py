@@ -59,7 +59,7 @@ class MyTask(SingleTurnEnv):
         return {"question": question, "answer": "".join(sorted(letters)), "info": {"letters": letters}}
 
     def reference(self, example: Example) -> str:
-        """A completion that deserves full marks."""
+        """Return a completion that deserves full marks."""
         return PARSER.wrap(example.answer)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:

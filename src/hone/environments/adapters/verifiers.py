@@ -56,7 +56,7 @@ class Served:
         """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
-        """Loads the tasks: a digest of the prompt of each. UserError if they are not those of the first time."""
+        """Load the tasks; return a digest of each prompt. Raises UserError if a reload gives other tasks."""
         self._admitted(["describe"])
         keys = self._admitted(["load", self._limit])["keys"]
         if self._keys is not None and self._keys != keys:
@@ -72,7 +72,7 @@ class Served:
         return self._about_tasks(lambda: self._asked(["row", index]))
 
     def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:
-        """The score of each reward function."""
+        """Return the score of each reward function."""
         question = ["score", index, text, stop_reason]
         try:
             return self._about_tasks(lambda: self._worker.ask(question, SCORE_SECONDS, SCORE_CLOCK))
@@ -80,7 +80,7 @@ class Served:
             return nothing.failure
 
     def _about_tasks(self, ask: Callable[[], Any]) -> Any:
-        """The answer to a question about the tasks, which are loaded if it is null."""
+        """Return the answer to a question about the tasks. If it is null, they are loaded, and asked about again."""
         answer = ask()
         if answer is None:
             self.keys()
@@ -122,11 +122,11 @@ class Verifiers(SingleTurnEnv):
         return {"prompt": task["prompt"], "answer": task["answer"], "info": {"index": index, "key": task["key"]}}
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
-        """As of any environment, with what scores: the taskset's source and the version of verifiers."""
+        """Return the digests of any environment, with the taskset's source and the version of verifiers."""
         return super().digests(splits) | self._served.sources
 
     def _component(self, name: str, first: bool) -> RewardFunc:
-        """The reward function `name`. The first one has the taskset score the answer, for all."""
+        """Return the reward function `name`. The first one has the taskset score the answer, for all."""
 
         @inline
         def component(completion: list[Message], info: dict[str, Any], state: dict[str, Any]) -> float | GraderFailure:
@@ -149,7 +149,7 @@ def load(
     max_tasks: int = 100_000,
     **config: Any,
 ) -> Verifiers:
-    """The taskset `name` of verifiers; `config` are fields of its configuration.
+    """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
     `correctness` names the reward function that decides whether an answer is right (≥ 1), by default the one of the
     largest weight. `held_out` is the share of the prompts, by content, that is for evaluation. Of a taskset without end
@@ -182,7 +182,7 @@ def load(
 
 
 def _python(env_id: str) -> Path:
-    """The interpreter that has verifiers: this one, or that of `.venv-verifiers` here or in hone's checkout."""
+    """Return the interpreter that has verifiers: this one, or `.venv-verifiers`' here or in hone's checkout."""
     if importlib.util.find_spec("verifiers") is not None:
         return Path(sys.executable)
     for candidate in (OWN_ENVIRONMENT.absolute(), CHECKOUT / OWN_ENVIRONMENT):

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def start(taskset_id: str, config: dict[str, Any], folder: str) -> Callable[[list[Any]], Any]:
-    """The function that answers, about a taskset that is installed, or a package in `folder`:
+    """Return the function that answers questions about a taskset that is installed, or a package in `folder`:
 
     - `["describe"]`: {"weights": of each reward function, "sources": what scores} or {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
@@ -106,7 +106,7 @@ class Served:
         return taskset
 
     def _weights(self) -> dict[str, float]:
-        """The weights of the reward functions. Raises Refused for what cannot be scored from text alone."""
+        """Return the weights of the reward functions. Raises Refused if text alone cannot be scored."""
         kind, config = type(self.taskset).task_type(), self.taskset.config
         if kind.NEEDS_CONTAINER:
             raise Refused("is refused: its tasks need a container, and hone has no runtime for them")
@@ -132,7 +132,7 @@ class Served:
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _sources(self) -> dict[str, str]:
-        """A digest of the modules or packages that the taskset and its tasks come from; the version of verifiers."""
+        """Digest the modules or packages that the taskset and its tasks come from; add the version of verifiers."""
         digest = hashlib.blake2b(digest_size=8)
         for kind in (type(self.taskset), type(self.taskset).task_type()):
             top = Path(sys.modules[kind.__module__.split(".")[0]].__file__ or inspect.getfile(kind))
@@ -142,7 +142,7 @@ class Served:
 
 
 def check_task(task: Any, index: int) -> None:
-    """Raises Refused for a task that text alone does not do."""
+    """Raise Refused if the task needs more than text."""
     data = task.data
     if data.prompt is None:
         raise Refused(f"is refused: task {index} has no prompt, so a user opens the conversation, and hone has none")
@@ -156,7 +156,7 @@ def check_task(task: Any, index: int) -> None:
 
 
 def messages(task: Any) -> list[dict[str, str]]:
-    """The messages of a task's prompt, its system prompt first."""
+    """Return the messages of a task's prompt, its system prompt first."""
     data = task.data
     said = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
@@ -165,7 +165,7 @@ def messages(task: Any) -> list[dict[str, str]]:
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
-    """The trace of one answer to a task, as a rollout of verifiers leaves it to its rewards."""
+    """Make the trace of one answer to a task, as a rollout of verifiers leaves it to its rewards."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
@@ -207,7 +207,7 @@ def _no_data(kind: Any) -> Any:
 
 
 def _stay_offline() -> None:
-    """Lets no connection out: a reward that calls out fails, so that no service decides what a run learns."""
+    """Let no connection out: a reward that calls out fails, so that no service decides what a run learns."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("hone scores without network")

@@ -169,7 +169,7 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 
 
 def mcnemar(right: int, wrong: int) -> float:
-    """McNemar's exact test, two-sided: the binomial test of `right` among those that turned, p = 1/2 (McNemar, 1947).
+    """Compute McNemar's exact test, two-sided: the binomial test of `right` among those that turned, p = 1/2 (1947).
 
     Computed in whole numbers, so that small ones don't vanish.
     """
