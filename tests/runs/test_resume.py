@@ -229,12 +229,16 @@ def test_what_changed_is_refused_unless_drift_is_allowed(run_dir, capsys, change
         ({"name": "events.jsonl", "text": b"xxx\n"}, r"events\.jsonl, line 1, is damaged"),
         ({"name": "config.toml", "text": b"a = 1\nb = x\n"}, r"config\.toml is damaged \(.*line 2.*\): mend it"),
         ({"name": "run.json", "text": b"{"}, r"run\.json is damaged \(.*line 1.*\): mend it"),
+        ({"fact": "inexact"}, r"run\.json is damaged \(inexact is missing\): mend it"),
     ],
 )
 def test_what_can_not_be_gone_on_from_is_named_and_nothing_is_changed(run_dir, change, message):
     settings = {"resume": ResumeConfig()} | change
     if name := settings.pop("name", None):
         (run_dir / name).write_bytes(settings.pop("text"))
+    if fact := settings.pop("fact", None):
+        info = json.loads((run_dir / "run.json").read_text())
+        (run_dir / "run.json").write_text(json.dumps({name: info[name] for name in info if name != fact}))
     before = everything(run_dir)
     with pytest.raises(UserError, match=message):
         start(run_dir, allow_drift=True, **settings)

@@ -16,7 +16,7 @@ from hone.errors import UserError
 from hone.runs import predictions, provenance, settings
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import read_lines, verify, whole_lines, write_json
+from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _COPYING = "copying"
 """Status of a run that is being made from another one's checkpoint."""
+_NEEDED = ("status", "inexact", "versions", "hardware", "threads", "resumes")
+"""What a resume needs of run.json."""
 _INHERITED = ("versions", "hardware", "threads", "variables", "sources", "drift")
 _INHERITED += ("reward_weights", "reward_ranges", "correctness")
 """What a branch's run.json has from the run that it goes on from: it says how the steps up to there were made."""
@@ -200,6 +202,8 @@ class Opening:
                 f"{source} holds a run of `hone {info['kind']}`, which `hone {self.kind}` can't resume: use another "
                 "--output-dir"
             )
+        if missing := [name for name in _NEEDED if name not in info]:
+            raise UserError(f"{source / 'run.json'} is damaged ({missing[0]} is missing): {RESTORE}")
         provenance.refuse_other_numerics(info, source)
         if info["status"] == _COPYING:
             parent = info["parent"]["dir"]
