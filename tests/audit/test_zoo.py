@@ -4,8 +4,8 @@ Behaviours pinned here; changing one is a decision:
 - each broken task of the zoo fails its audit by the finding that names its defect, and by no other than those that
   follow from the same defect: a verdict that misleads is as bad as none;
 - no sound task fails, whatever form its answers have;
-- the tasks that come with hone pass. `gsm8k` that reads the last number breaks as solutions grow (docs/tasks.md says
-  so), and its audit says just that.
+- the tasks that come with hone pass. `gsm8k` that reads the last number breaks as solutions grow (docs/rewards.md
+  says so), and its audit says just that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | attach | ledger | predictions`: looking at runs, and ending one."""
+"""`hone runs list | show | stop | continue | attach | ledger | predictions`: looking at runs, and ending one."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class RunConfig(BaseConfig):
     resume: ResumeConfig | None = None
     """Resume; off unless given."""
     allow_drift: bool = False
-    """Resume although config or task changed in what decides the numbers; the run is marked inexact then."""
+    """Resume although config or task changed in what decides the numbers; the run is marked as not reproducible."""
     budget: BudgetConfig | None = None
     """Stop on purpose when time, money or tokens run out; off unless given."""
     grace_seconds: float = Field(default=25.0, gt=0)

@@ -124,7 +124,7 @@ class Run:
         return list(steps_in(self.path / EVALS, ".jsonl"))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
-        """Return the samples of the evaluation of a version; keys as in `hone.evaluation.EvalSample.row`.
+        """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
 
         Without a version those of `hone eval`, of which the directory has to be. UserError if there are none.
         """

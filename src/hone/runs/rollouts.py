@@ -231,7 +231,7 @@ def _tokens_path(folder: Path, step: int) -> Path:
 
 
 def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return rows as `hone.evaluation.EvalSample.row` makes them, each as a line of JSON."""
+    """Return rows as `hone.evaluation.result.EvalSample.row` makes them, each as a line of JSON."""
     return [dumps(plain(row)) + "\n" for row in rows]
 
 

@@ -248,7 +248,7 @@ class RunWriter:
 
     def evaluation(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `evals/step_N.jsonl`, the samples of the evaluation of version `step`, before the lines of that step;
-        rows as `hone.evaluation.EvalSample.row` makes them.
+        rows as `hone.evaluation.result.EvalSample.row` makes them.
         """
         self._evaluations[step] = write_evaluation(self.folder, step, rows)
 
