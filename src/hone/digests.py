@@ -32,7 +32,7 @@ def of_files(files: Iterable[Path], folder: Path) -> str:
 
 
 def of_rows(rows: Sequence[Any]) -> str:
-    """Digest of the number of rows and of up to 64 of them, evenly spread: an edit elsewhere is not seen."""
+    """Digest the number of rows and up to 64 of them, evenly spread: an edit elsewhere is not seen."""
     count = len(rows)
     indices = sorted({i * (count - 1) // max(1, _SAMPLED - 1) for i in range(_SAMPLED)}) if count else []
     from hone.types import content_hash  # loads numpy, which looking at runs does without

@@ -15,7 +15,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def key(seed: int, *names: str | int) -> int:
-    """64-bit key of the stream named (seed, *names)."""
+    """Derive the 64-bit key of the stream named (seed, *names)."""
     return int.from_bytes(hashlib.blake2b(repr((seed, *names)).encode(), digest_size=8).digest(), "little")
 
 
@@ -25,7 +25,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def uniforms(keys_B: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 `[B, count]`: element (b, i) depends on (keys_B[b], start + i) alone.
+    """Draw uniform numbers in [0, 1), float64 `[B, count]`: element (b, i) depends on (keys_B[b], start + i) alone.
 
     SplitMix64's output function applied to key + (position + 1) x golden ratio (Steele, Lea & Flood 2014), top 53 bits.
     """

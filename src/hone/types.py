@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
 
 def content_hash(value: Any) -> str:
-    """First 16 hex digits of the SHA-256 of `value` as canonical JSON."""
+    """Return the first 16 hex digits of the SHA-256 of `value` as canonical JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -13,12 +13,12 @@ MAX_LOG_RATIO = 10.0
 
 
 def nll_loss(logprobs_M: torch.Tensor) -> torch.Tensor:
-    """Supervised fine-tuning: the negative log-likelihood of each target token `[M]`."""
+    """Compute the negative log-likelihood of each target token `[M]`, for supervised fine-tuning."""
     return -logprobs_M
 
 
 def importance_ratio(logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:
-    """r_t = pi(o_t) / pi_old(o_t) `[M]`, with |log r_t| clamped to 10."""
+    """Compute r_t = pi(o_t) / pi_old(o_t) `[M]`, with |log r_t| clamped to 10."""
     return (logprobs_M - old_logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 

@@ -188,8 +188,8 @@ def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], N
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, limit: int, curriculum: Curriculum
 ) -> None:
-    """UserError if `seq_len` exceeds the model's context of `limit` tokens, or a prompt that the run will use leaves no
-    room in it.
+    """Raise UserError if `seq_len` exceeds the model's context of `limit` tokens, or a prompt that the run will use
+    leaves no room in it.
     """
     if config.seq_len > limit:
         raise UserError(

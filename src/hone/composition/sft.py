@@ -151,7 +151,7 @@ class SFTSteps:
         return ending
 
     def give_up(self) -> None:
-        """Nothing is in other hands between two steps."""
+        """Do nothing: nothing is in other hands between two steps."""
 
     def fingerprint(self) -> str:
         """Return that of the current version."""

@@ -92,7 +92,7 @@ class Training(ABC):
         return self.run
 
     def _check_left(self, takes_step: bool) -> None:
-        """UserError outside of the context, of a finished run (nothing was loaded), and if no step is left to take."""
+        """Raise UserError outside of the context, for a finished run (nothing was loaded), and if no step is left."""
         if self._opened().nothing_left:
             raise UserError(f"the run in {self.run.folder} is finished: there is nothing left to do in it")
         if takes_step and self.version >= self.config.max_steps:

@@ -167,7 +167,7 @@ def is_dict(annotation: Any) -> bool:
 
 
 def unwrap(annotation: Any) -> tuple[Any, bool]:
-    """`int | None` → (int, True); anything else → (itself, False)."""
+    """Unwrap `int | None` → (int, True); anything else → (itself, False)."""
     if get_origin(annotation) in (Union, types.UnionType):
         inner = [arg for arg in get_args(annotation) if arg is not type(None)]
         if len(inner) == 1:

@@ -131,7 +131,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
-    """(text before it, what stands in it) of each placeholder, and what follows the last one."""
+    """Return (text before it, what is in it) of each placeholder, and what follows the last one."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:

@@ -119,7 +119,7 @@ def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
 
 
 def check_body(body: dict[str, Any]) -> None:
-    """UserError for a key that is no sampling argument."""
+    """Raise UserError if a key is not a sampling argument."""
     for name in RESERVED:
         if name in body:
             raise UserError(f"{name!r} is no sampling argument: {RESERVED[name]}")

@@ -203,11 +203,11 @@ class EvalResult:
 
     @cached_property
     def pass_at(self) -> dict[int, float]:
-        """pass@k for k = 1, 2, 4, … up to the completions per example."""
+        """Compute pass@k for k = 1, 2, 4, … up to the completions per example."""
         return pass_at_ks([(len(hits), int(hits.sum())) for hits in self._hits()], self.rollouts_per_example)
 
     def _hits(self) -> list[np.ndarray]:
-        """1 for each correct and 0 for each other graded sample, by example."""
+        """Return 1 for each correct and 0 for each other graded sample, by example."""
         return [np.array([s.score.outcome is Outcome.CORRECT for s in g], dtype=np.float64) for g in self.by_example]
 
     def metrics(self) -> dict[str, float]:

@@ -155,7 +155,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Their results; on a thread of its own where an event loop is running already, as in a notebook."""
+    """Await all; on a thread of its own if an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -209,7 +209,7 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
 
 
 def printable(text: str) -> str:
-    """`text` with control characters spelled out: what a model wrote must not steer the terminal."""
+    """Spell out the control characters of `text`: what a model wrote must not steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -223,5 +223,5 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters: of a longer text the beginning and, where a traceback says what happened, the end."""
+    """Cut a text to `limit` characters: its beginning, and its end, where a traceback says what happened."""
     return text if len(text) <= limit else text[: limit // 4] + "\n…\n" + text[-3 * limit // 4 :]

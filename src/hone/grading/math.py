@@ -106,7 +106,7 @@ def _is_endless(text: str) -> bool:
 
 
 def _power(base: int, exponent: int) -> int:
-    """`base ** exponent`, or something above the largest."""
+    """Compute `base ** exponent`, or something above the largest."""
     return base if base < 2 else base ** min(exponent, 30) if exponent else 1
 
 
@@ -121,7 +121,7 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """`text` without what says nothing: math delimiters, bold, spacing commands, white space (also between groups of
+    """Strip `text` of what says nothing: math delimiters, bold, spacing commands, white space (also between groups of
     three digits), a trailing full stop.
     """
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
@@ -138,7 +138,7 @@ def tidy(text: str) -> str:
 
 
 def _pointed(text: str, other: str) -> str:
-    """`text` with a decimal point for each comma that stands where `other` has a point."""
+    """Write a decimal point for each comma of `text` where `other` has a point."""
     decimals = {number.rstrip("0") for number in _POINT.findall(other)}
     return _COMMA.sub(
         lambda match: pointed if (pointed := match[0].replace(",", ".")).rstrip("0") in decimals else match[0], text
@@ -165,7 +165,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """`text` without the commands and brackets around words."""
+    """Strip `text` of the commands and brackets around words."""
     return " ".join(_TEXT.sub(r"\1", text).strip(" ()").split())
 
 

@@ -178,7 +178,7 @@ class Surroundings:
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Processor time from now on: of this process by a timer, and of one that it forks by a limit beyond that."""
+    """Limit processor time from now on: this process by a timer, one that it forks by a limit beyond that."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = hard if seconds is None else math.ceil(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, hard))

@@ -173,7 +173,7 @@ class Sandbox:
 
 
 def _way_that_works(place: Place) -> Place:
-    """`place` with the first way that leads into a sandbox here. Raises UserError if none does."""
+    """Return `place` with the first way that leads into a sandbox here. Raises UserError if none does."""
     key = (place.bwrap, place.packages, os.geteuid())
     if key in _works:
         return _works[key]
@@ -477,7 +477,7 @@ class Tree:
         return ticks / _TICK, kib << 10, tasks
 
     def memory_bytes(self) -> int | None:
-        """Memory in use, each shared page once; slower. None where the kernel doesn't tell this user."""
+        """Measure memory in use, each shared page once; slower. None if the kernel doesn't tell this user."""
         kib = 0
         for pid in self.pids():
             try:

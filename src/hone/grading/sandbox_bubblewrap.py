@@ -165,7 +165,7 @@ def _sysctl(name: str) -> str | None:
 
 @functools.cache
 def _uid_map() -> list[int]:
-    """First user id here, what it is outside, how many follow it; all of them where there is no such file."""
+    """Return the first user id here, what it is outside, how many follow it; without such a file, all ids."""
     try:
         return [int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3]]
     except OSError:

@@ -58,13 +58,13 @@ class GroupLayout:
         self._slot_of_row, self._row_of_slot = (torch.from_numpy(x).to(device) for x in (slot, row_of_slot))
 
     def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
-        """[K·B, G, …] → [K·E, R·G, …]."""
+        """Reshape [K·B, G, …] → [K·E, R·G, …]."""
         if not self.in_order:
             x = x.unflatten(0, (kv_heads, -1)).index_select(1, self._row_of_slot)
         return x.reshape(kv_heads * len(self.prompt_of_group), -1, x.shape[-1])
 
     def to_rows(self, x: Tensor, kv_heads: int) -> Tensor:
-        """[K·E, R·G, …] → [K·B, G, …]."""
+        """Reshape [K·E, R·G, …] → [K·B, G, …]."""
         slots = len(self.prompt_of_group) * self.slots
         if self.in_order:
             return x.view(kv_heads * slots, -1, x.shape[-1])
@@ -118,7 +118,7 @@ class KVCache:
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q `[B, H, Dh]`, k and v `[B, K, Dh]` of one new token per row; stores k, v and attends to all so far."""
+        """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all so far; store k and v."""
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
         if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
             blocks.append(Block(k.new_empty(2, k.shape[1], k.shape[0], BLOCK, k.shape[2], dtype=torch.float32)))

@@ -94,7 +94,7 @@ class RowCache:
         return len(self.lengths)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q `[tile, H, Dh]`, k and v `[tile, K, Dh]` of one new token per row; stores k, v, attends to all so far."""
+        """Attend from a new token per row (q `[tile, H, Dh]`, k and v `[tile, K, Dh]`) to all so far; store k, v."""
         if layer == 0:
             self._make_room()
         tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)

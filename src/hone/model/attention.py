@@ -44,7 +44,7 @@ class PackedAttention:
         self._cumulative: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N, H, Dh], k and v [N, K, Dh] → [N, H, Dh]; query head h reads key/value head h // (H / K)."""
+        """Attend: q [N, H, Dh], k and v [N, K, Dh] → [N, H, Dh]; query head h reads key/value head h // (H / K)."""
         varlen = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
         if not self.shared and (varlen or self.equal):
             return self._varlen(q, k, v) if varlen else _attend(q, k, v, len(self.rows), self.max_length)
@@ -82,7 +82,7 @@ def _rows(segment_lengths: Sequence[int], parents: Sequence[int]) -> tuple[list[
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
-    """Causal attention of `rows` rows of `length` tokens, given and returned flat: [rows · length, heads, Dh]."""
+    """Attend causally in `rows` rows of `length` tokens, given and returned flat: [rows · length, heads, Dh]."""
     dtype = q.dtype
     if q.device.type == "cpu":
         # The CPU's bf16 backward is 9 times slower than fp32's.
@@ -131,7 +131,7 @@ class _SlotLayout:
 
 
 def _bucket_by_length(segment_lengths: list[int]) -> list[list[int]]:
-    """Segment indices grouped by similar length, longest first, so that no row is filled to less than `MIN_FILL`."""
+    """Group segment indices by similar length, longest first, so that each row is filled to at least `MIN_FILL`."""
     order = sorted(range(len(segment_lengths)), key=lambda i: -segment_lengths[i])
     buckets: list[list[int]] = []
     for i in order:

@@ -25,7 +25,7 @@ def model_card(
     facts: Mapping[str, object] | None = None,
     from_nothing: bool = False,
 ) -> str:
-    """Markdown with the hub's YAML front matter; a pure function of its arguments (no clock, no paths of its own).
+    """Write Markdown with the hub's YAML front matter; a pure function of its arguments (no clock, no own paths).
 
     `method` is "init", "sft" or "rl". `base_model` is a hub id, or None (a local folder means nothing to others). The
     licence is stated only for models made from nothing: those of others are theirs to say. `facts` are rows of the
@@ -53,7 +53,7 @@ def model_card(
 
 
 def _yaml(values: Mapping[str, object]) -> str:
-    """Block-style YAML of strings and lists of strings; JSON strings are valid YAML, whatever they hold."""
+    """Write block-style YAML of strings and lists of strings; any JSON string is valid YAML."""
     lines = []
     for key, value in values.items():
         if isinstance(value, list):

@@ -73,7 +73,7 @@ class Linear(nn.Module):
         return self._weight_bf16
 
     def keep_nothing(self) -> None:
-        """From now on no copy made of the weight is kept."""
+        """Keep no copy made of the weight from now on."""
         self._keeps_derived = self.packed.enabled = False
         self._weight_bf16 = None
         self.packed.forget()
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
     def hidden(
         self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None
     ) -> Tensor:
-        """Final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
+        """Compute final-normed hidden states `[N, D]` of flat tokens; `positions_N` counts from 0 within each sequence.
 
         `only` are indices of the tokens whose states are wanted: of the others the last layer computes keys and values.
         """

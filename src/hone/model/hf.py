@@ -130,7 +130,7 @@ def save_model(
 
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
-    """Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
+    """Map Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
     c = config
     slices: dict[str, tuple[str, int, int | None]] = {"model.embed_tokens.weight": ("embed", 0, None)}
     for i in range(c.num_layers):
@@ -157,7 +157,7 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 
 def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, view of the parameter's rows) of every weight, in file order."""
+    """Yield (Hugging Face name, view of the parameter's rows) of every weight, in file order."""
     parameters = parameters or dict(model.named_parameters())
     for name, (parameter, start, end) in hf_slices(model.config).items():
         yield name, parameters[parameter].detach()[start:end]
@@ -222,13 +222,13 @@ def _is_inside(name: str) -> bool:
 
 
 def load_weights(model: Decoder, folder: Path) -> None:
-    """Overwrite the parameters of a model with those in `folder`. UserError for a misfit; it is then unusable."""
+    """Overwrite the parameters of a model with those in `folder`. Raises UserError on a misfit; it is then unusable."""
     _load_weights(model, folder, weight_files(folder))
 
 
 @torch.no_grad()
 def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
-    """Copy every weight of `files` into its rows, cast to the parameter's dtype; raises UserError for a misfit."""
+    """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""
     slices = hf_slices(model.config)
     parameters = dict(model.named_parameters())
     waiting, unknown, misshapen = dict.fromkeys(slices), [], []

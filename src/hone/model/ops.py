@@ -23,12 +23,12 @@ from hone.model.packed import linear, padded_rows
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x², last dim) + eps), the last dimension kept with size 1."""
+    """Compute 1 / sqrt(mean(x², last dim) + eps), the last dimension kept with size 1."""
     return torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
 
 
 def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Tensor) -> Tensor:
-    """Gradient to x of y = w x̂, x̂ = x r: dx = r (g w - x̂ mean(g w x̂))."""
+    """Compute the gradient to x of y = w x̂, x̂ = x r: dx = r (g w - x̂ mean(g w x̂))."""
     grad_x = grad * weight
     dot = torch.linalg.vecdot(grad_x, normed).div_(normed.shape[-1]).unsqueeze(-1)
     return grad_x.addcmul_(normed, dot, value=-1).mul_(inverse_rms)
@@ -58,7 +58,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, in x's dtype (Zhang & Sennrich 2019)."""
+    """Compute x / sqrt(mean(x²) + eps) · weight, in x's dtype (Zhang & Sennrich 2019)."""
     if not torch.is_grad_enabled():  # the same bits, in fewer operations
         return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
     return _RMSNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
@@ -67,7 +67,7 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def _split_rotate(
     qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None]:
-    """(q, k, v), and what the gradient of the norm needs: x̂ and 1 / rms of each head of q and k."""
+    """Return (q, k, v), and for the gradient of the norm x̂ and 1 / rms of each head of q and k."""
     num_q, num_qk = heads[0], heads[0] + heads[1]
     all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
     x = all_heads[:, :num_qk].float()
@@ -142,13 +142,13 @@ def split_and_rotate(
 
 
 def swiglu_forward(gate_up: Tensor) -> Tensor:
-    """`swiglu` without a gradient, in the dtype of its input."""
+    """Compute `swiglu` without a gradient, in the dtype of its input."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """Gradient [N, 2F] of `swiglu` to its input, given that to its result."""
+    """Compute the gradient [N, 2F] of `swiglu` to its input, given that to its result."""
     gate, up = gate_up.chunk(2, dim=-1)
     grad_gate_up = torch.empty_like(gate_up)
     grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
@@ -172,7 +172,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up of a fused [N, 2F] projection → [N, F] (Shazeer 2020)."""
+    """Compute silu(gate) · up of a fused [N, 2F] projection → [N, F] (Shazeer 2020)."""
     if not torch.is_grad_enabled():
         return swiglu_forward(gate_up)
     return _SwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
@@ -221,7 +221,7 @@ class _Bf16Linear(torch.autograd.Function):
 
 
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
-    """x Wᵀ + b with fp32 input, parameters and result, whose three products (output, dx, dW) are taken in bf16.
+    """Compute x Wᵀ + b with fp32 input, parameters and result, whose three products (output, dx, dW) are taken in bf16.
 
     `weight_bf16` is the cast of `weight`, which the caller keeps, for it changes only once a step; None: none is kept.
     """
@@ -258,7 +258,7 @@ class _Bf16MLP(torch.autograd.Function):
 
 
 def bf16_mlp(x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None) -> Tensor:
-    """down(silu(gate(x)) * up(x)) without biases: fp32 in and out, all between in bf16.
+    """Compute down(silu(gate(x)) * up(x)) without biases: fp32 in and out, all between in bf16.
 
     The activation is the input of a bf16 product in any case; computing it in bf16 too saves casting [N, 2F] to fp32
     and back, forward and backward. `…_bf16` are the kept casts of the weights, both None if none are kept.

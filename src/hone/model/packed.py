@@ -75,7 +75,7 @@ class PackedWeight:
         self._packed: Tensor | None = None
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x Wᵀ + b, `[rows, out]`, without a gradient; the plain product where packing doesn't pay."""
+        """Compute x Wᵀ + b, `[rows, out]`, without a gradient; the plain product where packing doesn't pay."""
         if not self.prepare(weight):
             return linear(x, weight, bias)
         rows = padded_rows(x.shape[0])

@@ -13,7 +13,7 @@ from hone.model.config import DecoderConfig
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    """Angle per position of each rotated pair, float32 `[head_dim / 2]`, and the factor on cosines and sines.
+    """Compute each rotated pair's angle per position, float32 `[head_dim / 2]`, and the factor on cosines and sines.
 
     Rules: default (Su et al. 2021), linear (position interpolation, Chen et al. 2023), llama3 (Llama 3.1 model card),
     yarn (Peng et al. 2023); each as transformers computes it.
@@ -37,7 +37,7 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, factor: float, original: int, scaling: dict[str, Any]) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between blended."""
+    """Slow long waves by `factor`, keep short ones, blend those between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = original * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)

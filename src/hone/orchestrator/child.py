@@ -146,7 +146,7 @@ class Child:
         return self.code
 
     def kill(self) -> None:
-        """SIGKILL to all of its group."""
+        """Send SIGKILL to all of its group."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
                 os.killpg(self.pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def _show(stream: int, text: bytes) -> None:
 
 
 def signal_name(signum: int) -> str:
-    """`SIGKILL` for 9."""
+    """Return `SIGKILL` for 9."""
     try:
         return signal.Signals(signum).name
     except ValueError:

@@ -104,7 +104,7 @@ def roll_out(
 
 
 def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> None:
-    """UserError if the model's chat template cannot go on with a conversation of this task as it was sampled.
+    """Raise UserError if the model's chat template cannot go on with a conversation of this task as it was sampled.
 
     Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
     """

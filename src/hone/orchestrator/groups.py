@@ -107,7 +107,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """UserError naming the row if one of these examples leaves no room for a completion in `seq_len` tokens.
+    """Raise UserError, naming the row, if an example leaves no room for a completion in `seq_len` tokens.
 
     `limit` is what the user knows `seq_len` as, `remedy` what to do. Of generated examples the first 64 are enough.
     `advance` gets how many are done. `tools` are the environment's.

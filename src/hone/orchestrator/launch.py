@@ -269,7 +269,7 @@ class Launch:
         return min(dead, key=lambda child: (child.code != 2, (child.code or 0) >= 0))
 
     def _not_begun(self, culprit: Child) -> int:
-        """UserError: why the run does not begin. The exit code, if the orchestrator has reported that."""
+        """Raise UserError with why the run does not begin; return the exit code if the orchestrator reported that."""
         if culprit.code != 2:
             when = "while it loaded" if culprit.role == INFERENCE else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")

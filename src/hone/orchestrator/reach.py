@@ -127,7 +127,7 @@ async def _check_tokenizer(client: ServerClient, server: Server, model: str, ren
 
 
 async def _check_root(client: ServerClient, spool: Path) -> None:
-    """UserError if the server does not take weights from below `spool`; it is asked for a folder that is not there."""
+    """Raise UserError if the server does not take weights from below `spool`, tried with a folder that is not there."""
     try:
         await client.post("/update_weights", {"path": str(spool.resolve() / "none"), "version": 0})
     except Refused as error:

@@ -53,7 +53,7 @@ class MainPart:
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
-        """Full is the best that the rubric's declared ranges allow for a right answer, else 1 a component."""
+        """Take as full marks the best that declared ranges allow for a right answer; 1 for a component without."""
         weights, ranges = rubric.weights, rubric.ranges
         if weights[rubric.correctness]:
             return cls((rubric.correctness,), weights[rubric.correctness])
@@ -62,7 +62,7 @@ class MainPart:
 
     @classmethod
     def from_scores(cls, scores: Sequence[Score]) -> MainPart:
-        """Infer it for a grader that is gone: its correctness function gave 1 to what is correct, and to nothing else.
+        """Infer the main part when the grader is gone: its correctness function gave 1 to correct answers alone.
 
         None of the scores is a failure.
         """

@@ -35,7 +35,7 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """UserError if the session has another value for a shared key; `place` says where those of `config` come from.
+    """Raise UserError if the session has another value for a shared key; `place` says where `config` comes from.
 
     A key that is left out here, and decides nothing here, is the session's.
     """
@@ -68,7 +68,7 @@ def checkpoint_of(session: Session) -> Path | None:
 
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
+    """Raise UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
     if problem := misfit(shapes(folder), dict(trainer.model.named_parameters())):
         raise UserError(
             f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "

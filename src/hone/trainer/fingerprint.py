@@ -20,7 +20,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> str:
-    """16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
+    """Compute 16 hex digits that depend on every bit, name, shape and dtype of the tensors, and on nothing else.
 
     Per tensor: the sum over its elements of (bits as an integer) x (2 x position + 1), modulo 2^64. Integer addition is
     exact, so no reduction order can change it; a change of one element always changes it, as the factor is odd. Tensors
@@ -35,7 +35,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> st
 
 
 def _weighted_sum(tensor: torch.Tensor) -> int:
-    """Over the rows that this rank holds."""
+    """Sum over the rows that this rank holds."""
     offset = rows_of(tensor)[0] * math.prod(tensor.shape[1:])
     bits = local(tensor.detach()).reshape(-1).view(_BITS[tensor.element_size()])
     size = min(_CHUNK[bits.device.type], len(bits))

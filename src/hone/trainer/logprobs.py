@@ -21,12 +21,12 @@ def loss_indices(batch: PackedBatch) -> torch.Tensor:
 
 
 def segment_lengths(batch: PackedBatch) -> list[int]:
-    """Length of each segment, in order."""
+    """Return the length of each segment, in order."""
     return torch.bincount(batch.segment_ids).tolist()
 
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
-    """Hidden states `[M, D]` from which the tokens at `indices_M` are predicted: those of the tokens before them."""
+    """Return the hidden states `[M, D]` that predict the tokens at `indices_M`: those of the tokens before them."""
     attention = PackedAttention(segment_lengths(batch), batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
@@ -35,7 +35,7 @@ def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) ->
 def token_logprobs(
     model: Decoder, batch: PackedBatch, indices_M: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
+    """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
 
     Both are of softmax(logits / temperature), in nats; the logprobs carry gradient, the entropies do not.
     """
@@ -61,7 +61,7 @@ def token_logprobs(
 
 @torch.no_grad()
 def sequence_logprobs(model: Decoder, token_ids: SequenceABC[int], temperature: float) -> list[float]:
-    """Log-probability of each token of one sequence but the first, given those before it."""
+    """Compute the log-probability of each token of one sequence but the first, given those before it."""
     if len(token_ids) < 2:
         return []
     ids = np.array(token_ids, dtype=np.int64)

@@ -21,12 +21,12 @@ A statistic named `…/max` is a maximum instead. The trainer divides sums by th
 
 
 def sft_objective(logprobs_M: torch.Tensor, batch: PackedBatch, indices_M: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-    """Cross-entropy of the completion tokens."""
+    """Compute the cross-entropy of the completion tokens."""
     return nll_loss(logprobs_M).sum(), {}
 
 
 def policy_objective(config: LossConfig, stale: bool = False) -> Objective:
-    """Clipped policy gradient, plus `kl_coef` x k3 KL to the reference where the batch carries its logprobs.
+    """Compute the clipped policy gradient, plus `kl_coef` x k3 KL to the reference if the batch has its logprobs.
 
     The ratio is that to the sampler's own probabilities, so it corrects for tokens of older versions (`stale`) and for
     a sampler that computes otherwise.

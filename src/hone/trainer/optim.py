@@ -64,7 +64,7 @@ class Optimizer:
                 param.copy_(self.masters[name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """First and second moments, step counts and master weights by parameter name."""
+        """Return first and second moments, step counts and master weights by parameter name."""
         tensors = {}
         for name, master in self.masters.items():
             tensors |= {f"{key}/{name}": value for key, value in self.adamw.state[master].items()}

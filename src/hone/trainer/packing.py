@@ -76,7 +76,7 @@ class _Segment:
 
 
 def prompt_runs(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Consecutive sequences of one group with equal tokens up to the first loss token: what can share its prompt."""
+    """Find consecutive sequences of one group with equal tokens up to the first loss token: they can share a prompt."""
     return [list(run) for _, run in groupby(sequences, lambda s: (s.group, s.token_ids[: s.prompt_length].tobytes()))]
 
 

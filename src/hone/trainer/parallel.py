@@ -50,7 +50,7 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, value: T) -> T:
-        """Rank 0's value, on all ranks."""
+        """Return rank 0's value, on all ranks."""
         if self.alone:
             return value
         values = [value if self.first else None]
@@ -79,7 +79,7 @@ class Ranks:
             torch.distributed.barrier(group=self.control)
 
     def together(self, action: Callable[[], T]) -> T:
-        """`action()` on each rank; where it raises UserError on one, all raise that of the first such rank."""
+        """Call `action` on each rank; if it raises UserError on some, all raise that of the first of them."""
         value: Any = None
         error: UserError | None = None
         try:
@@ -98,7 +98,7 @@ class Ranks:
         return values
 
     def device(self, name: str) -> str:
-        """`cuda` with the number of this rank's GPU. UserError for a GPU that is not there, or is all ranks'."""
+        """Return `cuda` with this rank's GPU. Raises UserError if that is not there, or is given for all ranks."""
         if self.alone or torch.device(name).type != "cuda":
             return name
         if torch.device(name).index is not None:
@@ -205,7 +205,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """First row that this rank holds, and the one after its last: `torch.chunk`'s, so the last ranks may have none."""
+    """Return the first row of this rank and the one after its last, as `torch.chunk` does: the last may have none."""
     rows = tensor.shape[0] if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows
@@ -230,7 +230,7 @@ def sharded_like(rows: Tensor, model: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, model: Tensor) -> Tensor:
-    """`value`, whole or in shards already, as `model` lies: whole, or this rank's rows of it."""
+    """Return `value`, whole or in shards already, as `model` lies: whole, or this rank's rows of it."""
     if is_sharded(value) or not is_sharded(model):
         return value
     start, stop = rows_of(model)

@@ -140,7 +140,7 @@ class RankedTrainer:
         return self._all("fingerprint")
 
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Log-probability of each token but the first, given those before it, at the trainer's temperature."""
+        """Compute each token's log-probability but the first's, given those before, at the trainer's temperature."""
         return self._all("score", token_ids)
 
     def save_policy(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class RankedTrainer:
         return self.trainer.version
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
-        """`stop.abandonable`; nothing on several ranks, which may part between micro-batches only."""
+        """Enter `stop.abandonable`; do nothing on several ranks, which may part between micro-batches only."""
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:

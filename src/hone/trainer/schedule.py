@@ -8,7 +8,7 @@ from hone.config.shared import SchedulerConfig
 
 
 def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) -> float:
-    """Learning rate of update `step` (0-based) out of `max_steps`.
+    """Return the learning rate of update `step` (0-based) out of `max_steps`.
 
     Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay that reaches min_ratio x peak at the last
     update.

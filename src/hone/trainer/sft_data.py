@@ -102,7 +102,7 @@ def _by_tools(answers: list[Message]) -> bool:
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Row `index` of a data set as tokens; None if it is dropped for its length."""
+    """Return row `index` of a data set as tokens; None if it is dropped for its length."""
     row, where = rows[index], rows.where(index)
     messages, start = row_messages(row, where)
     return limit.apply(tokenize(renderer, messages, start, where, row_tools(row, where)), where)
@@ -256,7 +256,7 @@ def prepare(source: DatasetSource, data: SFTDataConfig, max_steps: int, advance:
 
 
 def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """(training rows, validation rows): disjoint in content, not only in index.
+    """Return (training rows, validation rows), disjoint in content, not only in index.
 
     Rows are ranked by a keyed hash of their content and the lowest `fraction` of the different ones is held out, so
     equal rows fall on the same side, and adding rows moves few others. Validation rows come in the order of their rank.

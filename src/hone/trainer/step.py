@@ -159,7 +159,7 @@ class Trainer:
         return sum(self.ranks.collect(total)) / micro_batches[0].num_loss_tokens
 
     def fingerprint(self) -> str:
-        """16 hex digits that tell this version of the policy from any other."""
+        """Return 16 hex digits that tell this version of the policy from any other."""
         return fingerprint(dict(self.model.named_parameters()), self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -60,7 +60,7 @@ class TokenStats:
         return {name: getattr(self, name) for name in names}
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-        """(draw, sample) -> entropies and logprobs of its tokens, in their order."""
+        """Map (draw, sample) -> entropies and logprobs of its tokens, in their order."""
         stops = np.cumsum(self.lengths).tolist()
         owners = zip(self.draws.tolist(), self.samples.tolist(), stops, self.lengths.tolist(), strict=True)
         return {

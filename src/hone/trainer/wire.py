@@ -10,7 +10,7 @@ from hone.trainer.packing import Sequence
 
 
 def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
-    """S sequences of N tokens in all, end to end.
+    """Lay S sequences of N tokens in all end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
     `logprobs` float32, `versions` int32, each `[N]`. The last two are left out if the sequences have none.

@@ -269,7 +269,7 @@ class FileTransport:
         return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
-        """UserError if another orchestrator has opened the transport."""
+        """Raise UserError if another orchestrator has opened the transport."""
         if self._replaced():
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 

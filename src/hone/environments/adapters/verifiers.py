@@ -68,7 +68,7 @@ class Served:
         return keys
 
     def row(self, index: int) -> dict[str, Any]:
-        """Prompt, answer and key of a task."""
+        """Return prompt, answer and key of a task."""
         return self._about_tasks(lambda: self._asked(["row", index]))
 
     def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:

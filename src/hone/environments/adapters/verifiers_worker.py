@@ -202,7 +202,7 @@ def _required(fn: Callable[..., Any], name: str) -> bool:
 
 
 def _no_data(kind: Any) -> Any:
-    """Data of a task without content: its reward functions are looked at, not run."""
+    """Make data of a task without content: its reward functions are looked at, not run."""
     return kind.data_type().model_construct()
 
 

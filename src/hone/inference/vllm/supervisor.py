@@ -55,7 +55,7 @@ def _control(option: int, value: int) -> None:
 
 
 def end_group(group: int) -> None:
-    """SIGKILL to what is left of a process group, until nothing is."""
+    """Send SIGKILL to what is left of a process group, until nothing is."""
     with contextlib.suppress(ProcessLookupError):
         while True:
             os.killpg(group, signal.SIGKILL)

@@ -157,7 +157,7 @@ def weights_folder(path: str) -> Path:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """ValueError unless `folder` has the tensors of a model of `config`: all of them, no others, of its shapes."""
+    """Raise ValueError unless `folder` has the tensors of a model of `config`: all, no others, of its shapes."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
