@@ -72,7 +72,7 @@ class Trajectory:
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
     off, as outcome and detail. Another time the environment may answer what it did not: `late` if a tool was ended at
-    its deadline, which the model was told, `killed` if a process was killed from outside, each time it was asked.
+    its deadline, which the model knew, `killed` if a process was killed from outside, each time it was asked.
     """
 
     token_ids: np.ndarray
@@ -105,9 +105,9 @@ class Trajectory:
 
     @property
     def completion_text(self) -> str:
-        """What the policy said, the texts of several turns with an empty line between them."""
-        said = [message["content"] for message in self.messages if message["role"] == "assistant"]
-        return "\n\n".join(said[-max(1, self.turns) :])
+        """What the policy wrote, the texts of several turns with an empty line between them."""
+        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return "\n\n".join(texts[-max(1, self.turns) :])
 
     @property
     def turns(self) -> int:
@@ -121,7 +121,7 @@ class Trajectory:
 
     @property
     def num_environment(self) -> int:
-        """Tokens between the turns, which the environment said."""
+        """Tokens between the turns, which the environment wrote."""
         return len(self.token_ids) - self.prompt_length - self.num_sampled
 
 

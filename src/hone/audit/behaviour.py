@@ -77,7 +77,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
             kinds |= {"a right answer": subject.text, "a right answer and a line break": f"{subject.text}\n"}
             kinds["several answers"] = f"{everything}\n{REASONING}\n{subject.text}"
             if not texts:  # tools of the reference are called once, for they may take their time
-                texts.append(Text(subject, "a right answer", subject.saying(subject.text)))
+                texts.append(Text(subject, "a right answer", subject.render(subject.text)))
         if (wrong := wrong_text(subject, subjects)) is not None:
             kinds |= {"a wrong answer": wrong, "a long wrong answer": f"{REASONING * 5}\n{wrong}"}
         texts += [Text(subject, name, text) for name, text in kinds.items()]
@@ -130,7 +130,7 @@ def _result(probe: Probe) -> tuple[Any, ...]:
 def _finding(kind: str, one: Probe, two: Probe) -> Finding:
     name, title, remedy, expected = _DIFFERENCES[kind]
     title = f"{title}: {one.name!r} gets {_got(two, one)} in place of {_got(one, two)}"
-    return Finding(name, Verdict.FAIL, title, remedy, (one.name,), (one.shown(expected), two.shown(expected)))
+    return Finding(name, Verdict.FAIL, title, remedy, (one.name,), (one.evidence(expected), two.evidence(expected)))
 
 
 def _got(probe: Probe, other: Probe) -> str:

@@ -106,7 +106,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
     plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
     for name, text in texts.items():
         whole = not env.tool_schemas or (subject is subjects[0] and name in plain)
-        yield name, subject.saying(text) if whole else text
+        yield name, subject.render(text) if whole else text
 
 
 def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:

@@ -172,7 +172,7 @@ def _form_findings(
         title = f"the prompt names a form that the parser does not read: {words}; it reads {read[0].name}"
     remedy = f"ask for what the parser reads ({prober.env.parser.expects}), or let it read what is asked for"
     expected = "full marks: it is right, in the form that the prompt asks for"
-    shown = tuple(lost[form.name].shown(expected) for form in unread[:3])
+    shown = tuple(lost[form.name].evidence(expected) for form in unread[:3])
     verdict = Verdict.WARN if read else Verdict.FAIL
     yield Finding("instructions", verdict, title, remedy, tuple(form.name for form in unread), shown)
 
@@ -181,7 +181,7 @@ def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callabl
     """Return a right answer that was lost, if no way to write the form is read; None if one is."""
     probes = prober.grade(
         [
-            Text(subject, name, subject.saying(given))
+            Text(subject, name, subject.render(given))
             for subject in subjects
             for text in texts(answer_of(subject))
             for given in (text, f"{REASONING.strip()}\n{text}")
@@ -218,7 +218,7 @@ def _nothing_asked(prober: Prober, common: str, subjects: Sequence[Subject]) -> 
     verdict = Verdict.NOTE if len(common.replace("…", "").split()) < 3 else Verdict.WARN
     title = f"nothing in the prompt tells the model to write {needed[0].name}, which the parser needs"
     remedy = "say so in the system prompt or after the question, or teach it by SFT first"
-    shown = lost.shown("full marks: it is right, and the prompt asks for no form")
+    shown = lost.evidence("full marks: it is right, and the prompt asks for no form")
     yield Finding("instructions", verdict, title, remedy, (needed[0].name,), (shown,))
 
 

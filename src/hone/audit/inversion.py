@@ -160,7 +160,7 @@ def _out_of_range(rubric: Rubric, probes: Sequence[Probe]) -> list[Finding]:
                 outside[name] = probe
                 kind = "right" if probe.correct else "wrong"
                 words.append(f"{name} is {value:g} for a {kind} answer and declares {low:g} to {high:g}")
-                shown.append(probe.shown(f"{name} from {low:g} to {high:g}"))
+                shown.append(probe.evidence(f"{name} from {low:g} to {high:g}"))
     title = f"a component leaves its declared range: {'; '.join(words)}"
     remedy = "correct the function, or the range in Rubric(ranges=...)"
     return [Finding("range", Verdict.FAIL, title, remedy, tuple(outside), tuple(shown))] if outside else []
@@ -182,7 +182,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
         f"more than a wrong answer, which earns {_amount(best.reward)}",
     )
     pairs = zip((best, worst), expected, strict=True)
-    shown = tuple(total.probe.shown(words) for total, words in pairs if total.probe is not None)
+    shown = tuple(total.probe.evidence(words) for total, words in pairs if total.probe is not None)
     culprits = _culprits(best, worst)
     gain = sum(best.parts.get(name, 0.0) for name in culprits)
     room = worst.reward - (best.reward - gain)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.audit.report import Check, Finding, Shown, Verdict
+from hone.audit.report import Check, Evidence, Finding, Verdict
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.types import Outcome
 
@@ -64,7 +64,7 @@ def _findings(result: EvalResult, figures: dict[str, Any]) -> Iterator[Finding]:
         failed = [sample for sample in samples if sample.score.outcome is outcome]
         if failed:
             title = f"grading fails ({outcome}) for {len(failed)} of {count} completions of the model"
-            yield Finding(name, Verdict.FAIL, title, "make the grader take any text", (), _shown(failed, "a reward"))
+            yield Finding(name, Verdict.FAIL, title, "make the grader take any text", (), _evidence(failed, "a reward"))
     if figures["pass_rate"] is None:
         return
     yield from _pass_rate_findings(figures)
@@ -73,13 +73,13 @@ def _findings(result: EvalResult, figures: dict[str, Any]) -> Iterator[Finding]:
         room = f"max_tokens = {figures['max_tokens']}" if figures["max_tokens"] else "the sequence length"
         without = figures["outcomes"].get(str(Outcome.TRUNCATED), 0)
         title = f"{share:.0%} of the completions are cut off by {room}, {without} of {count} before there is an answer"
-        shown = _shown([sample for sample in samples if sample.trajectory.truncated], "room to end")
+        shown = _evidence([sample for sample in samples if sample.trajectory.truncated], "room to end")
         verdict = Verdict.FAIL if share > TRUNCATED_FAIL else Verdict.WARN
         yield Finding("length", verdict, title, "raise max_tokens, or ask for shorter completions", (), shown)
     if figures["unparsable"] > UNPARSABLE and share <= UNPARSABLE:
         title = f"{figures['unparsable']:.0%} of the completions have no answer that the parser reads"
         remedy = "say in the prompt which form the answer takes, or teach it by SFT first"
-        shown = _shown([sample for sample in samples if _without_answer(sample)], "an answer that the parser reads")
+        shown = _evidence([sample for sample in samples if _without_answer(sample)], "an answer that the parser reads")
         yield Finding("unparsable", Verdict.WARN, title, remedy, (), shown)
 
 
@@ -106,12 +106,12 @@ def _without_answer(sample: EvalSample) -> bool:
     return sample.score.outcome in (Outcome.UNPARSABLE, Outcome.TRUNCATED)
 
 
-def _shown(samples: Sequence[EvalSample], expected: str) -> tuple[Shown, ...]:
+def _evidence(samples: Sequence[EvalSample], expected: str) -> tuple[Evidence, ...]:
     shown = []
     for sample in samples[:2]:
         messages = [dict(message) for message in sample.trajectory.messages[len(sample.example.prompt) :]]
         reward, outcome = sample.score.reward if sample.graded else None, str(sample.score.outcome)
-        shown.append(Shown(sample.example.id, messages, outcome, reward, expected, sample.score.detail))
+        shown.append(Evidence(sample.example.id, messages, outcome, reward, expected, sample.score.detail))
     return tuple(shown)
 
 

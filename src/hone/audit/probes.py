@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hone import rng
-from hone.audit.report import Finding, Shown, Verdict, listed
+from hone.audit.report import Evidence, Finding, Verdict, listed
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import settled
 from hone.environments.parsers import completion_text
@@ -44,7 +44,7 @@ class Subject:
     text: str = ""
     answer: str | None = None
 
-    def saying(self, text: str) -> Script:
+    def render(self, text: str) -> Script:
         """Return the reference with another last message."""
         if self.reference is None or isinstance(self.reference, str):
             return text
@@ -91,11 +91,11 @@ class Probe:
         messages = messages_of(self.text.completion)
         return [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
 
-    def shown(self, expected: str) -> Shown:
+    def evidence(self, expected: str) -> Evidence:
         completion = self.text.completion
         completion = completion if isinstance(completion, str) else [dict(message) for message in completion]
         reward = None if self.failed else self.score.reward
-        return Shown(self.example_id, completion, str(self.score.outcome), reward, expected, self.score.detail)
+        return Evidence(self.example_id, completion, str(self.score.outcome), reward, expected, self.score.detail)
 
 
 @dataclass
@@ -183,14 +183,14 @@ def subject_of(env: Environment, example: Example) -> Subject:
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)
 
 
-def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Shown, ...]:
+def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
     """Return up to three of the probes to show: short texts first, of different names where there are."""
     ordered = sorted(probes, key=lambda probe: len(str(probe.text.completion)))
     firsts: dict[str, Probe] = {}
     for probe in ordered:
         firsts.setdefault(probe.name, probe)
     rest = [probe for probe in ordered if firsts[probe.name] is not probe]
-    return tuple(probe.shown(expected) for probe in [*firsts.values(), *rest][:_SHOWN])
+    return tuple(probe.evidence(expected) for probe in [*firsts.values(), *rest][:_SHOWN])
 
 
 def failures(probes: Sequence[Probe]) -> list[Finding]:

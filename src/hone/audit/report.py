@@ -35,7 +35,7 @@ _LONGEST, _LONGEST_ON_PAGE = 400, 4000
 
 
 @dataclass(frozen=True)
-class Shown:
+class Evidence:
     """A completion that shows a finding. `reward` None: it could not be graded. `expected`: its worth, in words."""
 
     example_id: str
@@ -64,7 +64,7 @@ class Finding:
     title: str
     remedy: str = ""
     what: tuple[str, ...] = ()
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[Evidence, ...] = ()
     allowed: str | None = None
     """Why this is no failure of this task, if it was allowed."""
 
@@ -220,20 +220,22 @@ def _show_finding(console: Console, finding: Finding, longest: int) -> None:
         console.print(Padding(Text(printable(finding.remedy), "italic"), (0, 0, 0, 6)))
     if finding.verdict not in (Verdict.FAIL, Verdict.WARN):
         return
-    for shown in finding.shown[: 2 if longest == _LONGEST else None]:
-        console.print(Padding(Text(f"{_shortened(shown.text, longest)!r}"), (0, 0, 0, 6)))
-        console.print(Padding(Text(printable(f"-> {_in_words(shown)}"), "dim"), (0, 0, 0, 9)))
-        if shown.detail:
-            console.print(Padding(Text(printable(_shortened(shown.detail, 3000)), "dim"), (0, 0, 0, 9)))
+    for evidence in finding.shown[: 2 if longest == _LONGEST else None]:
+        console.print(Padding(Text(f"{_shortened(evidence.text, longest)!r}"), (0, 0, 0, 6)))
+        console.print(Padding(Text(printable(f"-> {_in_words(evidence)}"), "dim"), (0, 0, 0, 9)))
+        if evidence.detail:
+            console.print(Padding(Text(printable(_shortened(evidence.detail, 3000)), "dim"), (0, 0, 0, 9)))
 
 
-def _in_words(shown: Shown) -> str:
+def _in_words(evidence: Evidence) -> str:
     """Say what a completion got and should have got; of a template's conversation, the rule that does not hold."""
-    if shown.reward is not None:
-        return f"reward {shown.reward:.3g} ({shown.outcome}); expected {shown.expected}"
-    if shown.outcome in set(Outcome):
-        return f"no reward ({shown.outcome}); expected {shown.expected}"
-    return f"{shown.outcome}: it should hold that {shown.expected}" if shown.expected else str(shown.outcome)
+    if evidence.reward is not None:
+        return f"reward {evidence.reward:.3g} ({evidence.outcome}); expected {evidence.expected}"
+    if evidence.outcome in set(Outcome):
+        return f"no reward ({evidence.outcome}); expected {evidence.expected}"
+    if not evidence.expected:
+        return str(evidence.outcome)
+    return f"{evidence.outcome}: it should hold that {evidence.expected}"
 
 
 def _shortened(text: str, limit: int) -> str:

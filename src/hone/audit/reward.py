@@ -83,7 +83,7 @@ def check_restylings(prober: Prober, reference: Sequence[Probe]) -> tuple[Check,
     right = {probe.example_id for probe in reference if probe.correct}
     subjects = [subject for subject in prober.distinct if subject.example.id in right]
     texts = [
-        Text(subject, restyling.name, subject.saying(text))
+        Text(subject, restyling.name, subject.render(text))
         for subject in subjects
         for restyling in RESTYLINGS
         if (text := restyling.apply(subject, prober.env)) is not None

@@ -101,7 +101,7 @@ def slow_findings(probes: Sequence[Probe]) -> Iterator[Finding]:
         worst = max(slow, key=lambda probe: probe.score.seconds)
         title = f"grading {worst.name!r} takes {worst.score.seconds:.1f} s; {len(slow)} texts take over a second"
         remedy = "make the grader's work linear in the text: no nested repetition in patterns, no text added up by `+=`"
-        yield Finding("slow-grader", Verdict.WARN, title, remedy, (worst.name,), (worst.shown("under a second"),))
+        yield Finding("slow-grader", Verdict.WARN, title, remedy, (worst.name,), (worst.evidence("under a second"),))
 
 
 def _repeated_prompts(subjects: Sequence[Subject]) -> Iterator[Finding]:

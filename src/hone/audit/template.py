@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hone.audit.report import Check, Finding, Report, Shown, Verdict, worst
+from hone.audit.report import Check, Evidence, Finding, Report, Verdict, worst
 from hone.errors import UserError
 from hone.model.chat import THINK, ChatRenderer, RendererParts, renderer_parts
 from hone.model.rendering import END_THINK, TemplateRendering, squeeze
@@ -531,7 +531,7 @@ def findings_from(problems: Iterable[Problem]) -> tuple[Finding, ...]:
         if name == "think-stripping":
             title, remedy = _what_works(found)
         shown = tuple(
-            Shown("", p.conversation.messages, p.what, None, "", f"{p.difference}\n{p.conversation.json()}")
+            Evidence("", p.conversation.messages, p.what, None, "", f"{p.difference}\n{p.conversation.json()}")
             for _, p in found.values()
         )
         verdict = worst(verdict for verdict, _ in found.values())

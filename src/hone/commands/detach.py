@@ -59,14 +59,14 @@ def start(name: str, argv: list[str]) -> int:
                 start_new_session=True,
             )
             os.close(report_end)
-            message, ended, shown = b"", False, {out: 0, err: 0}
+            message, ended, passed_on = b"", False, {out: 0, err: 0}
             while not message and not ended:
                 ended = child.poll() is not None
                 if select.select([report], [], [], 0.1)[0]:
                     message = os.read(report, 2**16)
                 for stream, output in ((1, out), (2, err)):
-                    while text := os.pread(output.fileno(), 2**16, shown[output]):
-                        shown[output] += os.write(stream, text)
+                    while text := os.pread(output.fileno(), 2**16, passed_on[output]):
+                        passed_on[output] += os.write(stream, text)
                 if received:
                     child.terminate()
         finally:

@@ -309,7 +309,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
         bins = [
             [
                 f"{one.low:.1f} to {one.high:.1f}",
-                f"{one.said:.2f}",
+                f"{one.mean:.2f}",
                 f"{one.true:.2f}",
                 f"{one.interval.low:.2f} to {one.interval.high:.2f}",
                 str(one.count),

@@ -16,15 +16,15 @@ class Status:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._terminal = self._stream.isatty()
-        self._shown = time.monotonic()
+        self._last_line = time.monotonic()
 
     def __call__(self, text: str) -> None:
         text = printable(" ".join(text.splitlines()))
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\033[K{text[: columns - 1]}", end="", flush=True, file=self._stream)
-        elif time.monotonic() - self._shown > 10:  # lines can't be written one over another
-            self._shown = time.monotonic()
+        elif time.monotonic() - self._last_line > 10:  # lines can't be written one over another
+            self._last_line = time.monotonic()
             print(text, flush=True, file=self._stream)
 
     def clear(self) -> None:

@@ -174,12 +174,12 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
 @contextmanager
 def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], None]]:
     """Yield a function to be called with the number of items done: it prints a line every 2 s."""
-    shown = time.monotonic()
+    last_shown = time.monotonic()
 
     def advance(done: int) -> None:
-        nonlocal shown
-        if display != "none" and time.monotonic() - shown > 2:
-            shown = time.monotonic()
+        nonlocal last_shown
+        if display != "none" and time.monotonic() - last_shown > 2:
+            last_shown = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", flush=True)
 
     yield advance

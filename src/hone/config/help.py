@@ -77,8 +77,8 @@ def _rows(cls: type[BaseModel], path: Path = (), default: Any = None) -> Iterato
     for name, field in cls.model_fields.items():
         # How users write a field whose name Python or pydantic has taken: `json` for `as_json`.
         names = names_of(name, field)
-        shown = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
-        key = Key((*path, shown), *unwrap(field.annotation))
+        written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
+        key = Key((*path, written), *unwrap(field.annotation))
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())
         if key.section:

@@ -169,8 +169,8 @@ class _Reader:
 
     def _read_flag(self, token: str) -> None:
         """Set what one flag says, or remember the section that an `@ file` after it belongs to."""
-        shown, equals, text = token.partition("=")
-        name, short, value = shown.lstrip("-"), not shown.startswith("--"), None
+        word, equals, text = token.partition("=")
+        name, short, value = word.lstrip("-"), not word.startswith("--"), None
         path = tuple(name.split("."))
         key = lookup(self.cls, path) if short == (len(name) == 1) else None
         if key is None and self.cls.section:
@@ -183,24 +183,24 @@ class _Reader:
         if key is None:
             close = nearest(self.cls, path)
             hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help all lists them"
-            raise UserError(f"unknown flag {shown}{hint}")
+            raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
             if key.section is None:
-                raise UserError(f"{shown} takes a value, not a file: only a section can be given as `@ file.toml`")
+                raise UserError(f"{word} takes a value, not a file: only a section can be given as `@ file.toml`")
             self.section = key.path
             return
-        value = self._section(key, shown, text) if key.section else self._value(key, shown, text if equals else None)
+        value = self._section(key, word, text) if key.section else self._value(key, word, text if equals else None)
         if get_origin(key.type) is list and key.path in self.given[FLAG]:
             value = [*self.given[FLAG][key.path].value, *(value or [])]
         # Free-form keys are Python keyword names, so a dash in a flag stands for an underscore there as well.
         path = tuple(part.replace("-", "_") for part in key.path)
-        self.given[FLAG].put_tree(value, path, shown, is_flag=True)
+        self.given[FLAG].put_tree(value, path, word, is_flag=True)
 
     def _following(self) -> str | None:
         """Return the next word if it may be a value."""
         return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
 
-    def _section(self, key: Key, shown: str, text: str) -> dict[str, Any] | None:
+    def _section(self, key: Key, word: str, text: str) -> dict[str, Any] | None:
         """Return what a section's own flag says: nothing but that it is on, None, or the value of its main key."""
         following = self._following()
         if not text and following is not None and (key.bare or following == "None"):
@@ -212,17 +212,17 @@ class _Reader:
         if text or not key.optional:
             assert key.section is not None
             example = flag((*key.path, next(iter(key.section.model_fields))))
-            raise UserError(f"{shown} is a section: set its keys, such as {example}, or give a file: {shown} @ FILE")
+            raise UserError(f"{word} is a section: set its keys, such as {example}, or give a file: {word} @ FILE")
         return {}
 
-    def _value(self, key: Key, shown: str, value: str | None) -> Any:
+    def _value(self, key: Key, word: str, value: str | None) -> Any:
         """Return the value of a key, from behind its equals sign (None: there is none) or from the words after it."""
         following = self._following()
         if key.type is bool and value is None:
             literal = following is not None and following.lower() in ("true", "false", "1", "0")
             return self.tokens.popleft() if literal else True
         if value is None and following is None:
-            raise UserError(f"{shown} needs a value")
+            raise UserError(f"{word} needs a value")
         first = value if value is not None else self.tokens.popleft()
         many = get_origin(key.type) in (tuple, list)
         if not (key.free or is_dict(key.type) or many):
@@ -234,7 +234,7 @@ class _Reader:
                 found = json.loads(first)
             if not key.free and not isinstance(found, list if many else dict):
                 example = "a list such as '[0.9, 0.95]'" if many else """a JSON object such as '{"n": 3}'"""
-                raise UserError(f"{shown} takes {example}, not {first!r}")
+                raise UserError(f"{word} takes {example}, not {first!r}")
             return found
         values, args = [first], get_args(key.type)
         limit = len(args) if get_origin(key.type) is tuple else None

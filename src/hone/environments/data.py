@@ -315,12 +315,12 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
     """Return the error for a row with nothing usable in the first column there is of `names`, or with none of them."""
     for name in names:
         if name in row:
-            return UserError(f"{where}: {name!r} must be non-empty text, not {shown(row[name])}")
+            return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
     wanted = " or ".join(map(repr, names))
     return UserError(f"{where}: no column {wanted}; the columns there are {', '.join(map(repr, row)) or 'none'}")
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Return how an error names a value: its repr, of which 60 characters are enough."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"

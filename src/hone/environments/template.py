@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-from hone.environments.data import Row, Rows, shown
+from hone.environments.data import Row, Rows, brief
 from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
@@ -122,7 +122,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
     """Return a message for each turn of a list; `roles` maps the turns' words for roles."""
     turns = _fill(value["each"], f"{name}.each", row, where)
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise UserError(f"{where}: {value['each']} of {name}.each is {shown(turns)}, not a list of turns")
+        raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")
     message = {key: item for key, item in value.items() if key not in ("each", "roles")}
     made = [_fill(message, name, dict(turn), f"{where}, turn {i}") for i, turn in enumerate(turns)]
     roles = value.get("roles", {})
@@ -165,7 +165,7 @@ def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> 
     """Return the error for key number `depth` of a placeholder, which `value` does not have."""
     wanted, before = ".".join(keys), ".".join(keys[:depth])
     if not isinstance(value, Mapping):
-        found = f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{shown(value)} and has no keys"
+        found = f"a list of {len(value)}" if isinstance(value, list | tuple) else f"{brief(value)} and has no keys"
         return UserError(f"{where}: {name} wants {{{wanted}}}, but {before!r} is {found}")
     there = [str(key) for key in value]
     near = difflib.get_close_matches(keys[depth], there, n=1, cutoff=0.5)

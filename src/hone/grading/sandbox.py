@@ -125,7 +125,7 @@ class Place:
     way: Way | None
     bwrap: str = ""
     filter: bytes = b""
-    shown: Readable | None = None
+    mounts: Readable | None = None
     packages: tuple[str, ...] = ()
 
 
@@ -155,8 +155,8 @@ class Sandbox:
                 print(warning, file=sys.stderr)
         else:
             bwrap, program = bubblewrap.executable(), seccomp.program()
-            shown = bubblewrap.readable(self.packages)
-            self._place = _way_that_works(Place(None, bwrap, program, shown, self.packages))
+            mounts = bubblewrap.readable(self.packages)
+            self._place = _way_that_works(Place(None, bwrap, program, mounts, self.packages))
 
     def run(self, code: str, stdin: str = "") -> Ran:
         """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
@@ -237,9 +237,9 @@ class Started:
                 uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
                 given |= {"uid": uid, "adopt": 0, "processes": _most_tasks(place.way, uid, limits.processes)}
                 inside = _inside(given, "/scratch", "/scratch/main.py", PACKAGES if place.packages else "")
-                assert place.shown is not None
+                assert place.mounts is not None
                 command = bubblewrap.command(
-                    place.bwrap, place.way, place.shown, given["file"], filter_fd, self._status, inside
+                    place.bwrap, place.way, place.mounts, given["file"], filter_fd, self._status, inside
                 )
                 environment, folder = {}, "/"
             user = bubblewrap.NOBODY if place.way is not None and place.way.become_nobody else None

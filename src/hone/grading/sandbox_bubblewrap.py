@@ -95,7 +95,7 @@ def executable() -> str:
 
 
 def command(
-    bwrap: str, way: Way, shown: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
+    bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
     """Return the command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
     # Root keeps its rights up to `sandbox_main.py`, which gives them all up by becoming another user: where bubblewrap
@@ -110,19 +110,19 @@ def command(
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]
     # bubblewrap makes the folders above for their owner alone where what is shown is.
-    above = {str(folder) for _, target in shown.binds for folder in Path(target).parents} | {"/dev"}
+    above = {str(folder) for _, target in mounts.binds for folder in Path(target).parents} | {"/dev"}
     for folder in sorted(above - {"/"}):
         words += ["--perms", "0755", "--dir", folder]
-    for source, target in shown.binds:
+    for source, target in mounts.binds:
         words += ["--ro-bind", source, target]
-    for target in shown.hidden:
+    for target in mounts.hidden:
         words += ["--size", "4096", "--tmpfs", target, "--remount-ro", target]
     for name in DEVICES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     words += ["--perms", "0777", "--size", str(scratch_bytes), "--tmpfs", "/scratch"]
     words += ["--symlink", "scratch", "/tmp", "--symlink", "../scratch", "/dev/shm"]
     words += ["--remount-ro", "/", "--chdir", "/scratch"]
-    words += ["--seccomp", str(filter_fd), "--json-status-fd", str(status_fd), "--", shown.executable]
+    words += ["--seccomp", str(filter_fd), "--json-status-fd", str(status_fd), "--", mounts.executable]
     return [*words, *inside]
 
 
@@ -220,9 +220,9 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
     binds |= {f"{PACKAGES}/{root.name}": str(root) for root in roots}
     if loader := _loader(executable):
         binds[loader] = loader
-    shown = tuple(f"{os.path.realpath(path)}{os.sep}" for path in (library, *map(str, roots)))
+    roots_below = tuple(f"{os.path.realpath(path)}{os.sep}" for path in (library, *map(str, roots)))
     for name in loaded:
-        if os.path.isfile(name) and name != loader and not os.path.realpath(name).startswith(shown):
+        if os.path.isfile(name) and name != loader and not os.path.realpath(name).startswith(roots_below):
             binds.setdefault(f"{LIBRARIES}/{Path(name).name}", name)
     hidden = [name for name in ("site-packages", "dist-packages") if Path(library, name).is_dir()]
     return Readable(

@@ -137,7 +137,7 @@ class GapWatch:
 
     def __init__(self, band: Band, action: str, run: RunWriter, canary: Canary | None = None) -> None:
         self.band, self.action, self.run, self.canary = band, action, run, canary
-        self._shown: dict[str, Verdict] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def published(self, version: int) -> dict[str, float]:
         """Measure the canary of the version that sampler and trainer have now; returns its metrics."""
@@ -165,7 +165,7 @@ class GapWatch:
     def _judge(self, what: str, version: int, gap: Gap, metrics: Mapping[str, float]) -> None:
         """Report a gap of `version`, measured on `what`. Halt with these metrics if it is too wide."""
         band, run, verdict = self.band, self.run, self.band.verdict(gap)
-        changed, self._shown[what] = self._shown.get(what, Verdict.OK) != verdict, verdict
+        changed, self._verdicts[what] = self._verdicts.get(what, Verdict.OK) != verdict, verdict
         if verdict == Verdict.OK:
             return
         evidence = f"sampler and trainer are {gap.mean:.2g} nats a token apart on the {what}: {CAUSES}"

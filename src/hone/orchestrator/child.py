@@ -64,12 +64,12 @@ class Child:
     """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
 
     On Linux it is killed when the launcher is gone, however that ended; elsewhere the process itself sees to that.
-    `rank` is None where there is only one. With `shown` its lines also go to this process's own streams. `code` is its
+    `rank` is None where there is only one. With `echo` its lines also go to this process's own streams. `code` is its
     exit code once it has ended, -N if signal N ended it; None before.
     """
 
     def __init__(
-        self, role: str, rank: int | None, command: Sequence[str], env: Mapping[str, str], log: Log, shown: bool = False
+        self, role: str, rank: int | None, command: Sequence[str], env: Mapping[str, str], log: Log, echo: bool = False
     ) -> None:
         self.role, self.rank, self.log = role, rank, log
         self.lines: deque[str] = deque(maxlen=50)
@@ -86,7 +86,7 @@ class Child:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if shown else subprocess.STDOUT,
+            stderr=subprocess.PIPE if echo else subprocess.STDOUT,
             env=env,
             start_new_session=True,
             preexec_fn=die_with_parent,
@@ -95,7 +95,7 @@ class Child:
         self._readers = []
         for pipe, stream in ((self._process.stdout, 1), (self._process.stderr, 2)):
             if pipe is not None:
-                self._readers.append(Thread(target=self._read, args=(pipe, stream if shown else None), daemon=True))
+                self._readers.append(Thread(target=self._read, args=(pipe, stream if echo else None), daemon=True))
                 self._readers[-1].start()
 
     def _read(self, pipe: IO[bytes], stream: int | None) -> None:

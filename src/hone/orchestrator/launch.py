@@ -168,7 +168,7 @@ class Launch:
         self._children[name] = []
         for rank in ranks:
             ranked = {} if rank is None else {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            child = Child(name, rank, command, env | ranked, self._logs[name], shown=name == ORCHESTRATOR)
+            child = Child(name, rank, command, env | ranked, self._logs[name], echo=name == ORCHESTRATOR)
             self._children[name].append(child)
         if role.health is not None:
             self._loading = time.monotonic(), _LOADING_LINE

@@ -111,8 +111,8 @@ class FailureWatch:
         self._window = max(LEAST, min(WINDOW, planned))
         self._steps: deque[tuple[int, int]] = deque()
         """(completions that failed, all completions) of the last steps."""
-        self._shown: set[Outcome] = set()
-        self._evaluation_shown = False
+        self._reported: set[Outcome] = set()
+        self._evaluation_reported = False
         self._failed = self._total = 0
 
     def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
@@ -138,8 +138,8 @@ class FailureWatch:
             return
         self._mark_inexact(step, failures)
         kinds = Counter(score.outcome for score in failures)
-        firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._shown}
-        self._shown |= kinds.keys()
+        firsts = {score.outcome: score.detail for score in reversed(failures) if score.outcome not in self._reported}
+        self._reported |= kinds.keys()
         for outcome, detail in firsts.items():
             self._run.event(str(outcome), step, count=kinds[outcome], total=len(scores), detail=detail)
         first = failures[0].detail
@@ -164,8 +164,8 @@ class FailureWatch:
         """Show the first failure in an evaluation. They are in none of its averages, and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._mark_inexact(step, failures)
-        if failures and not self._evaluation_shown:
-            self._evaluation_shown = True
+        if failures and not self._evaluation_reported:
+            self._evaluation_reported = True
             self._run.display.message(
                 f"{len(failures)} of {len(scores)} completions of the evaluation at step {step} could not be graded "
                 f"and are in no average; the first: {printable(failures[0].detail)}"

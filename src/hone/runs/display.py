@@ -74,8 +74,8 @@ class PlainDisplay(Display):
         self._out = out
         self._lock = threading.Lock()
         self._last_line = self._last_step_line = float("-inf")
-        self._shown_step: int | None = None
-        self._shown_doing = ""
+        self._printed_step: int | None = None
+        self._printed_doing = ""
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._watch, daemon=True)
 
@@ -88,7 +88,7 @@ class PlainDisplay(Display):
         progress = self.progress
         first = progress.step is None
         progress.update(step, metrics, timings)
-        self._shown_doing = ""
+        self._printed_doing = ""
         if progress.eval_step == step:
             for line in progress.evaluation():
                 self.message(f"held out, at step {step}: {line}")
@@ -115,12 +115,12 @@ class PlainDisplay(Display):
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()
-        if self.progress.step != self._shown_step:
+        if self.progress.step != self._printed_step:
             self._show_step()
 
     def _show_step(self) -> None:
         progress = self.progress
-        self._shown_step = progress.step
+        self._printed_step = progress.step
         width = len(str(progress.max_steps))
         left = [f"{duration(progress.left)} left"] if progress.left else []
         self.message("  ".join([f"step {progress.done:>{width}}/{progress.max_steps}", *progress.summary(), *left]))
@@ -130,8 +130,8 @@ class PlainDisplay(Display):
         """Show what the step is busy with, once, if it has been for two seconds. The thread calls it twice a second."""
         progress = self.progress
         doing, now = progress.doing, progress.clock()
-        if doing and doing != self._shown_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
-            self._shown_doing = doing
+        if doing and doing != self._printed_doing and now - max(self._last_line, progress.doing_since) >= _INTERVAL:
+            self._printed_doing = doing
             self.message(f"step {progress.current + 1}/{progress.max_steps}: {doing} ...")
 
     def _watch(self) -> None:

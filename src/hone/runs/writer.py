@@ -228,7 +228,7 @@ class RunWriter:
             return value
         self.event("not_finite", step, metric=name, value=str(value))
         if name not in self._not_finite:
-            self.display.message(f"{name} is {value} at step {step}: written as null (said once; see events.jsonl).")
+            self.display.message(f"{name} is {value} at step {step}: written as null (shown once; see events.jsonl).")
         self._not_finite.add(name)
         return None
 

@@ -219,8 +219,8 @@ def demonstration(
     """Return an example with a demonstrated answer as tokens; None if it is dropped for its length."""
     example = env.split(split)[index]
     where = f"environment {env.id}, {split} example {index}"
-    shown = env.demonstrate(example, rng)
-    answer: list[Message] = [{"role": "assistant", "content": shown}] if isinstance(shown, str) else shown
+    content = env.demonstrate(example, rng)
+    answer: list[Message] = [{"role": "assistant", "content": content}] if isinstance(content, str) else content
     messages = [*example.prompt, *answer]
     return limit.apply(tokenize(renderer, messages, len(example.prompt), where, env.tool_schemas), where)
 

@@ -43,17 +43,17 @@ class Bin:
 
     low: float
     high: float
-    said: float
+    mean: float
     true: float
     interval: Interval
     count: int
 
     @property
     def verdict(self) -> str:
-        """`said too high`, `said too low`, or empty."""
-        if self.said > self.interval.high:
-            return "said too high"
-        return "said too low" if self.said < self.interval.low else ""
+        """`predicted too high`, `predicted too low`, or empty."""
+        if self.mean > self.interval.high:
+            return "predicted too high"
+        return "predicted too low" if self.mean < self.interval.low else ""
 
 
 def found(root: Path) -> tuple[list[Row], list[str]]:
@@ -82,9 +82,9 @@ def calibration(scored: Sequence[Scored]) -> list[Bin]:
         inside = [one for one in scored if min(int(one.prediction.p * BINS + 1e-9), BINS - 1) == number]
         if inside:
             true = sum(bool(one.outcome) for one in inside)
-            said = sum(one.prediction.p for one in inside) / len(inside)
+            mean = sum(one.prediction.p for one in inside) / len(inside)
             interval = wilson(true, len(inside))
-            bins.append(Bin(number / BINS, (number + 1) / BINS, said, true / len(inside), interval, len(inside)))
+            bins.append(Bin(number / BINS, (number + 1) / BINS, mean, true / len(inside), interval, len(inside)))
     return bins
 
 

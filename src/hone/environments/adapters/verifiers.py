@@ -49,10 +49,10 @@ class Served:
         arguments = [taskset_id, config, os.getcwd()]
         self._worker = Worker(script, arguments, f"scoring by {env_id}", str(_python(env_id)))
         self._keys: list[str] | None = None
-        said = self._admitted(["describe"])
-        self.weights: dict[str, float] = said["weights"]
+        reply = self._admitted(["describe"])
+        self.weights: dict[str, float] = reply["weights"]
         """Of each reward function, in the order they run."""
-        self.sources: dict[str, str] = said["sources"]
+        self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
@@ -88,10 +88,10 @@ class Served:
         return answer
 
     def _admitted(self, question: list[Any]) -> dict[str, Any]:
-        said = self._asked(question)
-        if "refused" in said:
-            raise UserError(f"{self._env_id} {said['refused']}")
-        return said
+        reply = self._asked(question)
+        if "refused" in reply:
+            raise UserError(f"{self._env_id} {reply['refused']}")
+        return reply
 
     def _asked(self, question: list[Any]) -> Any:
         try:

@@ -158,10 +158,10 @@ def check_task(task: Any, index: int) -> None:
 def messages(task: Any) -> list[dict[str, str]]:
     """Return the messages of a task's prompt, its system prompt first."""
     data = task.data
-    said = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
-        return [*said, {"role": "user", "content": data.prompt}]
-    return said + [{"role": message.role, "content": message.content} for message in data.prompt]
+        return [*system, {"role": "user", "content": data.prompt}]
+    return system + [{"role": message.role, "content": message.content} for message in data.prompt]
 
 
 def trace_of(task: Any, text: str, stop_reason: str) -> Any:
@@ -170,8 +170,8 @@ def trace_of(task: Any, text: str, stop_reason: str) -> Any:
     from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
 
     kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
-    said = [kinds[message["role"]](content=message["content"]) for message in messages(task)]
-    nodes = [vf.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
+    prompt = [kinds[message["role"]](content=message["content"]) for message in messages(task)]
+    nodes = [vf.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(prompt)]
     reply = vf.AssistantMessage(content=text)
     nodes.append(vf.MessageNode(parent=len(nodes) - 1, message=reply, sampled=True))
     trace = vf.Trace(

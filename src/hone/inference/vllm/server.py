@@ -211,7 +211,7 @@ class VllmServer:
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
-        began = shown = time.monotonic()
+        began = printed = time.monotonic()
         self._progress(f"Starting vLLM {self.installed.version} (log: {self.log}) ...")
         while not self._answers():
             now = time.monotonic()
@@ -219,8 +219,8 @@ class VllmServer:
                 raise UserError(f"vLLM ended with exit code {code} before it served: {self.why()}")
             if now - began > PATIENCE:
                 raise UserError(f"vLLM does not answer after {PATIENCE:.0f} s: {self.why()}")
-            if now - shown > 10:
-                shown = now
+            if now - printed > 10:
+                printed = now
                 self._progress(f"Starting vLLM: {now - began:.0f} s")
             time.sleep(0.2)
 

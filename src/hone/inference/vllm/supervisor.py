@@ -28,9 +28,9 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     Returns its exit code; 128 + N for one that signal N ended.
     """
     _control(PR_SET_CHILD_SUBREAPER, 1)  # processes whose parent has died come to this one, which can wait for them
-    told: list[int] = []
+    signals: list[int] = []
     for number in ENDING:
-        signal.signal(number, lambda number, _: told.append(number))
+        signal.signal(number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="hone-vllm-", ignore_cleanup_errors=True) as scratch:
         child = subprocess.Popen(
             command,
@@ -38,7 +38,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
             env={**os.environ, "TMPDIR": scratch},  # vLLM leaves its rendezvous files
             preexec_fn=lambda: _control(PR_SET_PDEATHSIG, signal.SIGTERM),  # in case this process is killed itself
         )
-        while child.poll() is None and not told and os.getppid() == parent:
+        while child.poll() is None and not signals and os.getppid() == parent:
             time.sleep(POLL)
         if child.poll() is None:
             child.terminate()  # the first process of vLLM's ends the others in order
