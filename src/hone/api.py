@@ -40,7 +40,7 @@ def rl(
 
     `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
-    warns. Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. UserError for what is wrong.
+    warns. Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings

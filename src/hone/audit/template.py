@@ -229,7 +229,7 @@ class ChatSubject:
     def play(self, conversation: Conversation) -> tuple[list[int], list[Message]]:
         """Return the ids that training sees, and the messages as hone keeps them, up to the last answer.
 
-        The prompt, each turn as it is sampled, and each bridge. Raises UserError where hone can't go on.
+        The prompt, each turn as it is sampled, and each bridge. Raises UserError if hone can't go on.
         """
         messages, tools = conversation.messages, conversation.tools
         at = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -483,8 +483,7 @@ def audit_template(
 ) -> Report:
     """Audit the chat template of a folder, hub id or `hone/tiny`, or `chat_template` (file or Jinja text).
 
-    Raises UserError where there is no template to audit: a
-    model that isn't there, Jinja that can't be parsed.
+    Raises UserError if there is no template to audit: the model is missing, or the Jinja can't be parsed.
     """
     start = time.perf_counter()
     parts = renderer_parts(name, chat_template)

@@ -32,7 +32,7 @@ GRACE = 5
 
 
 def run(config: ServeConfig) -> int:
-    """Serve until SIGINT or SIGTERM; return 0 then. UserError if the port is taken or the model can't be loaded."""
+    """Serve until SIGINT or SIGTERM; return 0 then. Raises UserError if the port is taken or the model not loaded."""
     key = config.api_key or api_key(config.api_key_var, "--api-key-var")
     root = config.weights_folder
     if root is not None and config.weights_root is None:
@@ -77,7 +77,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
 
 
 def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
-    """Serve with vLLM. UserError if it is not installed, does not start, or ends by itself."""
+    """Serve with vLLM. Raises UserError if it is not installed, does not start, or ends by itself."""
     from hone.inference.vllm import VllmServer
 
     # SIGINT as well: what a shell starts in the background ignores it.

@@ -155,7 +155,7 @@ def describe(env_id: str, args: dict[str, Any]) -> str:
 
 
 def steps_within(text: str | None, steps: list[int], flag: str) -> list[int]:
-    """Return those of the steps that `A:B` means. UserError if it is none of them."""
+    """Return those of the steps that `A:B` means. Raises UserError if it is none of them."""
     first, _, last = (text or ":").partition(":")
     inside = [step for step in steps if int(first or 0) <= step and (not last or step < int(last))]
     if not inside:

@@ -69,7 +69,7 @@ def run(config: ReplayConfig) -> int:
 
 
 def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int]:
-    """Return (version to begin with, version to reach). UserError if there is no way from one to the other."""
+    """Return (version to begin with, version to reach). Raises UserError if there is no way from one to the other."""
     path, versions, updates = recorded.path, rebuilt.versions, rebuilt.versions.records.updates
     if not updates:
         raise UserError(f"{path} has not recorded a single step, so there is nothing to replay")

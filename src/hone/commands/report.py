@@ -20,7 +20,7 @@ from hone.viewer.card.files import refuse_others, stored, to_json, write_card
 
 
 def run(config: ReportConfig) -> int:
-    """Gather, write and print. Returns 0. UserError where there is no run, or the files can't be written."""
+    """Gather, write and print. Returns 0. Raises UserError where there is no run, or the files can't be written."""
     path = find_run(config.run)
     refuse_interrupted(path)
     folder = config.output or path

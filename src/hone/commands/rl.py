@@ -83,7 +83,7 @@ def run_split(config: RLConfig) -> int:
     The roles get the resolved config in files of the launcher's, so that one that is started again reads what it read
     before, whatever became of the files on the command line.
 
-    UserError if one can't be started, or dies in a way that the run does not survive.
+    Raises UserError if one can't be started, or dies in a way that the run does not survive.
     """
     check_predictions(config)
     folder, port = config.output_dir, config.inference.port

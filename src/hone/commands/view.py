@@ -24,7 +24,7 @@ WARM = 1.0
 
 
 def run(config: ViewConfig) -> int:
-    """Serve until Ctrl-C; returns 0 then. UserError if there is no such folder, or the port is taken."""
+    """Serve until Ctrl-C; returns 0 then. Raises UserError if there is no such folder, or the port is taken."""
     catalog = Catalog(config.root)
     warming = threading.Timer(WARM, warm)
     warming.daemon = True

@@ -34,7 +34,7 @@ class Evaluation:
     """The evaluation that a config describes, of `env` if that is not the config's own task.
 
     `config` has the name of the model that the server serves, if there is one; `folder` is where results are saved,
-    None for nowhere; `available` is the number of held-out examples. UserError for what is wrong with any of it.
+    None for nowhere; `available` is the number of held-out examples. Raises UserError if any of this is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -99,14 +99,14 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
 
 def _endpoint(config: EvalConfig) -> Endpoint:
-    """Return the server. UserError if the variable of the API key is not set."""
+    """Return the server. Raises UserError if the variable of the API key is not set."""
     assert config.base_url is not None
     key = api_key(config.api_key_var, "-k")
     return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)
 
 
 def local_sampling(arguments: dict[str, Any]) -> SamplingParams:
-    """Read sampling arguments for the engine in this process. UserError for what it does not know."""
+    """Read sampling arguments for the engine in this process. Raises UserError for an unknown one."""
     known = [f.name for f in fields(SamplingParams) if f.name not in ("n", "stop", "ignore_eos", "top_logprobs")]
     for name, value in arguments.items():
         if name not in known:

@@ -19,7 +19,7 @@ SMALL_MODEL = 10_000_000
 
 
 def device_of(name: str) -> str:
-    """Resolve `auto`: CUDA if there is one, else the CPU. UserError for a device that this machine does not have."""
+    """Resolve `auto`: CUDA if there is one, else the CPU. Raises UserError if this machine lacks the device."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -211,7 +211,7 @@ def check_lengths(
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
-    """Return what training and evaluation have in common; None without evaluation. UserError if that is refused.
+    """Return what training and evaluation have in common; None without evaluation. Raises UserError if that is refused.
 
     Of a data set, the training examples that the run will come to (those of its first epoch, at most) are looked at; to
     be dropped, all of `max_examples`: what is dropped must not depend on the number of steps, as a resume may add some.

@@ -194,9 +194,9 @@ class RL(Training):
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
     task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there. UserError for what is wrong with them, the task, its data or the model. Used as a context,
-    it opens the run directory, sets threads and deterministic kernels, and on leaving saves the final version and sets
-    them back.
+    and `given_task` there. Raises UserError if a setting, the task, its data or the model is bad. Used as a
+    context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the final version
+    and sets them back.
     """
 
     kind = "rl"

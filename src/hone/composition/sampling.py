@@ -35,7 +35,7 @@ PREFIX_SHARE = 0.25
 def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
     """Return the server that the run is to use for its model of so many `parameters`, if it is to use one that is up.
 
-    UserError if it can't, or has no vLLM.
+    Raises UserError if it can't, or has no vLLM.
     """
     if config.inference.backend == "vllm":
         flag = "--inference.vllm-python"

@@ -155,7 +155,7 @@ def wait_for_trainer(transport: FileTransport) -> Hello:
 
 
 def connect(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
-    """Return the server to sample from, once it answers. UserError if it serves something else."""
+    """Return the server to sample from, once it answers. Raises UserError if it serves something else."""
     patience = config.orchestrator.client.timeout
     # A server that died is started again with this process: the client is not to try for long.
     endpoint = endpoint_of(config, config.server_url)

@@ -85,7 +85,7 @@ class Training(ABC):
             return self.run.checkpoints.path(self.version)
 
     def _opened(self) -> RunWriter:
-        """Return the run. UserError outside of the context."""
+        """Return the run. Raises UserError outside of the context."""
         if self._stack is None:
             name = type(self).__name__
             raise UserError(f"the run is not open: write `with {name}(...) as {self.kind}:`, and take steps in it")

@@ -71,7 +71,7 @@ def hoist(settings: Settings) -> Settings:
 def name_task(settings: Settings) -> None:
     """Put the task that `reward` and `data` describe in the place of the one that is named.
 
-    A flag that names another task goes before files that describe one. UserError if flags do both.
+    A flag that names another task goes before files that describe one. Raises UserError if flags do both.
     """
     given = {name: setting for name in ("reward", "data") if (setting := settings.pop((name,), None))}
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))

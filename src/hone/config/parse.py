@@ -39,7 +39,7 @@ ROOT_FILE, SECTION_FILE, FLAG = range(3)
 
 
 def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
-    """Return the config that `argv` (without the program's name) describes. UserError for anything wrong with it.
+    """Return the config that `argv` (without the program's name) describes. Raises UserError if it is bad.
 
     `-h` or `--help` prints the keys and raises SystemExit(0); a word after it is a section, or `all`.
     """
@@ -106,7 +106,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
 
 
 class _Reader:
-    """Reads a command line against the schema of `cls`. UserError for an unknown key, a bad file, a missing value."""
+    """Reads a command line for the schema of `cls`. Raises UserError for an unknown key, bad file or missing value."""
 
     def __init__(self, cls: type[BaseConfig], argv: list[str]) -> None:
         self.cls = cls

@@ -23,7 +23,7 @@ def transport_weights(path: Path) -> Path:
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return a server's URL without a slash at its end. UserError if it is none, or holds what `key_flag` is for."""
+    """Return a server's URL without a slash at its end. Raises UserError if it is none, or holds `key_flag`'s key."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -121,7 +121,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
     """Return the rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
 
-    A list of dicts, a table of pandas, or anything with `to_list`, such as a `datasets.Dataset`. UserError for others.
+    A list of dicts, a table of pandas, or anything with `to_list`, such as `datasets.Dataset`; else UserError.
     """
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
@@ -140,7 +140,7 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
 
 
 def _as_json(row: Row, where: str) -> Row:
-    """Return the row as it comes back from a JSON file. UserError if it can't be put into one."""
+    """Return the row as it comes back from a JSON file. Raises UserError if it can't be put into one."""
     try:
         text = json.dumps(row, allow_nan=False, default=_number)
     except (TypeError, ValueError) as error:

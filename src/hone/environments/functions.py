@@ -246,7 +246,7 @@ def given_task(
 ) -> Given:
     """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
-    A data set is a path, a hub id, or rows as `given_rows` takes them. UserError for functions and rows that are none.
+    A data set is a path, a hub id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
     """
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
     objects = [_checked(func) for func in funcs if not isinstance(func, str)]
@@ -291,7 +291,7 @@ def _place(func: RewardFunc) -> str | None:
 
 
 def _checked(func: Any) -> RewardFunc:
-    """Return the function, if it is one with a name. UserError if not."""
+    """Return the function, if it is one with a name. Raises UserError if not."""
     if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
         raise UserError(f"{func!r} in reward_funcs is no function with a name: define one with `def`")
     return func

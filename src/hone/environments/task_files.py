@@ -171,7 +171,7 @@ def _imported(source: bytes) -> set[str]:
 
 
 def _is_found_there(name: str, file: Path) -> bool:
-    """Return True if an import of `name` will find this file. UserError if it would find that of another task."""
+    """Return True if an import of `name` will find this file. Raises UserError if it would find another task's."""
     origin = _origin(name)
     if _lies_beside(origin) and origin != file:
         raise UserError(
@@ -257,8 +257,8 @@ def mistake(path: Path, error: Exception) -> UserError:
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
 
-    A module is looked for in the current folder, then where Python finds it. UserError if it is not there, can't be
-    imported, or has no such function.
+    A module is looked for in the current folder, then where Python finds it. Raises UserError if it is missing,
+    can't be imported, or has no such function.
     """
     module_name, _, name = place.rpartition(":")
     if not module_name or not name.isidentifier():

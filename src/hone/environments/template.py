@@ -66,7 +66,7 @@ class Template:
 
 
 def _check(value: Any, name: str) -> None:
-    """Raise UserError for what no row can be made of."""
+    """Raise UserError if no row can be made of a template's value."""
     if isinstance(value, str):
         _fields(value, name)
     elif isinstance(value, Mapping):
@@ -176,7 +176,7 @@ def _missing(value: Any, keys: list[str], depth: int, name: str, where: str) -> 
 
 
 def _written(field: str, name: str, row: Row, where: str) -> str:
-    """Return the value of `field` as text. UserError for null: no prompt should say "None"."""
+    """Return the value of `field` as text. Raises UserError if it is null: no prompt should say "None"."""
     value = _look_up(field, name, row, where)
     if value is None:
         raise UserError(f"{where}: {field!r}, which {name} writes into a text, is null; fill it in or drop the row")

@@ -201,7 +201,7 @@ def _message(call: dict[str, Any], text: Any) -> Message:
 
 
 class ToolFunction:
-    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError for what cannot be one.
+    """A tool: `name`, `schema` in OpenAI's form, and `func`, plain or async. Raises UserError if `func` can't be one.
 
     The description is the docstring up to its Args section, that section (in Google's form) describes the arguments.
     """

@@ -105,7 +105,7 @@ class Workers:
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """Return the environment's answer to each conversation, and its state. UserError for a state not in JSON."""
+        """Return the environment's answer to each conversation, and its state. Raises UserError if that isn't JSON."""
         for _, state in turns:
             _check_json(state)
         answers = self._ask("respond", [list(turn) for turn in turns], int(waits), "answering the model")
@@ -222,7 +222,7 @@ def start(
     - `["grade", samples]`: of each {"components", "answer", "failure", "seconds"}, a `Measured`;
     - `["respond", [[messages, state], …]]`: of each [what the environment says, its state then], or {"failure"}.
 
-    "failure" is [outcome, detail, killed], or null. UserError if a task file has changed since hone loaded it.
+    "failure" is [outcome, detail, killed], or null. Raises UserError if a task file has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path

@@ -81,7 +81,7 @@ class ChatClient:
         await self._openai.close()
 
     async def served(self, model: str | None) -> list[Served] | None:
-        """List the models of the server; None if it has no list. UserError if nothing answers, or it wants a key."""
+        """List the models of the server; None if it has no list. Raises UserError if none answers or it wants a key."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         try:

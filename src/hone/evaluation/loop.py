@@ -40,7 +40,7 @@ def evaluate(
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens; its randomness is keyed by
     (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. Raises
-    UserError for an environment without eval split and for a prompt that leaves no room.
+    UserError if the environment has no eval split, or a prompt leaves no room.
     """
     split = env.split("eval")
     count = min(num_examples, len(split))

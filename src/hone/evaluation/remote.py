@@ -48,8 +48,8 @@ def evaluate_url(
     rollout)); a conversation is a request for each turn, whose number is in the seeds of later turns too. A key that is
     None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` in place of a seed:
     hone's server makes the very completions of it that `evaluate` makes of the same weights. `progress(done, total)`
-    counts rollouts. UserError for an environment without eval split, and for what makes every request hopeless; a
-    rollout that fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
+    counts rollouts. Raises UserError if the environment has no eval split, or no request can succeed; a rollout that
+    fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
     split = env.split("eval")
@@ -98,7 +98,7 @@ def evaluate_url(
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """Return the model to ask for, and True if hone's own server serves it. UserError if nothing answers.
+    """Return the model to ask for, and True if hone's own server serves it. Raises UserError if nothing answers.
 
     Without a name it is the only one that the server lists.
     """

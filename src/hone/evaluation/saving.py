@@ -20,7 +20,7 @@ from hone.runs.rollouts import RESULTS, plain, to_lines
 
 
 def results_folder(config: EvalConfig) -> Path:
-    """Return where the evaluation goes; writes nothing. UserError for a folder that holds something else."""
+    """Return where the evaluation goes; writes nothing. Raises UserError if that folder holds other files."""
     if config.output_dir is None:
         model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
@@ -38,7 +38,7 @@ def results_folder(config: EvalConfig) -> Path:
 def make_folder(folder: Path) -> list[Path]:
     """Create the folder of results; returns what it made, the innermost first.
 
-    UserError if nothing can be written there: call it before sampling for hours.
+    Raises UserError if nothing can be written there: call it before sampling for hours.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

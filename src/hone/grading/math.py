@@ -54,7 +54,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
     (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base (`12_{8}`) that the gold does not
     have makes an answer different.
-    UserError if math-verify is not installed.
+    Raises UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
     if answer and answer == gold:

@@ -162,7 +162,7 @@ class Sandbox:
         """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
         Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
-        the code, and UserError for what is no text.
+        the code, and UserError if `code` or `stdin` is not text.
         """
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):

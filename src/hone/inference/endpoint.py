@@ -88,7 +88,7 @@ def one_line(text: str) -> str:
 
 
 def api_key(variable: str | None, flag: str) -> str | None:
-    """Return the key in this environment variable, named by `flag`; None without one. UserError if it holds none.
+    """Return the key in this environment variable, named by `flag`; None without. Raises UserError if it has no key.
 
     So no command line, config or run directory holds a key.
     """

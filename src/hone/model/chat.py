@@ -87,7 +87,7 @@ class ChatRenderer:
 
         They hold what the template writes for `answers`, with the white space before them, and the opening of the next
         turn. The sampled ids themselves are never rendered again. A turn that stopped by length has no bridge. Raises
-        UserError if the template rewrites what was said before once the answers follow, as Qwen3's does that drops
+        UserError if the template rewrites earlier turns once the answers follow, as Qwen3's does that drops
         earlier thoughts after a message of the user, yet not after those of a tool.
         """
         return self._rendering.bridge_ids(conversation, answers, tools, self.opened_by_template, self.stop_ids)

@@ -163,7 +163,7 @@ class GapWatch:
         return metrics
 
     def _judge(self, what: str, version: int, gap: Gap, metrics: Mapping[str, float]) -> None:
-        """Report a gap of `version`, measured on `what`. Halt with these metrics if it is too wide."""
+        """Report a gap of `version`, measured on `what`. Raises Halt with these metrics if it is too wide."""
         band, run, verdict = self.band, self.run, self.band.verdict(gap)
         changed, self._verdicts[what] = self._verdicts.get(what, Verdict.OK) != verdict, verdict
         if verdict == Verdict.OK:

@@ -46,7 +46,7 @@ class RequestMaker:
     tools: list[dict[str, Any]] | None = None
 
     def requests(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Request]:
-        """Make the requests of all examples, group by group. UserError if a prompt leaves no room for a completion."""
+        """Make the requests of all examples, group by group. Raises UserError if a prompt leaves no room."""
         requests = []
         for example, draw in zip(examples, draws, strict=True):
             prompt_ids = tuple(self.renderer.prompt_ids(example.prompt, self.tools))
@@ -80,7 +80,7 @@ def roll_out(
     step: int,
     sampling: SamplingParams,
 ) -> list[Trajectory]:
-    """Sample `maker.rollouts` trajectories of each example, group by group. UserError if a prompt leaves no room."""
+    """Sample `maker.rollouts` trajectories of each example, group by group. Raises UserError if one has no room."""
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
         rollouts = policy.sample(requests, sampling)

@@ -113,7 +113,7 @@ class Curriculum:
     def advance(self, entries: Sequence[Entry]) -> list[Draw]:
         """Go past the draws of one step, and by what they showed; return them.
 
-        UserError if they are not those that it would have made.
+        Raises UserError if they are not those that it would have made.
         """
         draws, place = self._walk(sum(entry.state != "retired" for entry in entries))
         if place.restarted:
@@ -130,7 +130,7 @@ class Curriculum:
     def restore(self, entries: Sequence[Entry]) -> list[Draw]:
         """Put the curriculum where it was after these draws, all of a run's from its first on.
 
-        Returns them, if the curriculum measures. UserError if it would not have made them.
+        Returns them, if the curriculum measures. Raises UserError if it would not have made them.
         """
         self._reset()
         if self.config.measures:

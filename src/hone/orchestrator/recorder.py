@@ -48,8 +48,8 @@ class RunRecorder:
     ) -> None:
         """Write a step; `weights` is the fingerprint of the version that it trained, `token_stats` are of its tokens.
 
-        Its rollouts come first: a step whose metrics are on disk has its samples on disk. Halt if too many completions
-        could not be graded (UserError if all of the first step), and if sampler and trainer were too far apart.
+        Its rollouts come first: a step whose metrics are on disk has its samples on disk. Raises Halt if too many
+        completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
         """
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if groups:
@@ -130,7 +130,7 @@ class FailureWatch:
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
-        UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
+        Raises UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
         """
         failures = [score for score in scores if score.outcome.is_failure]
         self._count(len(failures), len(scores))

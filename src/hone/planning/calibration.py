@@ -73,8 +73,8 @@ class Calibration:
 def calibrate(plan: Plan) -> Calibration:
     """Take the steps, and scale the plan.
 
-    Raises UserError for what the run itself would refuse, and if it would not be one process that samples by itself;
-    DoesNotFit if memory runs out.
+    Raises UserError if the run itself would, and if it would not be one process that samples by itself; DoesNotFit if
+    memory runs out.
     """
     config, shape = plan.config, plan.shape
     rl = isinstance(config, RLConfig)

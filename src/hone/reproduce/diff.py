@@ -49,7 +49,7 @@ class RunDiff:
 def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step: None) -> RunDiff:
     """Compare two runs of the same kind, step by step, up to the first difference.
 
-    Rollouts whose files are equal are not read. UserError if no step is in both.
+    Rollouts whose files are equal are not read. Raises UserError if no step is in both.
     """
     mine, theirs = Records(first), Records(second)
     # after its last step a run may evaluate once more: only steps of which both recorded the same part

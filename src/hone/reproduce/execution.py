@@ -222,8 +222,8 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) -> list[Group]:
     """Rebuild the groups of a step from its recorded completions.
 
-    Advantages are computed anew from the recorded rewards; everything else is as recorded. UserError for rows that no
-    step can have written.
+    Advantages are computed anew from the recorded rewards; everything else is as recorded. Raises UserError if no step
+    can have written these rows.
     """
     try:
         ids = np.concatenate([row["token_ids"] for row in rows])

@@ -77,7 +77,7 @@ class Rebuilt:
 
 
 def open_run(name: str) -> Run:
-    """Open the run of this directory or id. UserError if there is none, if a process is writing it, or if a resume of
+    """Open the run of this directory or id. Raises UserError if there is none, a process is writing it, or a resume of
     it was killed while it rolled the run back.
     """
     path = find_run(name)
@@ -90,7 +90,7 @@ def open_run(name: str) -> Run:
 
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
-    """Read the run's config, as it was resolved. UserError for a kind of run that has no steps."""
+    """Read the run's config, as it was resolved. Raises UserError for a kind of run that has no steps."""
     config = parse(_config_class(run), ["@", str(run.path / "config.toml")], f"hone {run.info['kind']}")
     if not run.info.get("kept"):
         return config
@@ -127,9 +127,9 @@ def rebuild(
 ) -> Rebuilt:
     """Build what it takes to execute the run's steps again; with `replay_only` without its task.
 
-    `model_name` is where the initial model is now, if not where the run found it. With `files_checked` the caller has
-    found every byte of the checkpoints as it was written; else that is looked at here. UserError if the task is a file
-    in the current folder that is not the run's, unless `trust_local_task`.
+    `model_name` is where the initial model is now, if not where the run found it. `files_checked`: the caller has
+    checked every byte of the checkpoints; else they are checked here. Raises UserError if the task is a file in the
+    current folder that is not the run's, unless `trust_local_task`.
     """
     config = read_config(run)
     task = config.data.env if isinstance(config, SFTConfig) else None if replay_only else config.orchestrator.env

@@ -154,7 +154,7 @@ def regrade(
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about `check` of them with `own`, the run's own task.
 
-    If `grader` is `own`, all are checked. `progress` gets how many steps are done. UserError as soon as more than the
+    If `grader` is `own`, all are checked. `progress` gets how many steps are done. Raises UserError once more than the
     share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None

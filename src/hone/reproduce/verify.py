@@ -106,8 +106,8 @@ class Verification:
         return next((check for check in checks if check.difference is not None), None)
 
     def write_certificate(self, run: Run, machine: Mapping[str, Any]) -> Path:
-        """Write `<run>.verify.json` beside the run, replacing an earlier one; return its path. UserError if it can't be
-        written. Of logs that come from clocks it says nothing.
+        """Write `<run>.verify.json` beside the run, replacing an earlier one; return its path. It says nothing of
+        timings. Raises UserError if it can't be written.
         """
         about = {name: run.info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
         first, last = (self.candidates or [None])[0], (self.candidates or [None])[-1]

@@ -192,14 +192,14 @@ def _files(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex SHA-256 of a file's content. UserError if it can't be read; FileNotFoundError if there is none."""
+    """Return the hex SHA-256 of a file. Raises UserError if it can't be read; FileNotFoundError if there is none."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_file(path: Path, remedy: str = RESTORE, most: float = float("inf")) -> BufferedReader:
-    """Open a file of a run for reading. UserError with the remedy if it can't be read, has more bytes than `most`, or
-    is no regular file (a pipe would be waited for, for ever); FileNotFoundError if there is none.
+    """Open a file of a run for reading. Raises UserError with the remedy if it can't be read, exceeds `most` bytes, or
+    is no regular file (reading a pipe could hang); FileNotFoundError if there is none.
     """
     try:
         if os.path.lexists(path) and not path.is_file():
@@ -258,7 +258,7 @@ def parse_time(stamp: Any) -> datetime | None:
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
-    """Return the object in a JSON file. UserError with the remedy if it is damaged or can't be read;
+    """Return the object in a JSON file. Raises UserError with the remedy if it is damaged or can't be read;
     FileNotFoundError if there is none.
     """
     data = read_file(path, remedy)
@@ -274,7 +274,7 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of a file with their ends, `[]` if there is none. A torn last line is left out.
 
-    UserError if it can't be read.
+    Raises UserError if it can't be read.
     """
     return _split(read_file(path)) if os.path.lexists(path) else []
 
@@ -289,8 +289,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log. UserError if it isn't one: a JSON object whose step, if it has one, is a
-    number; in a log of numbers it has one, and all values are numbers or null; in events.jsonl texts are texts.
+    """Return the record in a line of a log: a JSON object whose step, if it has one, is a number; in a log of numbers
+    it has one, and all values are numbers or null; in events.jsonl texts are texts. Raises UserError if not.
     """
     numbers = path.name in _NUMBERS
     try:

@@ -16,7 +16,7 @@ def find_runs(root: Path) -> Iterator[Path]:
     """Yield every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
 
     What a run keeps inside itself (its weights, what a resume superseded) is not looked into; links are not followed.
-    UserError if there is no such folder.
+    Raises UserError if there is no such folder.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: name the one that holds your runs, as in `hone runs list FOLDER`")

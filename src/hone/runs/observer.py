@@ -42,7 +42,7 @@ class Observer:
 
 
 def checked_observers(observers: Sequence[Observer]) -> list[Observer]:
-    """Return the observers. UserError for what is no list of them."""
+    """Return the observers. Raises UserError if they are not a list of Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
     return list(observers)

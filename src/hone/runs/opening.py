@@ -194,7 +194,7 @@ class Opening:
         self._note_resume(changes)
 
     def _resumable_info(self) -> dict[str, Any]:
-        """Return the run.json of a run that this command can go on with, whose logs can be read. UserError if not."""
+        """Return the run.json of a run. Raises UserError if this command can't go on with it, or read its logs."""
         source, info = self.source, run_info(self.source)
         assert info is not None, "it was checked"
         if info["kind"] != self.kind:
@@ -284,8 +284,8 @@ class Opening:
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
         """Return what is not as it was in the run when it came to `start_step`; nothing, if nothing is restored.
 
-        UserError if that would break exactness and was not allowed. A run that went on with other settings before may
-        do so again, or be set back to those that it had at that step.
+        Raises UserError if that would break exactness and was not allowed. A run that went on with other settings
+        before may do so again, or be set back to those that it had at that step.
         """
         if self.restored is None:
             return []

@@ -138,7 +138,7 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
     """Return the run.json of a run of hone, its values of the types that readers need; None if `folder` isn't one.
 
-    UserError with the remedy if there is a run.json that is damaged, or can't be read.
+    Raises UserError with the remedy if there is a run.json that is damaged, or can't be read.
     """
     path = folder / "run.json"
     if not os.path.lexists(path):

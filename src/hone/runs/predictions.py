@@ -118,7 +118,7 @@ def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
 
 
 def parse(text: str, last: int = -1) -> Prediction:
-    """Return the prediction that a text makes of a run whose last step is `last`. UserError if it makes none."""
+    """Return the prediction that a text makes of a run whose last step is `last`. Raises UserError if it makes none."""
     match = _FORM.fullmatch(text)
     if match is None or not math.isfinite(float(match["number"])):
         raise UserError(f"{_quoted(text)} can't be read: write {_EXAMPLE}")
@@ -139,7 +139,7 @@ def _number(value: float) -> str:
 
 
 def record(config: RunConfig, kind: str, run_id: str) -> dict[str, Any]:
-    """Return what run.json has of the predictions of a run that begins now; empty without any. UserError as `read`."""
+    """Return what run.json has of the predictions of a run that begins now; empty without any. Raises as `read`."""
     found = read(config)
     if not found:
         return {}
@@ -214,7 +214,7 @@ def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
 def of_branch(config: Config, parent: Mapping[str, Any], step: int) -> Config:
     """Return the config of a run that goes on from `step` of another one, whose predictions stay with it.
 
-    UserError for one of a step up to that one.
+    Raises UserError for a new prediction of a step up to that one.
     """
     inherited = {one.key for one in entries(parent)}
     own = [text for text in config.predict if parse(text).key not in inherited]

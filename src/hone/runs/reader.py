@@ -126,7 +126,7 @@ class Run:
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
         """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
 
-        Without a version those of `hone eval`, of which the directory has to be. UserError if there are none.
+        Without a version those of `hone eval`, of which the directory has to be. Raises UserError if there are none.
         """
         path = self.path / (RESULTS if version is None else evals_file(version))
         if not path.exists():
@@ -176,7 +176,7 @@ def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
 def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
     """Draw metrics by step; without names reward and held-out reward of RL, loss and validation loss of SFT.
 
-    Held-out rewards have their 95 % intervals. UserError for a metric that the run does not have.
+    Held-out rewards have their 95 % intervals. Raises UserError for a metric that the run does not have.
     """
     import plotly.graph_objects as go
 

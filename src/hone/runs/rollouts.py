@@ -178,7 +178,7 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
     """Return the Arrow table of one step, or some columns of it; null where the file of an older run lacks one.
 
-    UserError if it is damaged.
+    Raises UserError if it is damaged.
     """
     import pyarrow as pa
 
@@ -221,7 +221,7 @@ def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
-    """Return the tokens of a step; None if they were not recorded. UserError if the file is damaged."""
+    """Return the tokens of a step; None if they were not recorded. Raises UserError if the file is damaged."""
     path = _tokens_path(folder, step)
     return _read_table(path, None, "delete it, nothing needs it") if path.exists() else None
 

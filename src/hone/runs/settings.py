@@ -66,7 +66,7 @@ def run_toml(config: RunConfig, kind: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict. UserError if it isn't TOML, or can't be read."""
+    """Return a config.toml as a nested dict. Raises UserError if it isn't TOML, or can't be read."""
     data = read_file(path)
     try:
         table = tomllib.loads(data.decode())
@@ -79,7 +79,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
     """Return the config.toml of the run in `folder`, empty without one, and sentences about what is damaged in it.
 
-    Settings of another type than they have are left out. UserError as `read_toml`.
+    Settings of another type than they have are left out. Raises UserError as `read_toml`.
     """
     path = folder / "config.toml"
     if not os.path.lexists(path):

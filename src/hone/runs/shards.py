@@ -53,7 +53,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_index(folder: Path) -> Metadata:
-    """Read the index of the tensors in `folder`. UserError for one that `save` does not write."""
+    """Read the index of the tensors in `folder`. Raises UserError if `save` cannot have written it."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     path = folder / ".metadata"

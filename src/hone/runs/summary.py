@@ -88,7 +88,7 @@ Reader = Callable[[Path, dict[str, Any], int], tuple[Progress, Spent]]
 
 
 def summarize(path: Path, training: Reader | None = None, ours: bool = False) -> Summary:
-    """Return the summary of the run in `path`. UserError if it isn't a run, or one of its files is damaged.
+    """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
 
     `training` reads the logs of a run that trains; without one all of their lines are read.
     `ours`: this process holds the run's lock, which asking for the holder would let go of.

@@ -350,7 +350,7 @@ class RunWriter:
     ) -> None:
         """End a run that didn't call `finish`: done, interrupted (KeyboardInterrupt) or failed.
 
-        UserError for what the machine refused, a full disk for example, saying what is kept.
+        Raises UserError if the machine refused something, such as a full disk; it says what is kept.
         """
         if self.nothing_left:
             with ExitStack() as ends:

@@ -55,7 +55,7 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
 
 
 def checkpoint_of(session: Session) -> Path | None:
-    """Return the folder that the session goes on from; None for the initial model. UserError if it is gone."""
+    """Return the folder that the session goes on from; None for the initial model. Raises UserError if it is gone."""
     if session.checkpoint is None:
         return None
     folder = Path(session.checkpoint)

@@ -130,7 +130,7 @@ class TrainerLoop:
         self.transport.put_result(Result(version, metrics, self.trainer.fingerprint(), scores, seconds, saved, arrays))
 
     def _save(self, folder: Path, seconds: dict[str, float]) -> bool:
-        """Write the trainer's part of a checkpoint. UserError if the disk does not take it.
+        """Write the trainer's part of a checkpoint. Raises UserError if the disk does not take it.
 
         False if the folder is gone: an orchestrator that is started again tidies up before it opens its session.
         """

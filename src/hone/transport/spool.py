@@ -129,7 +129,7 @@ class FileTransport:
         return result
 
     def weights(self, version: int) -> Path:
-        """Return the weights of a version whose result was there. UserError if they don't come to be seen here."""
+        """Return the weights of a version whose result was there. Raises UserError if they don't appear here."""
         folder = self._weights / f"step_{version}"
         if not self._poll(lambda: folder.name in names(folder.parent) or None, PATIENCE):
             raise UserError(f"the weights in {folder} are gone: somebody else removed them")

@@ -92,7 +92,7 @@ class Behaviours:
 def behaviours(store: Store, phrase: str = "") -> Behaviours:
     """Return what emerges in a run, with a phrase (words, or a regular expression in slashes) of the user's, if any.
 
-    UserError if the phrase is no expression.
+    Raises UserError if the phrase is no expression.
     """
     markers, phrase = MARKERS, phrase.strip()
     if phrase:

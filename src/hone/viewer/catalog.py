@@ -96,7 +96,7 @@ class Entry:
 
 
 class Catalog:
-    """All runs under `root`, which may itself be one. UserError if there is no such folder."""
+    """All runs under `root`, which may itself be one. Raises UserError if there is no such folder."""
 
     def __init__(self, root: Path):
         if not root.is_dir():
@@ -120,7 +120,7 @@ class Catalog:
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
 
     def entry(self, slug: str) -> Entry:
-        """Return the run of that name. NotFound if there is none, UserError if it is unreadable."""
+        """Return the run of that name. Raises NotFound if there is none, UserError if it is unreadable."""
         path = self._slugs().get(slug)
         entry = self._entry(slug, path) if path else None
         if entry is None:
@@ -179,7 +179,7 @@ def _as_text(name: str) -> str:
 
 
 def read_state(path: Path) -> RunState:
-    """Read the state of the run in `path`. UserError if it is none, or a file of it is damaged."""
+    """Read the state of the run in `path`. Raises UserError if it is none, or a file of it is damaged."""
     summary = summarize(path, _read_course)
     alarms: dict[str, dict[str, Any]] = {}
     for event in read_lines(path / "events.jsonl"):

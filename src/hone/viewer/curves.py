@@ -99,7 +99,7 @@ def digest_but_seed(config: Mapping[str, Any]) -> str:
 
 
 def check(query: QueryParams) -> int:
-    """Return the steps of the moving mean of curves, at most 101. UserError for what can be none, or no axis."""
+    """Return the steps of the moving mean of curves, at most 101. Raises UserError if smoothing or axis is bad."""
     axis = query.get("x") or AXES[0]
     if axis not in AXES:
         raise UserError(f"x cannot be {axis[:50]!r}: it is one of {', '.join(AXES)}")

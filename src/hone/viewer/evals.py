@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
 
 def read_eval(run: Run, version: int | None) -> list[Row]:
-    """Read an evaluation; each row has all keys that the pages use. UserError if there is none or it is damaged."""
+    """Read an evaluation; each row has all keys that the pages use. Raises UserError if it is missing or damaged."""
     try:
         rows = run.eval_rows(version)
     except OSError as error:

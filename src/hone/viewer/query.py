@@ -73,7 +73,7 @@ class Query:
 
     @classmethod
     def from_address(cls, values: Mapping[str, str]) -> Query:
-        """Read the parameters of an address. UserError for what cannot be one; other names are left alone."""
+        """Read the parameters of an address. Raises UserError for a bad value; other names are left alone."""
         given = {field: values.get(field.name, "").strip() for field in fields(cls)}
         query = cls(**{f.name: _value(f.name, text, f.default) for f, text in given.items() if text})
         if len(query.q) > _LONGEST:

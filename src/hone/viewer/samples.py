@@ -36,7 +36,7 @@ class Group:
 
 
 def _open(site: Site, slug: str, step: str) -> tuple[Entry, Store, int, list[int]]:
-    """Return the run, its completions, the step in the address, and all steps. NotFound if that is not there."""
+    """Return the run, its completions, the step in the address, and all steps. Raises NotFound if one is missing."""
     entry = site.catalog.entry(slug)
     store = Store(entry.path)
     steps = list(store.stamps())

@@ -24,7 +24,7 @@ _LOGS = ("metrics.jsonl", "timings.jsonl")
 
 
 class Series:
-    """The columns of the run in `folder`, as it is now. UserError for a damaged line."""
+    """The columns of the run in `folder`, as it is now. Raises UserError for a damaged line."""
 
     def __init__(self, folder: Path):
         lines: dict[int, dict[str, Any]] = {}

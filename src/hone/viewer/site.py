@@ -78,7 +78,7 @@ class Site:
     def run_page(
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
     ) -> str:
-        """Render a page of a run, with its tabs. NotFound if it is about a step whose completions are not there."""
+        """Render a page of a run, with its tabs. Raises NotFound if it is about a step without completions."""
         run = Store(entry.path).run
         steps = run.rollout_steps()
         if step is not None and step not in steps:
@@ -131,7 +131,7 @@ def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[st
 
 
 def whole(name: str, text: str) -> int:
-    """Return a number in an address. NotFound if it is none."""
+    """Return a number in an address. Raises NotFound if it isn't one."""
     if not text.isdecimal() or len(text) > 9:
         raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
     return int(text)

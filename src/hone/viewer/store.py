@@ -140,11 +140,11 @@ class Store:
         return dict(sorted(found.items()))
 
     def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
-        """Return the completions of a step, in order. UserError if there are none, or its file is damaged."""
+        """Return the completions of a step, in order. Raises UserError if there are none, or its file is damaged."""
         return _rows(self._table(step, columns))
 
     def sample(self, step: int, row: int) -> Row:
-        """Return one completion with all columns. UserError if there is none."""
+        """Return one completion with all columns. Raises UserError if there is none."""
         table = self._table(step, None)
         if not 0 <= row < len(table):
             raise UserError(f"step {step} has no completion {row}: they are numbered from 0 to {len(table) - 1}")
@@ -159,7 +159,7 @@ class Store:
             raise UserError(f"step {step} cannot be shown: its file lacks a column ({error})") from None
 
     def search(self, query: Query) -> Hits:
-        """Return the page of completions that `query` asks for. UserError for an expression that is none."""
+        """Return the page of completions that `query` asks for. Raises UserError for a bad expression."""
         patterns = query.patterns()
         check_patterns(patterns)
         files = tuple(self.stamps(query.first, query.last).items())
@@ -247,7 +247,7 @@ def _search(folder: Path, files: tuple[Any, ...], query: Query) -> tuple[np.ndar
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Raise UserError for a regular expression that isn't one."""
+    """Raise UserError if this is not a regular expression."""
     import duckdb
 
     for pattern in patterns:

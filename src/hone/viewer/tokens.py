@@ -116,7 +116,7 @@ class Tokens:
 
 
 def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
-    """Read the tokens of a completion (a row of `Store.sample`). UserError if its columns don't fit each other."""
+    """Read the tokens of a completion (a row of `Store.sample`). Raises UserError if its columns don't match."""
     ids, mask, logprobs = (np.asarray(row[name] or ()) for name in ("token_ids", "sampled_mask", "logprobs"))
     if not len(ids) == len(mask) == len(logprobs):
         raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Vocabulary:
-    """The tokens of a tokenizer.json. UserError if it can't be read."""
+    """The tokens of a tokenizer.json. Raises UserError if it can't be read."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer

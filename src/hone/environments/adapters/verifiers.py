@@ -40,7 +40,7 @@ class Served:
     """A taskset in its process: it is loaded when its tasks are asked for, and again in a process that lacks them, for
     the one before it has ended.
 
-    UserError for a taskset that is refused.
+    Raises UserError for a taskset that is refused.
     """
 
     def __init__(self, env_id: str, taskset_id: str, config: dict[str, Any], limit: int) -> None:

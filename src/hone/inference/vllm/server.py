@@ -113,7 +113,7 @@ class VllmServer:
     def update(self, path: Path, version: int) -> None:
         """Sample from the weights in folder `path` (Hugging Face layout, safetensors) from now on, as `version`.
 
-        The server holds the requests in flight meanwhile. UserError with its reason if it refuses, or is gone.
+        The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
         """
         import httpx
 
@@ -262,7 +262,7 @@ class Installed:
 def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Installed:
     """Return the vLLM of `python`; without one: of this environment, of `.venv-vllm` here, or of hone's checkout.
 
-    UserError if there is none, with how to get one; `flag` is what gives `python`.
+    Raises UserError if there is none, with how to get one; `flag` is what gives `python`.
     """
     if python is not None:
         candidates = [python]

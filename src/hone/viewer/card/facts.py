@@ -89,7 +89,7 @@ class Card:
 
 
 def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
-    """Make the card of the run or evaluation in `path`, as it is now. UserError if it is none, or a file is damaged.
+    """Make the card of the run or evaluation in `path`, as it is now. Raises UserError if it is neither, or damaged.
 
     `read` reads its evaluations leniently; without it that is left out. `ours`: this process holds the run's lock.
     """
