@@ -60,7 +60,8 @@ def run(config: VerifyConfig) -> int:
     for note in notes:
         print(f"note          {note}")
     print(f"verdict       {verdict}: {explain(verification)}")
-    listed = checked.damages if verdict == "damaged" else verification.reasons
+    executed = verification.steps or verification.evaluation
+    listed = checked.damages if verdict == "damaged" else verification.reasons if executed else []
     for item in listed[:SHOWN]:
         print(f"  {item}")
     if len(listed) > SHOWN:
@@ -167,7 +168,7 @@ def explain(verification: Verification) -> str:
         although = ", although these are not as they were for the run:" if verification.reasons else ""
         return f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}{although}"
     if found is None:
-        return "no step was executed again:"
+        return verification.reasons[0]
     if verdict == "not comparable":
         return f"{found.sentence()}\n  which proves nothing, for these are not as they were for the run:"
     return (
