@@ -1,4 +1,4 @@
-"""When a run warns of itself, and what it does then. What each alarm looks for is in `hone.runs.alarms`."""
+"""When a run warns of itself, and what it does then. How each is looked for is in `hone.runs.alarm_rules`."""
 
 from __future__ import annotations
 
